@@ -70,7 +70,7 @@ def test_offloaded_weights_count_as_parked_and_make_room_for_others(empty_fleet:
     offload = parse_policy("offload+keep_running")
     plan = fleet.json("suspend", "b", "--weights", "offload", "--process", "keep_running", "--dry-run")
     checks = {check["name"]: check["detail"] for check in plan["checks"]}
-    assert checks["host_memory"].startswith("workload a is parked by")
+    assert checks["host_memory"].startswith("workload a is suspended by")
     assert reason(fleet.client.wait(fleet.client.suspend("b", policy=offload))) == "SUCCEEDED"
     models["b"].require_parked("keep_running", freed="weights")
     assert models["a"].state_name in ("CHECKPOINTED", "STOPPED")

@@ -71,7 +71,7 @@ async def all_is_reported_again_and_again(host: SimulatedHost) -> None:
             host.set_readings(1, **{reading: 0})
             await reports.wait(uuids[1], OK)
         host.set_readings(2, throttle_reasons=ThrottleReason.SW_THERMAL_SLOWDOWN)
-        await reports.wait(uuids[2], THROTTLED, "heat")
+        await reports.wait(uuids[2], THROTTLED, "thermal")
         host.lose_gpu(3)
         await reports.wait(uuids[3], LOST)
         await reports.wait(uuids[0], OK)

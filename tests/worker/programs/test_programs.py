@@ -72,7 +72,7 @@ async def test_a_launcher_that_is_not_heard_never_starts(
 
     monkeypatch.setattr(programs, "_hear", hear)
     async with trio.open_nursery() as nursery:
-        with pytest.raises(LaunchError, match="given up"):
+        with pytest.raises(LaunchError, match="start was cancelled"):
             await start(folder, nursery)
     assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
 

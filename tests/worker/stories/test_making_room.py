@@ -100,7 +100,7 @@ def test_the_longest_parked_is_stopped_where_it_allows_that_and_nobody_else(sess
     assert session.run("s-a", "a", suspend=SuspendOperation()).state == SUCCEEDED
     plan = plan_of(session, "b", suspend=SuspendOperation())
     assert not plan.refusals
-    moved = "workload a is parked by "
+    moved = "workload a is suspended by "
     assert any(check.detail.startswith(moved) for check in plan.checks if check.name == "host_memory")
     assert state(session, "a") == "SUSPENDED", "a plan changes nothing"
 

@@ -1,8 +1,8 @@
-"""How old what is kept on disk is, on a host whose clock may jump.
+"""The age of stored data, on a host whose clock may jump.
 
-A host that boots with a wrong date makes everything look old, and nothing tells that from a host that was off
-for as long. So the wall clock says only how old something was when it was seen first, a clock that never
-jumps says what came since, and nothing is old that was not seen for a day.
+A host that boots with a wrong date makes all data look old, and can't be told from a host that was off for as
+long. So the wall clock gives only the age at first sight. A clock that never jumps adds the time since then.
+Data counts as old only after it was seen for a day.
 """
 
 import time
@@ -22,7 +22,7 @@ def _seconds_since_boot() -> float:
 
 @final
 class Ages:
-    """Ages of what one start of the worker has seen.
+    """Ages of the data that one run of the worker has seen.
 
     Args:
         clock: Seconds of a clock that never jumps.
@@ -31,18 +31,18 @@ class Ages:
     def __init__(self, clock: Callable[[], float] = _seconds_since_boot) -> None:
         self._clock = clock
         self._first: dict[str, tuple[float, timedelta]] = {}
-        """By id: when it was seen first, and its age then."""
+        """By id: time of the first sight, and the age then."""
 
     def expired(
         self, kept: Collection[StoredItem], in_use: Collection[str], *, now: datetime, keep_for: timedelta
     ) -> list[str]:
-        """Chooses what is deleted by its age, whether or not there is room.
+        """Chooses data to delete for its age, even if there is room.
 
         Args:
-            kept: All that is there. What is missing once counts as new when it comes again.
-            in_use: Ids of what is needed: it stays.
+            kept: All stored data. An item that is missing once counts as new when it comes again.
+            in_use: Ids of needed items, which stay.
             now: The time by the wall clock.
-            keep_for: How long it is kept.
+            keep_for: Age at which an item is deleted.
 
         Returns:
             Ids to delete, the oldest first.

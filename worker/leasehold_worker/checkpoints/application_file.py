@@ -1,4 +1,4 @@
-"""Writing a checkpoint of an application, and reading it again. It blocks, and is called in a thread."""
+"""Writer and reader of an application checkpoint. All calls block, and belong in a thread."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ class StoredCheckpoint:
 
     Attributes:
         path: Its file.
-        envelope: What its header says.
+        envelope: Its header.
     """
 
     path: Path
@@ -49,13 +49,13 @@ class StoredCheckpoint:
 
 @final
 class ApplicationWriter:
-    """A checkpoint that is being written. Left without :meth:`commit`, it leaves nothing behind.
+    """A checkpoint in progress. Unless :meth:`commit` is called, it leaves no file behind.
 
     Args:
-        workload_id: Workload that it is of.
-        workload_name: What people call that.
+        workload_id: The workload.
+        workload_name: Its name.
         kernel: The application.
-        worker_id: Who writes it.
+        worker_id: The worker that writes it.
         path: The file, without its final name.
         descriptor: The same, open and locked.
     """
@@ -100,10 +100,10 @@ class ApplicationWriter:
         self._digest.update(data)
 
     def commit(self, custom: Mapping[str, str]) -> StoredCheckpoint:
-        """Brings it to disk under its name. From then on it is there, whatever happens.
+        """Publishes the checkpoint on disk under its final name.
 
         Raises:
-            OperationError: It can't be, and is not there.
+            OperationError: The commit failed, and the file is deleted.
         """
         check_custom(custom)
         header = ApplicationHeader(
@@ -133,7 +133,7 @@ class ApplicationWriter:
         return StoredCheckpoint(final_path, header)
 
     def close(self) -> None:
-        """Lets go of the file. What was not committed is gone. Twice is as good as once."""
+        """Closes the file. An uncommitted one is deleted. Repeated calls do nothing."""
         if self._descriptor >= 0:
             self.path.unlink(missing_ok=True)
             remove_if_empty(self.path.parent)
@@ -150,19 +150,19 @@ class ApplicationReader:
         self._checkpoint = checkpoint
 
     def verify(self) -> None:
-        """Reads all of it, and compares its digest.
+        """Reads the whole payload, and compares its digest.
 
         Raises:
-            OperationError: CHECKPOINT_CORRUPT, or it can't be read.
+            OperationError: CHECKPOINT_CORRUPT, or an error of the disk.
         """
         with disk_errors(self._checkpoint.path.parent):
             verify_payload(self._descriptor, self._checkpoint.header)
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
-        """Reads the payload from its begin.
+        """Reads the payload from its start.
 
         Raises:
-            OperationError: CHECKPOINT_CORRUPT, or it can't be read.
+            OperationError: CHECKPOINT_CORRUPT, or an error of the disk.
         """
         with disk_errors(self._checkpoint.path.parent):
             yield from read_payload(self._descriptor, self._checkpoint.header, piece_bytes)

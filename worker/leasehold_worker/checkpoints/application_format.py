@@ -1,4 +1,4 @@
-"""The file that holds what an application saved of itself: a header of a fixed size, then the payload.
+"""The file format of an application checkpoint: a header of fixed size, then the payload.
 
 ======  =====  ==============================================================
 offset  bytes
@@ -37,30 +37,30 @@ PAYLOAD_OFFSET: Final = 65_536
 READ_BYTES: Final = 1_048_576
 
 CUSTOM_LIMIT: Final = 64
-"""What an application may say of a checkpoint, in entries."""
+"""Number of an application's custom entries in a checkpoint."""
 
 CUSTOM_LIMIT_BYTES: Final = 8192
-"""The same in bytes, keys and values together."""
+"""Their size in bytes, keys and values together."""
 
 _PREFIX: Final = struct.Struct("<8sII32s")
 _HEADER_LIMIT: Final = PAYLOAD_OFFSET - _PREFIX.size
 
 
 class ApplicationHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says.
+    """The fields of a header.
 
     Attributes:
         checkpoint_id: Unique in the fleet.
-        workload_id: Workload that it is of.
-        workload_name: What people called it.
-        kernel_id: Which application saved itself.
-        kind: What kind of application it is.
-        version: Version of what it saves.
-        created: When it was finished.
+        workload_id: The workload.
+        workload_name: Name of the workload.
+        kernel_id: Id of the application.
+        kind: Kind of the application.
+        version: Version of its state.
+        created: Time of its completion.
         size_bytes: Size of the payload.
         sha256: Digest of the payload, in hexadecimal.
-        custom: What the application says of it.
-        worker_id: Worker that wrote it. Empty: it is of a release that did not say.
+        custom: Custom entries of the application.
+        worker_id: Worker that wrote it. Empty: an older release wrote it.
     """
 
     checkpoint_id: str
@@ -86,7 +86,7 @@ _decoder: Final = msgspec.json.Decoder(ApplicationHeader)
 
 
 def corrupt(checkpoint_id: str, how: str) -> OperationError:
-    """What is said of a checkpoint that is not as it was written."""
+    """The error for a damaged checkpoint."""
     return OperationError(
         errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
         f"checkpoint {checkpoint_id} is damaged ({how}): restore another one, and check the disk",
@@ -95,7 +95,7 @@ def corrupt(checkpoint_id: str, how: str) -> OperationError:
 
 
 def check_custom(custom: Mapping[str, str]) -> None:
-    """Refuses more than may be said of a checkpoint.
+    """Refuses custom entries beyond the limits.
 
     Raises:
         OperationError: KERNEL_FAILED.
@@ -111,12 +111,12 @@ def check_custom(custom: Mapping[str, str]) -> None:
 
 
 def write_header(descriptor: int, application_header: ApplicationHeader) -> None:
-    """Writes all that comes before the payload.
+    """Writes the header, and everything else before the payload.
 
-    What may be in it always fits: JSON makes six bytes of a character at most.
+    A valid header always fits: JSON makes at most six bytes of a character.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The disk refuses the write.
     """
     header = _encoder.encode(application_header)
     if len(header) > _HEADER_LIMIT:
@@ -128,18 +128,18 @@ def write_header(descriptor: int, application_header: ApplicationHeader) -> None
 
 
 def read_envelope(path: Path) -> ApplicationHeader:
-    """Reads a header. The payload is looked at for its size alone.
+    """Reads a header. Of the payload, only the size is checked.
 
     Raises:
         OperationError: CHECKPOINT_CORRUPT, or CHECKPOINT_INCOMPATIBLE for a format of a later release.
-        OSError: It can't be read.
+        OSError: The file can't be read.
     """
     with open_regular(path) as descriptor:
         return read_header(descriptor, path)
 
 
 def read_header(descriptor: int, path: Path) -> ApplicationHeader:
-    """As :func:`read_envelope`, of an open file."""
+    """Like :func:`read_envelope`, for an open file."""
     checkpoint_id = path.stem
     room = _read_all(descriptor, PAYLOAD_OFFSET)
     if len(room) < PAYLOAD_OFFSET or not room.startswith(MAGIC):
@@ -178,11 +178,11 @@ def read_header(descriptor: int, path: Path) -> ApplicationHeader:
 def read_payload(
     descriptor: int, application_header: ApplicationHeader, piece_bytes: int = READ_BYTES
 ) -> Iterator[bytes]:
-    """Reads the payload from its begin, piece by piece.
+    """Reads the payload from its start, in pieces.
 
     Raises:
-        OperationError: CHECKPOINT_CORRUPT: it ends too early.
-        OSError: It can't be read.
+        OperationError: CHECKPOINT_CORRUPT: the payload ends too early.
+        OSError: The file can't be read.
     """
     position = PAYLOAD_OFFSET
     end = PAYLOAD_OFFSET + application_header.size_bytes
@@ -199,7 +199,7 @@ def verify_payload(descriptor: int, application_header: ApplicationHeader) -> No
 
     Raises:
         OperationError: CHECKPOINT_CORRUPT.
-        OSError: It can't be read.
+        OSError: The file can't be read.
     """
     digest = hashlib.sha256()
     for piece in read_payload(descriptor, application_header):
@@ -209,12 +209,12 @@ def verify_payload(descriptor: int, application_header: ApplicationHeader) -> No
 
 
 def now() -> datetime:
-    """The moment, as a header carries it."""
+    """The current time in the form of a header."""
     return datetime.now(UTC)
 
 
 def _read_all(descriptor: int, size: int) -> bytes:
-    """The first bytes of a file, as many as there are."""
+    """The first bytes of a file, fewer if it is shorter."""
     found = bytearray()
     while len(found) < size and (piece := os.pread(descriptor, size - len(found), len(found))):
         found += piece

@@ -1,4 +1,4 @@
-"""The folder of what applications saved of themselves, which several workers may share.
+"""The directory of application checkpoints, which several workers may share.
 
 Each is a file ``<root>/<workload id>/<checkpoint id>.checkpoint``, as :mod:`.envelope` describes it. It has
 that name only once it is complete and on disk. Everything here blocks, and is called in a thread.
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _FILE_MODE: Final = 0o600
 
 _ID: Final = re.compile(r"k-(\d{1,12})-[0-9a-f]{16}", re.ASCII)
-"""Number among those of its workload, and something random."""
+"""A number that grows within its workload, and a random part."""
 
 _WORKLOAD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
 
@@ -47,8 +47,8 @@ class ApplicationStore:
     """The checkpoints below a folder.
 
     Args:
-        root: The folder. It is made when something is kept there.
-        worker_id: Who writes into it.
+        root: The folder. It is created with the first checkpoint.
+        worker_id: The worker that writes into it.
     """
 
     def __init__(self, root: Path, worker_id: str = "") -> None:
@@ -56,10 +56,10 @@ class ApplicationStore:
         self._worker_id = worker_id
 
     def disk_space(self) -> DiskSpace:
-        """The volume that all is on.
+        """Disk space of the volume.
 
         Raises:
-            OperationError: It can't be asked.
+            OperationError: The volume does not answer.
         """
         folder = self.root
         with disk_errors(folder):
@@ -71,7 +71,7 @@ class ApplicationStore:
         """Begins a checkpoint. While it is being written, it is locked against :meth:`sweep`.
 
         Raises:
-            OperationError: It can't be, and why.
+            OperationError: The file can't be created.
         """
         folder = self._folder(workload_id)
         number = max((_number(path) for path in self._paths(workload_id)), default=0) + 1
@@ -96,10 +96,10 @@ class ApplicationStore:
         return [found for name in folders if _WORKLOAD_ID.fullmatch(name) for found in self.scan(name)]
 
     def find(self, checkpoint_id: str) -> StoredCheckpoint:
-        """The checkpoint with this id, whichever workload it is of.
+        """The checkpoint with this id, of any workload.
 
         Raises:
-            OperationError: UNKNOWN_CHECKPOINT, or what is wrong with it.
+            OperationError: UNKNOWN_CHECKPOINT, or an error of the checkpoint.
         """
         found = _look(self._path(checkpoint_id))
         if found is None:
@@ -110,10 +110,10 @@ class ApplicationStore:
 
     @contextmanager
     def opened(self, checkpoint: StoredCheckpoint) -> Iterator["ApplicationReader"]:
-        """Opens a checkpoint, and compares its header once more.
+        """Opens a checkpoint, and compares its header again.
 
         Raises:
-            OperationError: It has been deleted or altered.
+            OperationError: The file has been deleted or modified.
         """
         with disk_errors(checkpoint.path.parent):
             stack = ExitStack()
@@ -131,7 +131,7 @@ class ApplicationStore:
         """Deletes a checkpoint, damaged or not.
 
         Raises:
-            OperationError: UNKNOWN_CHECKPOINT, or it can't be deleted.
+            OperationError: UNKNOWN_CHECKPOINT, or an error of the disk.
         """
         path = self._path(checkpoint_id)
         with disk_errors(path.parent):
@@ -139,15 +139,15 @@ class ApplicationStore:
             remove_if_empty(path.parent)
 
     def keep_last(self, workload_id: str, count: int, in_use: Collection[str] = ()) -> list[str]:
-        """Deletes the oldest checkpoints of a workload. One that can't be deleted is left, and logged.
+        """Deletes the oldest checkpoints of a workload. A failed deletion is logged.
 
         Args:
             workload_id: The workload.
-            count: How many are kept that are whole: the newest. At least one always is.
-            in_use: Ids of those that are kept besides.
+            count: Number of intact checkpoints to keep, the newest. At least one stays.
+            in_use: Ids of further checkpoints to keep.
 
         Returns:
-            Ids of those that were deleted.
+            Ids of the deleted checkpoints.
         """
         whole = 0
         deleted: list[str] = []
@@ -165,10 +165,10 @@ class ApplicationStore:
         return deleted
 
     def sweep(self) -> int:
-        """Deletes what writers left that are no more. Those of other workers that still write are kept.
+        """Deletes files of writers that no longer run. Files of other workers' running writers stay.
 
         Returns:
-            How many files that were.
+            Number of deleted files.
         """
         removed = 0
         for path in self.root.glob(f"*/k-*{PARTIAL_SUFFIX}"):
@@ -223,7 +223,7 @@ def _number(path: Path) -> int:
 
 
 def _look(path: Path) -> StoredCheckpoint | DamagedCheckpoint | None:
-    """What a file is. None: it has just been deleted."""
+    """The checkpoint in a file. None: it has just been deleted."""
     try:
         with disk_errors(path.parent), suppress(FileNotFoundError):
             return StoredCheckpoint(path, read_envelope(path))

@@ -1,4 +1,4 @@
-"""What lies where a checkpoint should be, and can't be used as one."""
+"""Damaged checkpoints: files that can't be used as one."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,12 +13,12 @@ from leasehold_worker.host.capacity import directory_bytes
 
 @dataclass(frozen=True, slots=True)
 class DamagedCheckpoint:
-    """A file, or the folder of an image, that says nothing, or something else than what is there.
+    """A file or an image folder without a usable header or manifest.
 
     Attributes:
-        path: Where it is.
+        path: Its path.
         checkpoint_id: Its id, by its name.
-        error: What is wrong with it.
+        error: Its error.
     """
 
     path: Path
@@ -27,16 +27,16 @@ class DamagedCheckpoint:
 
     @property
     def workload_id(self) -> str:
-        """The workload that it is of, by its place."""
+        """The workload's id, according to the path."""
         return self.path.parent.name
 
     @property
     def is_corrupt(self) -> bool:
-        """Whether it will never serve; else it can't be read here, or by this release."""
+        """Whether the damage is permanent; else this user or this release can't read it."""
         return self.error.reason == errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT
 
     def age(self) -> tuple[datetime, int]:
-        """When it was written, and the bytes that it has on disk; of one that is gone, now and none."""
+        """Time of writing, and bytes on disk; for a deleted one, the current time and 0."""
         try:
             facts = self.path.lstat()
         except OSError:

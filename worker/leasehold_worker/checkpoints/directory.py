@@ -1,9 +1,9 @@
-"""The worker's image directory: what is on it, what of it is needed, and how much more may be put there.
+"""The worker's image directory: its contents, their users, and the room that is left.
 
-Images of processes and what applications saved share one directory and one budget. What no parked workload
-needs is deleted in its time. Other workers may share the directory: what they have made counts, is listed and
-read, and is deleted by force only. All but :meth:`CheckpointDisk.run`, :meth:`CheckpointDisk.expect` and
-:meth:`CheckpointDisk.room` blocks, and is called in a thread.
+Process images and application checkpoints share one directory and one budget. Checkpoints that no suspended
+workload needs are deleted in time. Other workers may share the directory. Their checkpoints count, are listed
+and read, and are deleted by force only. All calls but :meth:`CheckpointDisk.run`,
+:meth:`CheckpointDisk.expect` and :meth:`CheckpointDisk.room` block, and belong in a thread.
 """
 
 import logging
@@ -34,29 +34,29 @@ from leasehold_worker.workloads.workload import Workload
 logger = logging.getLogger(__name__)
 
 DEFAULT_KEPT: Final = 3
-"""Checkpoints of an application that are kept, where its workload says nothing."""
+"""Application checkpoints that are kept per workload, by default."""
 
 CLEAN_UP_TIMEOUT_S: Final = 10.0
 CLEAN_UPS_AT_ONCE: Final = 4
-"""Threads that delete what a workload needs no more, those included that hang."""
+"""Threads that delete unneeded files of workloads, including those that hang."""
 
 LOOK_INTERVAL_S: Final = 60.0
-"""How often what nobody needs is looked for."""
+"""Interval of the search for unneeded checkpoints."""
 
 
 @final
 class CheckpointDirectory:
-    """What is kept on disk for this worker's workloads.
+    """The checkpoints on disk of this worker's workloads.
 
     Args:
-        images: Images of processes.
-        envelopes: What applications saved.
-        workloads: The registry, which says what is needed.
-        limit_bytes: What all of it may take. 0: what the disk has.
-        reserve_bytes: What is kept free of that disk, if that is more than a tenth of it.
-        keep_images: Images stay that nobody needs any more, until they expire.
-        expiry: How long what nobody needs is kept.
-        worker_id: Whose checkpoints are deleted; others may share the directory.
+        images: The process images.
+        envelopes: The application checkpoints.
+        workloads: The registry, with the needed checkpoints.
+        limit_bytes: Budget of all checkpoints. 0: the free space of the disk.
+        reserve_bytes: Reserve of the disk, if it exceeds a tenth of the disk.
+        keep_images: Unneeded images stay until they expire.
+        expiry: Age at which unneeded checkpoints are deleted.
+        worker_id: The worker whose checkpoints are deleted; others may share the directory.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class CheckpointDirectory:
         self._own_ages, self._damaged_ages, self._saved_ages = Ages(), Ages(), Ages()
 
     def available_bytes(self) -> int:
-        """Bytes that may be added: what the disk has, or what is left of the budget.
+        """Bytes that may be added: the free space of the disk, or the rest of the budget.
 
         Raises:
-            OperationError: The disk can't be asked.
+            OperationError: The disk does not answer.
         """
         left = self._free_bytes()
         if self._limit_bytes:
@@ -97,17 +97,17 @@ class CheckpointDirectory:
         return max(0, left + sum(each.size_bytes for each in self._spare_images()))
 
     def room(self) -> DiskReservation:
-        """Room for something that is to be written, of no bytes yet: a context, at whose end it is free.
+        """A context with a reservation of disk, which begins with no bytes.
 
-        Holding more deletes the oldest images that nobody needs, as few as serve.
+        A larger reservation deletes the oldest unneeded images, as few as suffice.
         """
         return self._rooms.open(self._make_room)
 
     def _make_room(self, more_bytes: int) -> None:
-        """Sees to it that so much more fits.
+        """Deletes unneeded images until so many bytes more fit.
 
         Raises:
-            OperationError: INSUFFICIENT_DISK: it does not.
+            OperationError: INSUFFICIENT_DISK: the images do not suffice.
         """
         stuck: set[str] = set()
         while chosen := retention.make_room(
@@ -120,7 +120,7 @@ class CheckpointDirectory:
             stuck |= {image_id for image_id in chosen if not self._delete_image(image_id)}
 
     def _free_bytes(self) -> int:
-        """What the disk has left, less what is kept free and what is still to be written. May be below 0."""
+        """Free space of the disk, less the reserve and unwritten reservations. May be negative."""
         unwritten = self._rooms.unwritten_bytes  # before the disk is asked, which has what is written since
         volume = self._application_store.disk_space()
         kept_free = max(volume.total_bytes * KEPT_FREE_PERCENT // 100, self._reserve_bytes)
@@ -135,13 +135,13 @@ class CheckpointDirectory:
         return worker_id == self._worker_id
 
     def _spare_images(self) -> list[StoredItem]:
-        """This worker's images that nobody needs."""
+        """This worker's images that no workload needs."""
         images = self._own_images()
         in_use = self.in_use()  # asked after them: a new one is expected before it is there
         return [_kept_image(image) for image in images if image.manifest.image_id not in in_use]
 
     def used_bytes(self) -> int:
-        """Bytes that all of it takes."""
+        """Bytes of all checkpoints."""
         return self._images.used_bytes() + sum(
             each.age()[1] if isinstance(each, DamagedCheckpoint) else each.file_bytes
             for each in self._application_store.scan_all()
@@ -160,18 +160,18 @@ class CheckpointDirectory:
         )
 
     def expect(self, checkpoint_id: str, workload: Workload) -> None:
-        """Says what a SUSPENDING workload is about to be parked as: needed until that state is over."""
+        """Protects the future checkpoint of a SUSPENDING workload until that state ends."""
         self._expected[checkpoint_id] = workload
 
     def expect_interrupted(self) -> None:
-        """The same of all that is there of workloads that an earlier start of the worker left SUSPENDING."""
+        """The same for all checkpoints of workloads that an earlier run of the worker left SUSPENDING."""
         halfway = {each.workload_id: each for each in self._workloads.all() if each.state == SUSPENDING}
         for found in [*self._images.scan(), *self._application_store.scan_all()]:
             if workload := halfway.get(found.path.parent.name):
                 self.expect(found.path.stem, workload)
 
     def in_use(self) -> set[str]:
-        """Ids of what parked workloads are woken from, and of what others are about to be parked as."""
+        """Ids of the checkpoints of suspended workloads, and of suspends in progress."""
         for checkpoint_id, workload in tuple(self._expected.items()):
             if workload.state != SUSPENDING:
                 self._expected.pop(checkpoint_id, None)
@@ -183,11 +183,11 @@ class CheckpointDirectory:
         }
 
     def delete(self, checkpoint_ids: Sequence[str], *, force: bool) -> None:
-        """Deletes checkpoints, damaged or not: all of them or none. One that vanishes meanwhile is deleted.
+        """Deletes checkpoints, damaged or not, all or none. One that vanishes meanwhile counts as deleted.
 
         Raises:
-            OperationError: UNKNOWN_CHECKPOINT; CHECKPOINT_IN_USE: a workload needs it, or one of the worker
-                that made it may; or the disk failed.
+            OperationError: UNKNOWN_CHECKPOINT; CHECKPOINT_IN_USE: a workload needs it, or may on the worker
+                that made it; or an error of the disk.
         """
         found = {each.checkpoint_id: each for each in self.checkpoints()}
         wanted = list(dict.fromkeys(checkpoint_ids))
@@ -212,7 +212,7 @@ class CheckpointDirectory:
                     raise
 
     def _require_unneeded(self, checkpoint: Checkpoint) -> None:
-        """Refuses what somebody needs, or may need.
+        """Refuses checkpoints that a workload needs or may need.
 
         Raises:
             OperationError: CHECKPOINT_IN_USE.
@@ -234,10 +234,10 @@ class CheckpointDirectory:
             )
 
     async def clean_up_in_time(self, workload: Workload) -> None:
-        """As :meth:`clean_up`, in a thread. It can't be cancelled.
+        """Like :meth:`clean_up`, in a thread. It can't be cancelled.
 
-        A volume that does not answer is given up. No operation depends on it, and :meth:`run` deletes the
-        same things later.
+        A volume that does not answer is abandoned. No operation depends on it, and :meth:`run` deletes the
+        same files later.
         """
         with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_UP_TIMEOUT_S) as scope:
             await trio.to_thread.run_sync(
@@ -252,7 +252,7 @@ class CheckpointDirectory:
             )
 
     def clean_up(self, workload: Workload) -> None:
-        """Deletes what a workload does not need any more: the images that it was, and old checkpoints."""
+        """Deletes the checkpoints that a workload no longer needs: images, and old application ones."""
         kept = workload.spec.keep_checkpoints or DEFAULT_KEPT
         images = [] if self._keep_images else self._images.scan()
         in_use = self.in_use()
@@ -262,7 +262,7 @@ class CheckpointDirectory:
                 self._delete_image(image.path.name)
 
     def sweep(self) -> None:
-        """Deletes what an earlier start of the worker has left half written. What can't be is logged."""
+        """Deletes incomplete files of an earlier run of the worker. Failures are logged."""
         try:
             for path in self._images.sweep():
                 logger.info("deleted the incomplete %s", path)
@@ -271,7 +271,7 @@ class CheckpointDirectory:
             logger.warning("the search for incomplete checkpoints failed: %s", error)
 
     async def run(self) -> None:
-        """Deletes what nobody needs, again and again, until cancelled. A round that fails is logged."""
+        """Deletes unneeded checkpoints repeatedly, until cancelled. Failures are logged."""
         while True:
             try:
                 await trio.to_thread.run_sync(self._expire, self._busy(), self._living())
@@ -283,7 +283,7 @@ class CheckpointDirectory:
         return {each.workload_id for each in self._workloads.all() if each.state not in ENDED}
 
     def _busy(self) -> set[str]:
-        """Workloads of which images may be on their way: they are left alone."""
+        """Workloads whose images may be in progress: they are left alone."""
         return {
             workload.workload_id
             for workload in self._workloads.all()
@@ -312,7 +312,7 @@ class CheckpointDirectory:
             self._delete_saved(checkpoint_id)
 
     def _kept_envelope(self, saved: StoredCheckpoint | DamagedCheckpoint) -> StoredItem | None:
-        """What this worker deletes once it is old: its own, and what is damaged. None: it does not."""
+        """The expiry of the worker's own and of damaged checkpoints. None: it is not deleted."""
         if isinstance(saved, DamagedCheckpoint):
             return _kept_damaged(saved)
         header = saved.header
@@ -321,7 +321,7 @@ class CheckpointDirectory:
         return StoredItem(saved.checkpoint_id, header.workload_id, header.created, saved.file_bytes)
 
     def _delete_image(self, image_id: str) -> bool:
-        """Deletes an image, and says whether it is gone."""
+        """Deletes an image. True: it is gone."""
         try:
             self._images.delete(image_id)
         except OperationError as error:
@@ -338,7 +338,7 @@ class CheckpointDirectory:
                 logger.warning("checkpoint %s could not be deleted: %s", checkpoint_id, error.message)
 
     def _tell_damaged(self, found: Iterable[StoredImage | StoredCheckpoint | DamagedCheckpoint]) -> None:
-        """Logs what is damaged, each once."""
+        """Logs damaged checkpoints, each once."""
         for each in found:
             if isinstance(each, DamagedCheckpoint) and each.checkpoint_id not in self._told:
                 self._told.add(each.checkpoint_id)
@@ -353,7 +353,7 @@ def _kept_image(image: StoredImage) -> StoredItem:
 
 
 def _kept_damaged(found: StoredImage | StoredCheckpoint | DamagedCheckpoint) -> StoredItem | None:
-    """What will never serve, by its place and age. None: it may."""
+    """A permanently damaged checkpoint, by its path and age. None: the damage may pass."""
     if not isinstance(found, DamagedCheckpoint) or not found.is_corrupt:
         return None
     written, size = found.age()

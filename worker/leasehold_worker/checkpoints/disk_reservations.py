@@ -1,4 +1,4 @@
-"""Room on disk for what is being written: it counts as taken before it is, so that no two get the same."""
+"""Reservations of disk for checkpoints in progress: they count before they are written."""
 
 import threading
 from collections.abc import Callable
@@ -7,25 +7,25 @@ from typing import Final, Self, final
 from leasehold_worker.errors import OperationError
 
 STEP_BYTES: Final = 64 << 20
-"""How much more is asked for where nobody knows how much it will be."""
+"""Step of a reservation of unknown size."""
 
 
 @final
 class DiskReservation:
-    """Room for one thing that is being written. It is given back at the end of the context.
+    """The reservation of one checkpoint in progress. It ends with the context.
 
     Args:
-        rooms: Where it is one of.
-        make: Sees to it that so many bytes more fit, or raises. It blocks.
+        rooms: The reservations that it belongs to.
+        make: Makes room for more bytes, or raises. It blocks.
     """
 
     def __init__(self, rooms: "DiskReservations", make: Callable[[int], None]) -> None:
         self._rooms = rooms
         self._make = make
         self.held_bytes = 0
-        """What it may become."""
+        """Reserved bytes."""
         self.written_bytes = 0
-        """What of it is on disk, which has that much less."""
+        """Bytes that are on disk already."""
 
     def __enter__(self) -> Self:
         return self
@@ -34,10 +34,10 @@ class DiskReservation:
         self._rooms.remove(self)
 
     def hold(self, size_bytes: int) -> None:
-        """Holds as much as it may become in all. It blocks.
+        """Reserves the total size. It blocks.
 
         Raises:
-            OperationError: INSUFFICIENT_DISK: it holds what it held before.
+            OperationError: INSUFFICIENT_DISK: the reservation is unchanged.
         """
         with self._rooms.lock:
             if size_bytes > self.held_bytes:
@@ -45,7 +45,7 @@ class DiskReservation:
                 self.held_bytes = size_bytes
 
     def extend(self, size_bytes: int) -> None:
-        """As :meth:`hold`, of what is being written, up to here. It may hold more, for what is to come."""
+        """Extends the reservation to the bytes written so far. A larger one stays."""
         if size_bytes <= self.held_bytes:
             self.written_bytes = size_bytes
             return
@@ -58,29 +58,29 @@ class DiskReservation:
 
 @final
 class DiskReservations:
-    """The rooms that are held. Any thread may ask."""
+    """The current reservations. Callable from any thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held by whoever makes room."""
+        """Held while room is made."""
         self._rooms: set[DiskReservation] = set()
 
     def open(self, make: Callable[[int], None]) -> DiskReservation:
-        """A room of no bytes."""
+        """A reservation of no bytes."""
         room = DiskReservation(self, make)
         self._rooms.add(room)
         return room
 
     def remove(self, room: DiskReservation) -> None:
-        """Gives a room back. Repeating does nothing."""
+        """Removes a reservation. Repeated calls do nothing."""
         self._rooms.discard(room)
 
     @property
     def held_bytes(self) -> int:
-        """What will be there once all is written."""
+        """The sum of the reservations."""
         return sum(room.held_bytes for room in tuple(self._rooms))
 
     @property
     def unwritten_bytes(self) -> int:
-        """What of that the disk has still to take."""
+        """The part that is not on disk yet."""
         return sum(max(0, room.held_bytes - room.written_bytes) for room in tuple(self._rooms))

@@ -1,4 +1,4 @@
-"""Folders of workloads, which are made when something is put there and removed once they are empty."""
+"""Folders of workloads, created with their first file and removed once empty."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ Made = TypeVar("Made")
 
 
 def make_inside(folder: Path, make: Callable[[], Made]) -> Made:
-    """Makes something in a folder, which is made before; again where somebody removes that in between.
+    """Creates a file or folder inside a folder, and creates that first; again if it is removed meanwhile.
 
     Raises:
-        OSError: One of them can't be made.
+        OSError: One of them can't be created.
     """
     for _ in range(_ATTEMPTS):
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def make_inside(folder: Path, make: Callable[[], Made]) -> Made:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Removes a folder, unless there is something in it."""
+    """Removes a folder if it is empty."""
     with suppress(OSError):
         folder.rmdir()
 
@@ -41,7 +41,7 @@ WORK_SUFFIX: Final = ".work"
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Says what the kernel says of files as refusals.
+    """Turns errors of files into refusals.
 
     Raises:
         OperationError: INSUFFICIENT_DISK, or PERMISSION_OR_OS.

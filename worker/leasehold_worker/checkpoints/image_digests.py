@@ -1,4 +1,4 @@
-"""The files of an image: digested when it is made final, and looked at before it is restored. Blocks."""
+"""The digests of an image's files: computed when it is published, verified before a restore. Blocks."""
 
 import hashlib
 import os
@@ -17,12 +17,12 @@ READ_BYTES: Final = 1 << 22
 def digest_files(
     folder: Path, progress: Callable[[int], None], check: Callable[[], None]
 ) -> tuple[ImageFile, ...]:
-    """Digests every file of a folder, and puts it on disk.
+    """Digests every file of a folder, and writes it to disk.
 
     Args:
         folder: The folder, which holds files only.
-        progress: Is told how many bytes are done.
-        check: Called again and again; what it raises ends this.
+        progress: Receives the number of finished bytes.
+        check: Called repeatedly; its exception ends the call.
 
     Raises:
         OSError: The disk failed.
@@ -46,13 +46,13 @@ def digest_files(
 def verify_files(
     folder: Path, manifest: Manifest, progress: Callable[[int], None], check: Callable[[], None]
 ) -> None:
-    """Looks whether a folder holds the files of a manifest, byte for byte, and nothing else.
+    """Verifies that a folder holds exactly the files of a manifest, byte for byte.
 
     Args:
         folder: The folder of an image.
-        manifest: What it should hold.
-        progress: Is told how many bytes are done.
-        check: Called again and again; what it raises ends this.
+        manifest: Its expected files.
+        progress: Receives the number of finished bytes.
+        check: Called repeatedly; its exception ends the call.
 
     Raises:
         OperationError: CHECKPOINT_CORRUPT.
@@ -78,7 +78,7 @@ def verify_files(
 
 
 def corrupt(image_id: str, how: str) -> OperationError:
-    """What is refused of an image that is not as it was written."""
+    """The error for a damaged image."""
     return OperationError(
         errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
         f"image {image_id} is damaged ({how}) and is not restored: delete it, and restore another",
@@ -87,7 +87,7 @@ def corrupt(image_id: str, how: str) -> OperationError:
 
 
 def sync(path: Path) -> None:
-    """Puts a file, or the entries of a folder, on disk."""
+    """Writes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

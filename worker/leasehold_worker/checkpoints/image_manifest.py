@@ -1,6 +1,6 @@
-"""What is written beside an image: its files, of what it is, and where it can be restored.
+"""The manifest of an image: its files, its subject, and the hosts that can restore it.
 
-The file has the manifest and a digest of its bytes there, so that an altered one is noticed.
+The file has the manifest and a digest of its bytes, so that a modified one is detected.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ class ImageGpu(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore depends on, of the host where the image was written or of the one where it is to run.
+    """The facts of a host that a restore depends on.
 
     Attributes:
         worker_id: The worker.
@@ -94,16 +94,16 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image is of.
+    """The subject of an image.
 
     Attributes:
         workload_id: The workload.
-        workload_name: What people call it.
+        workload_name: Its name.
         root_pid: Its first process.
-        processes: All of it.
-        members: Those of them that use CUDA.
-        gpus: What it held, in its order.
-        host: Where it ran.
+        processes: All its processes.
+        members: The processes that use CUDA.
+        gpus: Its GPUs, in the workload's order.
+        host: Its host.
     """
 
     workload_id: Text
@@ -116,14 +116,14 @@ class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of an image.
+    """All facts of an image.
 
     Attributes:
         image_id: Its id.
-        create_time: When it was finished, with its time zone.
-        files: All of its files but this one, by name.
-        subject: What it is of.
-        kind: What wrote it.
+        create_time: Time of its completion, with the time zone.
+        files: Its files without the manifest, by name.
+        subject: Its subject.
+        kind: The program that wrote it.
     """
 
     image_id: Text
@@ -139,7 +139,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Pids that a restore needs."""
+        """Pids that a restore of the image needs."""
         return tuple(process.pid for process in self.subject.processes)
 
 
@@ -152,7 +152,7 @@ class _Format(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """The file: version of its form, digest of the manifest's bytes in it, and those."""
+    """The file: version of its format, digest of the manifest's bytes, and the bytes."""
 
     format: int
     sha256: str
@@ -170,8 +170,8 @@ def decode_manifest(data: bytes) -> Manifest:
     """The manifest in its file.
 
     Raises:
-        UnknownFormatError: It is of another release.
-        ValueError: It is damaged; the text is part of a sentence.
+        UnknownFormatError: The manifest is of another release.
+        ValueError: The manifest is damaged; the text is part of a sentence.
     """
     try:
         found = msgspec.json.decode(data, type=_Format).format
@@ -196,15 +196,15 @@ class _Rule:
 
 
 def check_compatible(manifest: Manifest, here: HostFacts, models: Mapping[str, int]) -> None:
-    """Looks whether an image can be restored on a host, as far as that can be known beforehand.
+    """Refuses an image that this host can't restore, as far as its manifest tells.
 
     Args:
-        manifest: The image's.
+        manifest: Manifest of the image.
         here: The host.
-        models: How many GPUs of each model it has.
+        models: Number of the host's GPUs by model.
 
     Raises:
-        OperationError: CHECKPOINT_INCOMPATIBLE, with the first rule that is broken.
+        OperationError: CHECKPOINT_INCOMPATIBLE, with the first broken rule.
     """
     broken = _broken_rule(manifest, here, models)
     if broken is not None:

@@ -1,9 +1,8 @@
-"""The folder of images: one is there whole and on disk, with its manifest, or not at all.
+"""The directory of images: each is complete, on disk and with a manifest, or absent.
 
-An image is a folder ``<root>/<workload id>/<image id>``, and ``<image id>.partial`` until it is final. What
-is not final is locked by whoever writes it, since several workers may share the root. What applications saved
-of themselves lies beside the images, as files, and is none of ours. Everything here blocks;
-:mod:`.publishing` calls in a thread what takes long.
+An image is a folder ``<root>/<workload id>/<image id>``, and ``<image id>.partial`` until it is final. The
+writer locks an unfinished one, since several workers may share the root. Application checkpoints lie beside
+the images, as files, and are ignored. All calls block; :mod:`.publishing` runs the long ones in a thread.
 """
 
 import fcntl
@@ -52,7 +51,7 @@ _IMAGE_ID: Final = re.compile(r"i-\d{8}T\d{12}Z-[0-9a-f]{8}", re.ASCII)
 
 
 def _nobody(_: int) -> None:
-    """Is told how far it is, and does not care."""
+    """Ignores progress."""
 
 
 def _never() -> None:
@@ -61,11 +60,11 @@ def _never() -> None:
 
 @dataclass(slots=True)
 class PartialImage:
-    """An image that is being written.
+    """An image in progress.
 
     Attributes:
-        image_id: Its id to be.
-        path: Where its files go.
+        image_id: Its future id.
+        path: Folder of its files.
     """
 
     image_id: str
@@ -73,7 +72,7 @@ class PartialImage:
     _lock: int
 
     def close(self) -> None:
-        """Lets go of it: what is not final by now may be swept. Repeating does nothing."""
+        """Releases the lock: an unfinished image may now be swept. Repeated calls do nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -85,7 +84,7 @@ class StoredImage:
 
     Attributes:
         path: Its folder.
-        manifest: What it says of itself.
+        manifest: Its manifest.
     """
 
     path: Path
@@ -97,7 +96,7 @@ class ImageStore:
     """The images below a folder.
 
     Args:
-        root: The folder. It is made when something is kept there.
+        root: The folder. It is created with the first image.
     """
 
     def __init__(self, root: Path) -> None:
@@ -105,10 +104,10 @@ class ImageStore:
         self._passed_over: set[Path] = set()
 
     def begin(self, workload_id: str) -> PartialImage:
-        """Makes a folder for an image to be.
+        """Creates a folder for a new image.
 
         Raises:
-            OperationError: It can't be made, or the workload's id is none.
+            OperationError: The folder can't be created, or the workload's id is invalid.
         """
         folder = self._folder(workload_id)
         image_id = f"i-{datetime.now(UTC):%Y%m%dT%H%M%S%f}Z-{secrets.token_hex(4)}"
@@ -126,17 +125,17 @@ class ImageStore:
         progress: Callable[[int], None] = _nobody,
         check: Callable[[], None] = _never,
     ) -> StoredImage:
-        """Makes an image final: all on disk, with its manifest.
+        """Publishes an image: all on disk, with its manifest.
 
         Args:
             partial: The image, complete.
-            subject: What it is of.
-            progress: Is told how many bytes have been read and are on disk.
-            check: Called again and again up to the rename. What it raises ends this, and the image is not
+            subject: Its subject.
+            progress: Receives the number of digested bytes on disk.
+            check: Called repeatedly before the rename. Its exception ends the call, and the image is not
                 final.
 
         Raises:
-            OperationError: The disk failed, and it is not final.
+            OperationError: The disk failed, and the image is not final.
         """
         with disk_errors(partial.path.parent):
             files = digest_files(partial.path, progress, check)
@@ -165,25 +164,25 @@ class ImageStore:
         progress: Callable[[int], None] = _nobody,
         check: Callable[[], None] = _never,
     ) -> None:
-        """Looks whether an image is as it was written, byte for byte.
+        """Verifies an image, byte for byte.
 
         Args:
             image: The image.
-            progress: Is told how many bytes were looked at.
-            check: Called again and again. What it raises ends this.
+            progress: Receives the number of verified bytes.
+            check: Called repeatedly. Its exception ends the call.
 
         Raises:
-            OperationError: CHECKPOINT_CORRUPT; or the disk failed.
+            OperationError: CHECKPOINT_CORRUPT; or an error of the disk.
         """
         with disk_errors(image.path.parent):
             verify_files(image.path, image.manifest, progress, check)
 
     def images(self) -> list[StoredImage]:
-        """All images whose manifest can be read, the oldest first."""
+        """All images with a readable manifest, the oldest first."""
         return [image for image in self.scan() if isinstance(image, StoredImage)]
 
     def scan(self) -> list[StoredImage | DamagedCheckpoint]:
-        """All images, the oldest first. What is of another user and closed to us is passed over."""
+        """All images, the oldest first, except unreadable ones of other users."""
         found: list[StoredImage | DamagedCheckpoint] = []
         for path in sorted(self._paths(), key=lambda path: path.name):
             try:
@@ -197,7 +196,7 @@ class ImageStore:
         """An image by its id.
 
         Raises:
-            OperationError: UNKNOWN_CHECKPOINT, there is none. CHECKPOINT_CORRUPT, its manifest can't be read.
+            OperationError: UNKNOWN_CHECKPOINT: there is none. CHECKPOINT_CORRUPT: its manifest can't be read.
         """
         path = self._path_of(image_id)
         if path is None:
@@ -209,7 +208,7 @@ class ImageStore:
         return self._read(path)
 
     def delete(self, image_id: str) -> None:
-        """Deletes an image, damaged or not. From its first step on it is none. Repeating does nothing.
+        """Deletes an image, damaged or not. The first step makes it invalid. Repeated calls do nothing.
 
         Raises:
             OperationError: The disk failed.
@@ -226,10 +225,10 @@ class ImageStore:
             remove_if_empty(path.parent)
 
     def sweep(self) -> list[Path]:
-        """Removes what a crash has left: what is not final and belongs to nobody who lives.
+        """Removes the remains of a crash: unfinished images without a living writer.
 
         Returns:
-            What was removed.
+            The removed paths.
         """
         removed = []
         for path in self._leftovers():
@@ -239,7 +238,7 @@ class ImageStore:
         return removed
 
     def used_bytes(self) -> int:
-        """Disk that final images take."""
+        """Disk usage of final images."""
         return sum(directory_bytes(path) for path in self._paths())
 
     def _folder(self, workload_id: str) -> Path:
@@ -252,7 +251,7 @@ class ImageStore:
         return self.root / workload_id
 
     def _entries(self, folder: Path) -> list[Path]:
-        """What is in a folder. One that can't be read is passed over, and that is logged once."""
+        """The entries of a folder. An unreadable folder is skipped, and logged once."""
         try:
             return sorted(folder.iterdir())
         except FileNotFoundError:
@@ -315,7 +314,7 @@ class ImageStore:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether nobody who lives has it locked; a working directory belongs with what it works for."""
+    """Whether an unfinished image has no living writer; a working directory counts with its image."""
     owner = path.with_suffix("") if path.suffix == WORK_SUFFIX else path
     try:
         descriptor = os.open(owner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -333,7 +332,7 @@ def _is_left(path: Path) -> bool:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is a folder, and no link to one."""
+    """Whether a path is a folder, and not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is told of checkpoints: images, what applications saved, and what is damaged of both."""
+"""Checkpoints as messages of the protos: images, application checkpoints, and damaged ones."""
 
 from collections.abc import Container
 from typing import Final
@@ -12,7 +12,7 @@ from leasehold_worker.checkpoints.image_store import StoredImage
 from leasehold_worker.timestamps import timestamp
 
 PROBLEM_LIMIT: Final = 1024
-"""Characters that are told of what is wrong with one."""
+"""Characters of a reported error."""
 
 IMAGE, APPLICATION = (
     checkpoint_pb2.CHECKPOINT_KIND_IMAGE,
@@ -21,7 +21,7 @@ IMAGE, APPLICATION = (
 
 
 def of_image(image: StoredImage | DamagedCheckpoint, in_use: Container[str]) -> Checkpoint:
-    """An image, as it is told."""
+    """The message of an image."""
     if isinstance(image, DamagedCheckpoint):
         return _of_damaged(image, IMAGE, in_use)
     manifest = image.manifest
@@ -38,7 +38,7 @@ def of_image(image: StoredImage | DamagedCheckpoint, in_use: Container[str]) -> 
 
 
 def of_envelope(saved: StoredCheckpoint | DamagedCheckpoint, in_use: Container[str]) -> Checkpoint:
-    """What an application saved, as it is told."""
+    """The message of an application checkpoint."""
     if isinstance(saved, DamagedCheckpoint):
         return _of_damaged(saved, APPLICATION, in_use)
     header = saved.header
@@ -59,7 +59,7 @@ def of_envelope(saved: StoredCheckpoint | DamagedCheckpoint, in_use: Container[s
 def _of_damaged(
     damaged: DamagedCheckpoint, kind: checkpoint_pb2.CheckpointKind.ValueType, in_use: Container[str]
 ) -> Checkpoint:
-    """Its place and its age are all that is sure of it."""
+    """The message of a damaged checkpoint: only its path and age are certain."""
     written, size = damaged.age()
     return Checkpoint(
         checkpoint_id=damaged.checkpoint_id,

@@ -1,4 +1,4 @@
-"""What takes long with images, out of the way of everything else: making one final, and verifying one."""
+"""Publication and verification of images, in threads, since both take long."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ async def publish(
 ) -> StoredImage:
     """As :meth:`ImageStore.publish`, in a thread.
 
-    Either returns the final image, also when it is cancelled at its end, or raises and it is not final.
+    It either returns the final image, even if cancelled at its end, or raises and the image is not final.
     """
     check = trio.from_thread.check_cancelled
     return await trio.to_thread.run_sync(store.publish, image, subject, _teller(progress), check)
@@ -25,13 +25,13 @@ async def publish(
 async def verify(
     store: ImageStore, image: StoredImage, progress: Callable[[int], None] | None = None
 ) -> None:
-    """As :meth:`ImageStore.verify`, in a thread. A cancellation is noticed at the next piece."""
+    """Like :meth:`ImageStore.verify`, in a thread. A cancellation takes effect at the next piece."""
     check = trio.from_thread.check_cancelled
     await trio.to_thread.run_sync(store.verify, image, _teller(progress), check)
 
 
 def _teller(progress: Callable[[int], None] | None) -> Callable[[int], None]:
-    """What a thread tells its progress to."""
+    """The progress callback of a thread."""
     if progress is None:
         return lambda _: None
 

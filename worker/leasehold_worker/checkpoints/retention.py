@@ -1,4 +1,4 @@
-"""Which images are kept: as many as the disk and its budget hold, the newest first. Pure."""
+"""Retention of images: as many as the disk and the budget hold, the newest first. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from leasehold_worker.errors import OperationError
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """What deciding needs of an image, or of whatever else shares the budget with images.
+    """The facts of an image, or of another item in the budget, that retention needs.
 
     Attributes:
         image_id: Its id.
-        workload_id: Whose it is.
-        create_time: When it was finished.
-        size_bytes: Disk that it takes.
+        workload_id: The workload.
+        create_time: Time of its completion.
+        size_bytes: Its disk usage.
     """
 
     image_id: str
@@ -35,20 +35,20 @@ def make_room(
     budget_bytes: int,
     free_disk_bytes: int,
 ) -> list[str]:
-    """Chooses what to delete so that something fits: the oldest first, and as few as serve.
+    """Chooses images to delete for a new one: the oldest first, and as few as suffice.
 
     Args:
-        spare: Images that nobody needs.
-        need_bytes: What is to be added.
-        used_bytes: What is there, and what is being written, of all kinds.
-        budget_bytes: What all may take together. 0: no bound but the disk.
-        free_disk_bytes: What may still be written to the disk. Below 0: too much is already.
+        spare: Unneeded images.
+        need_bytes: Size of the new image.
+        used_bytes: Existing and reserved bytes of all kinds.
+        budget_bytes: Budget of all items. 0: no bound but the disk.
+        free_disk_bytes: Free bytes of the disk. Negative: the reserve is in use.
 
     Returns:
         Ids to delete, in this order, before anything is written.
 
     Raises:
-        OperationError: INSUFFICIENT_DISK, all that is not needed would not make room enough.
+        OperationError: INSUFFICIENT_DISK, all unneeded images together do not suffice.
     """
     over_budget = used_bytes + need_bytes - budget_bytes if budget_bytes else 0
     missing = max(over_budget, need_bytes - free_disk_bytes)

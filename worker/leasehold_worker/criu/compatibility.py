@@ -1,4 +1,4 @@
-"""What an image is for: the facts of this host and of a workload, as its manifest has them."""
+"""The facts of this host and of a workload for the manifest of an image."""
 
 import platform
 import socket
@@ -23,7 +23,7 @@ from leasehold_worker.workloads.workload import Workload
 
 @final
 class ImageHost:
-    """This worker's host, as images see it."""
+    """This worker's host, as manifests describe it."""
 
     def __init__(self, worker_id: str, inventory: Inventory) -> None:
         self._worker_id = worker_id
@@ -37,7 +37,7 @@ class ImageHost:
         processes: Iterable[ProcessIdentity],
         criu: CriuFacts,
     ) -> ImageSubject:
-        """The facts of a suspended workload that its image keeps."""
+        """The facts of a suspended workload for its image."""
         parked_bytes = bytes_by_gpu(members)
         return ImageSubject(
             workload_id=workload.workload_id,
@@ -53,7 +53,7 @@ class ImageHost:
         )
 
     def check(self, manifest: Manifest, criu: CriuFacts) -> None:
-        """Refuses an image that can't be brought back here.
+        """Refuses an image that can't be restored here.
 
         Raises:
             OperationError: CHECKPOINT_INCOMPATIBLE.

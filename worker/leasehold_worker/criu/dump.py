@@ -1,8 +1,7 @@
-"""Writing an image of a process tree, up to a point of no return that the caller sets.
+"""The dump of a process tree to an image, with a point of no return set by the caller.
 
-CRIU stops the processes, writes the image, and waits: that is where the caller makes the image final. Only
-when that has succeeded are the processes ended. Whatever goes wrong before lets them go on as if nothing had
-been.
+CRIU stops the processes, writes the image, and waits while the caller publishes the image. Only then does
+CRIU end the processes. After any earlier failure they continue unchanged.
 """
 
 import os
@@ -23,23 +22,23 @@ from leasehold_worker.files.folder_trees import discard_tree
 
 DUMP_TIMEOUT_S: Final = 1800.0
 UNDO_TIMEOUT_S: Final = 60.0
-"""How long CRIU may take to let the processes go on after it was told to fail."""
+"""Time for CRIU to release the processes after a failed dump."""
 
 FINISH_TIMEOUT_S: Final = 60.0
-"""How long CRIU may take to end the processes of a finished image."""
+"""Time for CRIU to end the processes of a finished image."""
 
 END_TIMEOUT_S: Final = 10.0
-"""How long CRIU may take to end after its last word, or after the last that it could have had."""
+"""Time for CRIU to end after its last message."""
 
 FREEZE_TIMEOUT_S: Final = 30
-"""How long CRIU may take to stop the processes."""
+"""Time for CRIU to stop the processes."""
 
 PROGRESS_INTERVAL_S: Final = 0.25
 GHOST_BYTES: Final = 64 << 20
-"""Up to which size the content of deleted files that are open goes into the image."""
+"""Size up to which an image includes open deleted files."""
 
 COMMITTED: Final = "committed"
-"""Metadata "phase" of a failure after the point of no return."""
+"""Value of the metadata "phase" for a failure after the point of no return."""
 
 _LOG: Final = "dump.log"
 _LOG_LEVEL: Final = 2
@@ -56,24 +55,24 @@ async def dump(
     progress: Callable[[int], None] | None = None,
     timeout_s: float = DUMP_TIMEOUT_S,
 ) -> None:
-    """Writes an image of a process and all below it, and ends them.
+    """Writes an image of a process and its descendants, and ends them.
 
-    When it is cancelled before ``commit`` has returned, the processes go on running and the directory is
-    gone. Afterwards it is finished before a cancellation is noticed.
+    A cancellation before ``commit`` has returned leaves the processes running and deletes the directory. A
+    later one takes effect after the end.
 
     Args:
         facts: The CRIU.
         root_pid: First process of the tree, at the head of its session.
-        directory: Where the image goes; it is there and empty. ``<directory>.work`` beside it is CRIU's for
-            the time of the call.
-        commit: Called once the image is complete and the processes are stopped: makes it final. Where it
-            raises, the processes go on, and what it raised is raised.
-        progress: Is told the bytes of the image so far, again and again.
+        directory: Existing empty directory for the image. ``<directory>.work`` beside it is CRIU's working
+            directory during the call.
+        commit: Called once the image is complete and the processes are stopped: publishes it. After an
+            exception the processes continue, and the exception is raised.
+        progress: Receives the bytes of the image so far, repeatedly.
         timeout_s: For everything up to the end of ``commit``.
 
     Raises:
-        OperationError: CRIU_FAILED. The processes go on running, and the directory is gone; but with metadata
-            "phase" :data:`COMMITTED` the image is final, and the processes may have ended or not: look.
+        OperationError: CRIU_FAILED. The processes keep running, and the directory is deleted. With metadata
+            "phase" :data:`COMMITTED` the image is final, and the processes may have ended.
     """
     work = working_directory(directory)
     running = _Dump(root_pid, commit, timeout_s)
@@ -128,7 +127,7 @@ class _Dump:
         self.committed = False
 
     def error(self, why: str) -> OperationError:
-        """The failure, for the reason that is said."""
+        """The failure for a reason."""
         if self.committed:
             return OperationError(
                 errors_pb2.ERROR_REASON_CRIU_FAILED,
@@ -174,7 +173,7 @@ class _Dump:
 
 
 async def _finish(criu: Swrk) -> CriuResponse:
-    """Lets CRIU end the processes, and returns its last word."""
+    """Lets CRIU end the processes, and returns its last message."""
     with trio.CancelScope(shield=True), trio.move_on_after(FINISH_TIMEOUT_S):
         await criu.go_on(True)
         while (answer := await criu.receive()).type == criu_pb2.CRIU_REQUEST_TYPE_NOTIFY:
@@ -184,7 +183,7 @@ async def _finish(criu: Swrk) -> CriuResponse:
 
 
 async def _undo(criu: Swrk) -> None:
-    """Makes CRIU fail, and waits until it has let the processes go on."""
+    """Makes CRIU fail, and waits until it has released the processes."""
     criu.forbid_writing()
     with trio.move_on_after(UNDO_TIMEOUT_S):
         try:
@@ -200,7 +199,7 @@ async def _undo(criu: Swrk) -> None:
 async def _while_reporting(
     directory: Path, progress: Callable[[int], None] | None, work: Callable[[], Awaitable[None]]
 ) -> None:
-    """Does the work, and tells meanwhile how the directory grows."""
+    """Does the work, and reports the growing size of the directory meanwhile."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         if progress is not None:

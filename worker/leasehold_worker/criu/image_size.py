@@ -1,4 +1,4 @@
-"""How large an image will be, before it is written."""
+"""The size of a future image."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,17 +7,18 @@ from typing import Final
 from leasehold_worker.host.processes import ProcessIdentity
 
 OVERHEAD_BYTES: Final = 1 << 20
-"""For each process: what CRIU says of its descriptors, mappings and threads."""
+"""Bytes per process for its descriptors, mappings and threads."""
 
 _FIELDS: Final = frozenset({"Anonymous", "Pss_Shmem", "Swap"})
-"""Of smaps_rollup (proc_pid_smaps_rollup(5)): what is not in a file, and so is in the image."""
+"""Fields of smaps_rollup (proc_pid_smaps_rollup(5)) that count memory outside of files, which an image
+contains."""
 
 
 def image_bytes(processes: Iterable[ProcessIdentity]) -> int:
-    """An upper bound of the size of an image of processes, as they are now.
+    """An upper bound of the size of an image of processes in their current state.
 
-    Ask while members are CHECKPOINTED: what they had on GPUs is host memory then. Reading takes some
-    milliseconds for each GiB that a process has.
+    Call it while members are CHECKPOINTED: their device memory is host memory then. Reading takes some
+    milliseconds per GiB of a process.
     """
     return sum(_memory_bytes(process.pid) + OVERHEAD_BYTES for process in processes)
 

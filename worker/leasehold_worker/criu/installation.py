@@ -1,4 +1,4 @@
-"""Which CRIU there is, whether it works here, and what its log says was wrong."""
+"""The installed CRIU: its version, a test whether it works here, and the errors in its log."""
 
 import os
 import shutil
@@ -29,12 +29,12 @@ _HARMLESS: Final = (
     *("RLIMIT_NOFILE", "Dumping FAILED", "Restoring FAILED", "action scripts failed", "script ret code"),
     *("reported script error", "Killing processes because of failure", "Can't send response"),
 )
-"""Parts of errors that CRIU logs when all goes well, or beside the one that says why."""
+"""Parts of errors that CRIU logs even on success, or beside the decisive one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriuFacts:
-    """A CRIU that works here.
+    """A working CRIU.
 
     Attributes:
         path: The program.
@@ -46,14 +46,14 @@ class CriuFacts:
 
 
 async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEOUT_S) -> CriuFacts | str:
-    """Looks for a CRIU that works here.
+    """Looks for a working CRIU.
 
     Args:
         configured: The program; by default the one on PATH.
-        timeout_s: How long each of two questions to it may take.
+        timeout_s: Timeout of each of two questions to it.
 
     Returns:
-        The facts, or why there is none and what would help, in one sentence.
+        The facts, or the reason why there is none, with a remedy.
     """
     found = shutil.which(configured or "criu")
     if found is None:
@@ -81,7 +81,7 @@ async def _ask(path: Path, question: criu_pb2.CriuRequestType.ValueType, timeout
     """The answer of a CRIU to a question without options.
 
     Raises:
-        SwrkError: It says no, or nothing in time.
+        SwrkError: CRIU refused, or did not answer in time.
     """
     with tempfile.TemporaryFile() as errors:
         try:
@@ -106,7 +106,7 @@ def _is_administrator() -> bool:
 
 
 def decisive_errors(log: str) -> str:
-    """What a log of CRIU says was wrong: its first errors, without time and place. Empty: nothing."""
+    """The first errors in a log of CRIU, without time and place. Empty: none."""
     lines = [
         line.partition("Error (")[2].partition("): ")[2] for line in log.splitlines() if "Error (" in line
     ]
@@ -115,7 +115,7 @@ def decisive_errors(log: str) -> str:
 
 
 def read_errors(*paths: Path) -> str:
-    """As :func:`decisive_errors`, of the first of these logs that says anything."""
+    """Like :func:`decisive_errors`, for the first of these logs with an error."""
     for path in paths:
         try:
             if said := decisive_errors(path.read_text(encoding="utf-8", errors="replace")):

@@ -1,4 +1,4 @@
-"""What processes have that an image can't hold, known before one is begun. It reads only, and blocks."""
+"""Obstacles to an image: properties of processes that CRIU can't save. Read-only and blocking."""
 
 import os
 import socket
@@ -30,12 +30,12 @@ _ESTABLISHED: Final = "01"
 _MAPPED: Final = "::ffff:"
 
 _RESTORABLE: Final = ("eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd")
-"""Anonymous descriptors that CRIU can make again."""
+"""Anonymous descriptors that CRIU can restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A descriptor of a process, and what /proc says that it leads to."""
+    """A descriptor of a process, and its target in /proc."""
 
     pid: int
     number: str
@@ -51,7 +51,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """A TCP connection as one end of it has it: addresses with ports, and whether both ways are open."""
+    """A TCP connection as seen from one end: addresses with ports, and whether both directions are open."""
 
     local: tuple[str, int]
     remote: tuple[str, int]
@@ -59,20 +59,20 @@ class _Connection:
 
 
 def outside_connections(processes: Sequence[ProcessIdentity]) -> list[str]:
-    """The TCP connections of which an image would hold one end only. It can be asked of stopped processes."""
+    """The TCP connections with only one end in the image. Works for stopped processes."""
     return list(_Descriptors(processes, suspended=True).connections())
 
 
 def obstacles(processes: Sequence[ProcessIdentity], *, suspended: bool = True) -> list[str]:
-    """What stands against an image of a workload, as it is now.
+    """The obstacles to an image of a workload, now.
 
     Args:
         processes: All of the workload; the first one is the root.
         suspended: Its members are CHECKPOINTED, so that the driver has closed the device files of GPUs. Else
-            they are to be, and what they have of GPUs does not count.
+            these files are ignored.
 
     Returns:
-        Sentences with what would help, of which at most 8 are told. Empty: nothing is known against it.
+        Sentences with a remedy, at most 8. Empty: no obstacle is known.
     """
     of_descriptors = _Descriptors(processes, suspended=suspended).obstacles()
     found = dict.fromkeys([*_family(processes, suspended=suspended), *of_descriptors])
@@ -82,7 +82,7 @@ def obstacles(processes: Sequence[ProcessIdentity], *, suspended: bool = True) -
 
 
 def _family(processes: Sequence[ProcessIdentity], *, suspended: bool) -> Iterator[str]:
-    """Whether the processes are one tree, and without a terminal."""
+    """Checks that the processes are one tree, without a terminal."""
     root = processes[0]
     for process in processes:
         line = dict(lineage(process.pid))
@@ -105,7 +105,7 @@ def _family(processes: Sequence[ProcessIdentity], *, suspended: bool) -> Iterato
 
 @final
 class _Descriptors:
-    """What a workload has open."""
+    """The open descriptors of a workload."""
 
     def __init__(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> None:
         self._pids = [process.pid for process in processes]
@@ -123,7 +123,7 @@ class _Descriptors:
             self._peers = {}
 
     def obstacles(self) -> Iterator[str]:
-        """What stands against an image, one sentence each."""
+        """The obstacles to an image, one sentence each."""
         for entry in self._open:
             kind, _, rest = entry.target.partition(":")
             if kind == "socket":
@@ -137,7 +137,7 @@ class _Descriptors:
                 yield from _file(entry)
 
     def connections(self) -> Iterator[str]:
-        """TCP connections that stand against an image, one sentence each."""
+        """The TCP connections that are obstacles, one sentence each."""
         for entry in self._open:
             kind, _, rest = entry.target.partition(":")
             if kind == "socket":
@@ -214,7 +214,7 @@ def _open_files(pid: int) -> Iterator[_Open]:
 
 
 def _access(entry: _Open) -> int:
-    """Whether it is for reading, writing or both."""
+    """Whether a descriptor is for reading, writing or both."""
     for line in _read(entry.pid, f"fdinfo/{entry.number}").splitlines():
         if line.startswith("flags:"):
             return int(line.split()[1], 8) & os.O_ACCMODE
@@ -240,7 +240,7 @@ def _tcp_connections(pid: int) -> dict[int, _Connection]:
 
 
 def _address(text: str, family: socket.AddressFamily) -> tuple[str, int]:
-    """An address and port, from words in hexadecimal digits whose bytes are in the host's order."""
+    """An address and port, from hexadecimal words in the host's byte order."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
     host = socket.inet_ntop(family, b"".join(words))

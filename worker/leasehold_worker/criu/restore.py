@@ -1,4 +1,4 @@
-"""Bringing a process tree back from its image, behind a launcher that outlives the worker."""
+"""The restore of a process tree from its image, behind a launcher that outlives the worker."""
 
 import fcntl
 import os
@@ -26,15 +26,15 @@ _LOG_LEVEL: Final = 2
 
 
 def taken_pids(pids: Iterable[int]) -> list[int]:
-    """Which of these pids somebody has now, be it as a thread's id."""
+    """The pids that are in use now, as a process or a thread."""
     return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
 def check_pids_free(pids: Iterable[int]) -> None:
-    """Looks whether the processes of an image can have their pids again.
+    """Checks that the processes of an image can have their pids again.
 
     Raises:
-        OperationError: CHECKPOINT_INCOMPATIBLE, they can't for now.
+        OperationError: CHECKPOINT_INCOMPATIBLE, a pid is in use.
     """
     if taken := taken_pids(pids):
         pid = taken[0]
@@ -61,26 +61,26 @@ async def restore(
     nursery: trio.Nursery,
     timeout_s: float = RESTORE_TIMEOUT_S,
 ) -> ProcessIdentity:
-    """Brings a process tree back, under its former pids. The image stays as it is, members are CHECKPOINTED.
+    """Restores a process tree under its former pids. The image stays, and members are CHECKPOINTED.
 
-    When it is cancelled nothing of the tree runs, and nothing will; but if it was done by then, this returns
-    as if it had not been cancelled.
+    After a cancellation no process of the tree runs. If the restore was complete by then, the call returns as
+    usual.
 
     Args:
         facts: The CRIU.
         image: A verified image.
         root_pid: The pid of its first process.
         pids: Those of all its processes.
-        folder: Where the launcher writes. What it wrote there about the former life must be gone.
+        folder: Folder of the launcher, without records of the former run.
         group: Control group that the tree runs in. None: the worker's.
-        nursery: Where the launcher is waited for.
-        timeout_s: How long it may take.
+        nursery: Runs the task that waits for the launcher.
+        timeout_s: Timeout of the restore.
 
     Returns:
-        Who the first process is now: the same pid, with another start time.
+        Identity of the first process: the same pid, with another start time.
 
     Raises:
-        OperationError: CHECKPOINT_INCOMPATIBLE, a pid is taken. CRIU_FAILED: nothing of the tree runs.
+        OperationError: CHECKPOINT_INCOMPATIBLE, a pid is taken. CRIU_FAILED: no process of the tree runs.
     """
     check_pids_free(pids)
     work = working_directory(image)
@@ -117,7 +117,7 @@ async def restore(
 
 
 def new_identities(members: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, ProcessIdentity]:
-    """Who the members of a restored tree are now. Those that have ended since are missing."""
+    """The identities of a restored tree's members. Members that have ended since are missing."""
     found = {member: identify(member.pid) for member in members}
     return {member: now for member, now in found.items() if now is not None}
 

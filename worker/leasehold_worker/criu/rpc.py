@@ -1,6 +1,6 @@
-"""One conversation with ``criu swrk``: a process for each request, over a socket of packets.
+"""The protocol of ``criu swrk``: a process for each request, over a packet socket.
 
-CRIU carries out one request, tells the steps that it comes to, and waits after each until it may go on.
+CRIU executes one request, reports its steps, and waits after each for permission to continue.
 """
 
 import logging
@@ -24,7 +24,7 @@ PACKET_BYTES: Final = 1 << 20
 """Longest answer that is read."""
 
 PLUGIN_VARIABLE: Final = "CRIU_LIBS_DIR"
-"""Names the directory that CRIU loads plugins from: without it, one that was set when it was built."""
+"""Variable with the directory of CRIU's plugins, instead of the default of its build."""
 
 
 class SwrkError(Exception):
@@ -32,7 +32,7 @@ class SwrkError(Exception):
 
 
 def forbid_writing(pid: int) -> None:
-    """Makes a CRIU that dumps fail at its next write, upon which it lets the processes go on as they were.
+    """Makes a dumping CRIU fail at its next write, which makes it release the processes.
 
     It can't be asked to stop, and a kill would leave its code in processes that it had stopped. Its files are
     limited to nothing instead; it runs with the signal ignored that this would send.
@@ -45,7 +45,7 @@ def forbid_writing(pid: int) -> None:
 
 @final
 class Swrk:
-    """A running ``criu swrk``."""
+    """A running ``criu swrk`` process."""
 
     def __init__(self, process: trio.Process, connection: trio.socket.SocketType) -> None:
         self._process = process
@@ -63,10 +63,10 @@ class Swrk:
             raise SwrkError(f"it has ended ({error.strerror})") from error
 
     async def receive(self) -> CriuResponse:
-        """The next answer or notification. When it is cancelled none is lost.
+        """The next answer or notification. A cancellation loses none.
 
         Raises:
-            SwrkError: CRIU has ended, or says what is no answer.
+            SwrkError: CRIU has ended, or sent an invalid answer.
         """
         try:
             packet = await self._socket.recv(PACKET_BYTES)
@@ -83,7 +83,7 @@ class Swrk:
         """Answers a notification.
 
         Args:
-            success: False makes CRIU undo what it has done, and fail.
+            success: False makes CRIU roll back, and fail.
         """
         await self.send(CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_NOTIFY, notify_success=success))
 
@@ -92,10 +92,10 @@ class Swrk:
         forbid_writing(self._process.pid)
 
     async def end(self, timeout_s: float) -> bool:
-        """Closes the conversation and waits for CRIU's end.
+        """Closes the socket and waits for CRIU's end.
 
         Returns:
-            False: it has not ended in time, and was killed.
+            False: CRIU did not end in time, and was killed.
         """
         self._socket.close()
         with trio.move_on_after(timeout_s):
@@ -111,16 +111,16 @@ class Swrk:
 async def start(
     criu: Path, *, errors: int, environment: Mapping[str, str] | None = None, end_timeout_s: float = 10.0
 ) -> AsyncIterator[Swrk]:
-    """Starts a ``criu swrk``, and waits for its end afterwards.
+    """Starts a ``criu swrk``, and waits for its end after the context.
 
     Args:
         criu: The program.
-        errors: Descriptor of a file for what it says before it opens its log.
-        environment: More of its environment.
-        end_timeout_s: How long its end may take before it is killed.
+        errors: Descriptor of a file for errors before it opens its log.
+        environment: Additional environment.
+        end_timeout_s: Time to end before it is killed.
 
     Raises:
-        SwrkError: It could not be started.
+        SwrkError: CRIU could not be started.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -1,4 +1,4 @@
-"""Whether CRIU can write and restore processes of this host, and what stands in its way."""
+"""Whether CRIU can write and restore processes of this host, with the obstacles."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from leasehold_worker.leasing.suspend_memory import MemoryNeed, SuspendMemory
 from leasehold_worker.workloads.workload import Workload
 
 PASSING_S: Final = 2.0
-"""How long what stands against an image may take to pass, such as a connection that is closing."""
+"""Time for an obstacle to pass, such as a closing connection."""
 
 PASSING_INTERVAL_S: Final = 0.05
 
@@ -29,9 +29,9 @@ class CriuSupport:
     """The CRIU of one host, as plans and image checkpoints see it.
 
     Args:
-        criu: The CRIU that works here, or why there is none.
+        criu: The working CRIU, or the reason why there is none.
         store: The images.
-        host_memory: The ledger of promised host memory.
+        host_memory: The ledger of reserved host memory.
         host: The facts of this host that an image must fit.
     """
 
@@ -45,11 +45,11 @@ class CriuSupport:
 
     @property
     def unavailable_reason(self) -> str:
-        """Why this worker writes no images. Empty: it does."""
+        """Why this worker can't write images. Empty: it can."""
         return self._criu if isinstance(self._criu, str) else ""
 
     def require_criu(self) -> CriuFacts:
-        """The CRIU that works here.
+        """The working CRIU.
 
         Raises:
             OperationError: UNSUPPORTED_CAPABILITY: there is none.
@@ -63,12 +63,12 @@ class CriuSupport:
         return self._criu
 
     async def obstacles(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> list[str]:
-        """What of the processes CRIU can't write, each with the remedy; of suspended ones or of others.
+        """The obstacles to an image of the processes, each with a remedy.
 
-        What is passing has time to pass: a server closes a connection a moment after it has answered.
+        Passing obstacles get time: a server closes a connection a moment after its answer.
 
         Raises:
-            OperationError: TARGET_NOT_RUNNABLE: they can't be read.
+            OperationError: TARGET_NOT_RUNNABLE: the processes can't be read.
         """
         if not processes:
             await trio.lowlevel.checkpoint()
@@ -82,7 +82,7 @@ class CriuSupport:
             await trio.sleep(PASSING_INTERVAL_S)
 
     async def check_kept(self, image_id: str) -> None:
-        """Refuses an image that is gone or for another host. Its bytes are not read.
+        """Refuses an image that is gone or for another host. Its digests are not checked.
 
         Raises:
             OperationError: UNKNOWN_CHECKPOINT, CHECKPOINT_CORRUPT or CHECKPOINT_INCOMPATIBLE.
@@ -91,10 +91,10 @@ class CriuSupport:
         self._host.check(image.manifest, self.require_criu())
 
     def need(self, workload: Workload) -> MemoryNeed:
-        """What bringing a workload back takes of the host's memory: all of its image, until it is awake."""
+        """Host memory that a restore of a workload needs: all of its image, until the restore is complete."""
         return self._host_memory.need(image_memory(workload), parks=False)
 
 
 def image_memory(workload: Workload) -> dict[int, int]:
-    """What an image takes of the host's memory, as if by this process: its control group is there already."""
+    """Host memory that an image needs, as if for this process, whose control group exists already."""
     return {os.getpid(): workload.parked.disk_bytes if workload.parked else 0}

@@ -1,4 +1,4 @@
-"""Who is at the other end of Unix sockets, as the kernel tells by sock_diag(7)."""
+"""The peers of Unix sockets, as the kernel reports them by sock_diag(7)."""
 
 import socket
 import struct
@@ -25,7 +25,7 @@ def unix_peers() -> dict[int, int]:
     """The inode of the other end of every connected Unix socket of this network namespace, by its inode.
 
     Raises:
-        OSError: The kernel doesn't tell.
+        OSError: The kernel reports none.
     """
     asked = _ASKED.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, 0, 0)
     header = _HEADER.pack(_HEADER.size + len(asked), _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, 1, 0)

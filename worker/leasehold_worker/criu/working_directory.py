@@ -10,7 +10,7 @@ from leasehold_worker.checkpoints.folders import WORK_SUFFIX
 from leasehold_worker.criu.rpc import SwrkError
 
 ERRORS_FILE: Final = "stderr.log"
-"""What CRIU says before it opens its log."""
+"""File for CRIU's errors before it opens its log."""
 
 
 def working_directory(image: Path) -> Path:
@@ -20,13 +20,13 @@ def working_directory(image: Path) -> Path:
 
 @contextmanager
 def open_directories(image: Path, work: Path) -> Iterator[tuple[int, int, int]]:
-    """Makes the working directory, empty.
+    """Creates an empty working directory.
 
     Yields:
         Descriptors of the image, of the working directory, and of a file in it for early errors.
 
     Raises:
-        SwrkError: They can't be made or opened.
+        SwrkError: The directories can't be created or opened.
     """
     with ExitStack() as stack:
 

@@ -16,10 +16,10 @@ from leasehold_worker.hooks.http_call import printable
 from leasehold_worker.hooks.templates import expand
 
 SHOWN_OUTPUT_BYTES: Final = 2048
-"""How much of a failed program's output is told: its end, which is where programs say what went wrong."""
+"""Reported bytes of a failed program's output, from its end, where errors usually are."""
 
 END_DEADLINE_S: Final = 5.0
-"""How long a killed program is waited for. One that hangs in the kernel is left to it."""
+"""Time for a killed program to end. One that hangs in the kernel is abandoned."""
 
 _CHUNK: Final = 65536
 _BECOME: Final = """
@@ -34,21 +34,22 @@ try:
 except OSError as error:
     os.write(int(errors), str(error).encode())
 """
-"""Becomes the program. A program or a directory can be on a volume that does not answer. The worker itself
+"""Executes the program. A program or a directory can be on a volume that does not answer. The worker itself
 would wait for that volume with Python's lock held, between vfork and exec."""
 
 _WORKLOAD_VARIABLES: Final = frozenset({"LEASEHOLD_WORKLOAD", "LEASEHOLD_WORKLOAD_ID", "LEASEHOLD_LEASE_ID"})
-"""What marks a process as the workload's own. A hook is not, and must not be parked or killed as such."""
+"""Variables that mark a process as the workload's. A hook is none, and must not be suspended or killed as
+one."""
 
 
 async def run(turn: Turn) -> None:
     """Runs the program of a command hook, and waits for its end.
 
-    Cancelled: its whole process group is killed. A process that it leaves behind in the background is left
-    alone when it ends by itself; what that writes then goes nowhere.
+    A cancellation kills the whole process group. A background process that the program leaves behind at its
+    end is left alone, and its output is lost.
 
     Raises:
-        HookFailedError: It could not be started, or ended with another status than 0.
+        HookFailedError: The program could not be started, or ended with another status than 0.
     """
     values = turn.context.values(turn.phase)
     arguments = [expand(argument, values) for argument in turn.hook.command.arguments]
@@ -86,7 +87,7 @@ async def run(turn: Turn) -> None:
 
 
 async def _finish(process: trio.Process, tail: bytearray, turn: Turn) -> None:
-    """Reads the output until the program ends; who else has the pipe is not waited for."""
+    """Reads the output until the program ends, even if another process still has the pipe."""
     program = turn.doing
 
     async def read() -> None:
@@ -106,7 +107,7 @@ async def _finish(process: trio.Process, tail: bytearray, turn: Turn) -> None:
 
 
 async def _end(process: trio.Process) -> None:
-    """Kills what is left of the group when the program was not waited for to its end."""
+    """Kills the group unless the program has ended."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the hooks of one operation are called with, and what they leave to tell."""
+"""The context of one operation's hooks: their input, and their results."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from leasehold_worker.workloads.eviction import policy_text, resolve
 from leasehold_worker.workloads.probes import is_probe
 
 DEFAULT_TIMEOUT_S: Final = 30.0
-"""How long a hook may take where it does not say."""
+"""Timeout of a hook by default."""
 
 FRAMEWORK_TIMEOUT_S: Final = 120.0
-"""The same of vllm and sglang: weights of a hundred gigabytes take their time to host memory."""
+"""The same for vllm and sglang: moving hundreds of gigabytes of weights takes time."""
 
 _TWO_WAY: Final = frozenset({"vllm", "sglang", "kernel"})
 _FRAMEWORKS: Final = frozenset({"vllm", "sglang"})
 
 
 class Phase(StrEnum):
-    """Which way things go, as templates and commands are told it."""
+    """The direction of an operation, as templates and commands see it."""
 
     BEFORE_SUSPEND = "before_suspend"
     AFTER_RESTORE = "after_restore"
@@ -35,25 +35,25 @@ class Phase(StrEnum):
 
 
 class HookFailedError(Exception):
-    """A hook failed: its text says what it did, what came back, and what would help."""
+    """A hook failed: its text has the call, the answer, and a remedy."""
 
 
 class KernelSide(Protocol):
-    """The application's own kernel, as the kernel hook calls it. Both raise OperationError where it fails."""
+    """The application as the kernel hook calls it. Both methods raise OperationError after a failure."""
 
     async def prepare(self, timeout_s: float) -> None:
-        """Makes it quiescent."""
+        """Makes the application quiescent."""
 
     async def cancel(self, timeout_s: float) -> None:
-        """Lets it go on as before; does nothing where it was not quiescent."""
+        """Lets the application continue; does nothing if it was not quiescent."""
 
 
 @final
 class HookRecord:
-    """How far a way down went, so that the way back undoes that and nothing else.
+    """The progress of hooks before a suspend, so that a rollback undoes exactly that.
 
-    Every step is noted before it is made. Who keeps the notes beyond a crash gives ``save``, and a record
-    with the notes as found to the rollback that follows.
+    Every step is recorded before it is made. A caller that stores the notes beyond a crash gives ``save``,
+    and passes them to the later rollback.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class HookRecord:
         """Begins a record.
 
         Args:
-            notes: What was noted before. None: something may have been done, and nobody knows what.
-            save: Keeps the notes; it raises OperationError where it can't, and the step is not made.
+            notes: Earlier notes. None: steps may have been made, but are unknown.
+            save: Stores the notes, or raises OperationError, and the step is not made.
         """
         self.known = notes is not None
         self._notes = set(notes or ())
@@ -73,7 +73,7 @@ class HookRecord:
 
     @property
     def notes(self) -> frozenset[str]:
-        """What was noted: hooks that were begun, and steps of them that can't be asked about later."""
+        """The notes: hooks that were begun, and steps of them that can't be queried later."""
         return frozenset(self._notes)
 
     def holds(self, note: str) -> bool:
@@ -81,11 +81,11 @@ class HookRecord:
         return not self.known or note in self._notes
 
     def begin(self) -> None:
-        """A way down begins: from here on it is known how far it went, one before that was not undone too."""
+        """Begins the hooks before a suspend. The record is complete unless an older one remains."""
         self.known = True
 
     async def add(self, note: str) -> None:
-        """Notes a step that is about to be made."""
+        """Records a step before it is made."""
         if note not in self._notes:
             self._notes.add(note)
             try:
@@ -95,7 +95,7 @@ class HookRecord:
                 raise
 
     async def remove(self, note: str) -> None:
-        """Takes a note back: the step was certainly not made, or it was undone."""
+        """Removes a note: the step was certainly not made, or it was undone."""
         if note in self._notes:
             self._notes.remove(note)
             await self._keep()
@@ -107,21 +107,21 @@ class HookRecord:
 
 @dataclass(frozen=True, slots=True)
 class HookContext:
-    """What the hooks of one operation are called with.
+    """The input of one operation's hooks.
 
     Attributes:
         workload_id: The workload's id.
         workload_name: Its name.
         root: Its first process.
         hooks: Its hooks, which :func:`leasehold_worker.hooks.validation.check_hooks` accepts.
-        policy: What it is parked by, or was. On the way up it must be the policy of the way down.
+        policy: Policy of the suspend. A restore needs the same one.
         member_pids: Its CUDA processes.
-        environment: What commands find in their environment, besides the variables of hooks.
-        working_directory: Where commands run.
-        measure: Device bytes that NVML lists for the members now. None: it can't say.
-        kernel: The kernel that the application serves. None: it serves none.
-        record: How far the way down went. Without one nobody knows.
-        warnings: Where what else went wrong is told, when an error tells of one thing.
+        environment: Environment of commands, besides the variables of hooks.
+        working_directory: Working directory of commands.
+        measure: Device bytes that NVML lists for the members now. None: unknown.
+        kernel: The checkpointable application. None: there is none.
+        record: Progress of the hooks before the suspend.
+        warnings: Receives further failures beside the raised error.
     """
 
     workload_id: str
@@ -139,7 +139,7 @@ class HookContext:
 
     @property
     def weight_strategy(self) -> WeightStrategy.ValueType:
-        """What becomes of the weights; never UNSPECIFIED."""
+        """The weight strategy; never UNSPECIFIED."""
         return self.policy.weight_strategy or workload_pb2.WEIGHT_STRATEGY_RETAIN
 
     def values(self, phase: Phase) -> dict[str, str]:
@@ -155,14 +155,14 @@ class HookContext:
 
 @dataclass(slots=True)
 class Turn:
-    """One hook, as it is called one way.
+    """The call of one hook, in one direction.
 
     Attributes:
-        hook: Which.
-        context: What with.
-        phase: Which way.
-        doing: What it does just now, for who has to say where it got stuck.
-        warnings: What went wrong and is not fatal.
+        hook: The hook.
+        context: The context.
+        phase: The direction.
+        doing: Its current step, for the message of a timeout.
+        warnings: Failures that are not fatal.
     """
 
     hook: workload_pb2.Hook
@@ -173,22 +173,22 @@ class Turn:
 
 
 def kind(hook: workload_pb2.Hook) -> str:
-    """What a hook does: the name of its action. Empty: it has none."""
+    """The name of a hook's action. Empty: it has none."""
     return hook.WhichOneof("action") or ""
 
 
 def is_two_way(hook: workload_pb2.Hook) -> bool:
-    """Whether a hook knows both ways, and so has no phase."""
+    """Whether a hook has both directions, and so no phase."""
     return kind(hook) in _TWO_WAY
 
 
 def goes_down(hook: workload_pb2.Hook) -> bool:
-    """Whether a hook is called on the way down."""
+    """Whether a hook is called before a suspend."""
     return is_two_way(hook) or hook.phase == workload_pb2.HOOK_PHASE_BEFORE_SUSPEND
 
 
 def calls(hooks: Iterable[workload_pb2.Hook]) -> list[workload_pb2.Hook]:
-    """The hooks that a way down or up calls, in their order: all but readiness probes."""
+    """The hooks that a suspend or restore calls, in their order: all but readiness probes."""
     return [hook for hook in hooks if not is_probe(hook)]
 
 
@@ -198,7 +198,7 @@ def concerns(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.ValueType)
 
 
 def claims_memory(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.ValueType) -> bool:
-    """Whether a hook makes the workload free device memory on the way down."""
+    """Whether a hook is to make the workload free device memory before a suspend."""
     if not goes_down(hook):
         return False
     if kind(hook) in _FRAMEWORKS:
@@ -210,7 +210,7 @@ def claims_memory(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.Value
 
 
 def timeout_s(hook: workload_pb2.Hook) -> float:
-    """How long one call of a hook may take, in seconds."""
+    """Timeout of one call of a hook, in seconds."""
     if hook.HasField("timeout"):
         return seconds(hook.timeout)
     return FRAMEWORK_TIMEOUT_S if kind(hook) in _FRAMEWORKS else DEFAULT_TIMEOUT_S

@@ -1,7 +1,7 @@
-"""What hooks show to servers that ask who calls: a bearer token, read right before each call.
+"""Bearer tokens of hooks for servers, read right before each call.
 
-Only the place of a token is in the workload's spec. The token itself is in no journal, log, error or warning:
-where a server repeats it, :class:`leasehold_worker.hooks.http_call.HttpAnswer` tells something else instead.
+The workload's spec has only the place of a token. The token itself is in no journal, log, error or warning:
+:class:`leasehold_worker.hooks.http_call.HttpAnswer` hides it if a server repeats it.
 """
 
 import os
@@ -20,23 +20,23 @@ TOKEN_LIMIT: Final = 4096
 """Characters of a token."""
 
 READ_TIMEOUT_S: Final = 5.0
-"""How long a file may take: a network volume can hang."""
+"""Timeout of reading a file: a network volume can hang."""
 
 _readers: Final = trio.CapacityLimiter(8)
-"""Threads that read files, those included that hang."""
+"""Threads that read files, including those that hang."""
 
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
 async def read_token(credential: workload_pb2.HookCredential, environment: Mapping[str, str]) -> str | None:
-    """The token of a request. None: it needs none.
+    """The token of a request. None: it has none.
 
     Args:
-        credential: Where the token is. One that says nothing means none.
-        environment: Where variables are looked up.
+        credential: Place of the token. An empty one means none.
+        environment: Environment with the variables.
 
     Raises:
-        HookFailedError: There is none, or it can't be sent; the text does not have it.
+        HookFailedError: The token is missing or invalid; the text does not contain it.
     """
     match credential.WhichOneof("source"):
         case "file":

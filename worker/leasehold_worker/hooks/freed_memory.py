@@ -1,4 +1,4 @@
-"""Whether a hook that claims to have freed device memory did so, by NVML's word."""
+"""Verification by NVML that a hook has freed device memory."""
 
 from typing import Final
 
@@ -10,21 +10,21 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks.context import Turn
 
 FREED_DEADLINE_S: Final = 10.0
-"""How long memory may take to fall after a hook is done: SGLang was seen to answer before it had released all
-(THUDM/slime pull request 579), and NVML lags behind by a moment."""
+"""Time for memory to fall after a hook: SGLang was seen to answer before it had released all (THUDM/slime
+pull request 579), and NVML lags behind by a moment."""
 
 LOOK_INTERVAL_S: Final = 0.1
-"""How often NVML is asked meanwhile."""
+"""Interval of queries of NVML meanwhile."""
 
 
 async def require_freed(turn: Turn, before: int | None) -> None:
     """Waits until the members hold less device memory than before.
 
-    Any fall is enough here: only the framework knows how much it can free. What a sleeping workload keeps is
-    looked at before its GPUs are offered to others (:mod:`leasehold_worker.operations.keep_running`).
+    Any fall suffices here: only the framework knows how much it can free. The memory of a sleeping workload
+    is checked before its GPUs are offered to others (:mod:`leasehold_worker.operations.keep_running`).
 
     Raises:
-        OperationError: MEMORY_NOT_FREED: it did not fall in time.
+        OperationError: MEMORY_NOT_FREED: the memory did not fall in time.
     """
     name = turn.hook.name
     after = before

@@ -1,8 +1,8 @@
-"""One HTTP request with a deadline, and its whole answer, which is bounded.
+"""One HTTP request with a deadline and a bounded answer.
 
-HTTP/1.1 by http.client in a thread: it keeps a library out, and reads what real servers send. Redirects are
-not followed: a hook names the address that it means, and a server of the host could otherwise send the worker
-anywhere.
+It is HTTP/1.1 by http.client in a thread, which needs no further library and reads what real servers send.
+Redirects are not followed: a hook names its address, and otherwise a server of the host could send the worker
+to any other.
 """
 
 import contextlib
@@ -20,29 +20,29 @@ from urllib.parse import SplitResult, urlsplit
 import trio
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
-"""How much of an answer is read. SGLang tells all of its settings in one: tens of kilobytes."""
+"""Bytes read of an answer. SGLang sends all its settings in one: tens of kilobytes."""
 
 HIDDEN: Final = "[credential]"
-"""What is told in place of a token that a server repeats."""
+"""Text in place of a token that a server repeats."""
 
 _SHOWN: Final = 300
 _NO_DEADLINE_S: Final = 30.0
 _THREADS: Final = trio.CapacityLimiter(32)
-"""Of its own, so that servers that hang hold up nobody who reads NVML or the disk."""
+"""A limiter of its own, so that servers that hang do not block reads of NVML or the disk."""
 
 
 class HttpCallError(Exception):
-    """No answer came. Its text says why."""
+    """No answer came; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What a server answered.
+    """A server's answer.
 
     Attributes:
         status: The status code.
         body: The body, cut at :data:`MOST_ANSWER_BYTES`.
-        token: What the request carried, which the text of the answer never shows.
+        token: Token of the request, which the text of the answer never shows.
     """
 
     status: int
@@ -69,7 +69,7 @@ class HttpAnswer:
 
 
 def printable(text: str) -> str:
-    """What another program said, in one line and without characters that a terminal obeys."""
+    """Another program's text as one line, without control characters."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
@@ -83,10 +83,10 @@ def _without(token: str, text: str) -> str:
 
 
 def check_url(url: str) -> SplitResult:
-    """The parts of an address that can be called.
+    """The parts of a valid address.
 
     Raises:
-        ValueError: It can't be called; the text says why.
+        ValueError: The address is invalid; the text has the reason.
     """
     parts = urlsplit(url)
     if parts.scheme == "https":
@@ -107,7 +107,7 @@ async def call(method: str, url: str, body: bytes | None = None, *, token: str |
 
     A body is sent as JSON. A token is sent as "Authorization: Bearer".
 
-    Cancelled: the connection is broken, and the server may or may not have done what was asked.
+    A cancellation breaks the connection, and the server may or may not have acted.
 
     Raises:
         HttpCallError: No whole answer came: refused, reset, not HTTP, or no address.
@@ -155,7 +155,7 @@ def _exchange(
 
 
 def _break(connection: http.client.HTTPConnection) -> None:
-    """Wakes a thread that was left behind: it would read on for as long as a server sends bytes."""
+    """Ends the read of an abandoned thread, which would last as long as the server sends bytes."""
     held = connection.sock
     if held is not None:
         with contextlib.suppress(OSError):

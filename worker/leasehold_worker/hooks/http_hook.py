@@ -1,4 +1,4 @@
-"""The http hook, and the drain of work in flight, which is made of three of them."""
+"""The http hook, and the drain of running requests, which consists of three."""
 
 from typing import Final
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from leasehold_worker.hooks.http_call import HttpCallError, call
 from leasehold_worker.hooks.templates import expand
 
 IDLE_INTERVAL_S: Final = 0.25
-"""How often a server is asked whether its work in flight is done."""
+"""Interval of queries whether a server is idle."""
 
 
 async def run(turn: Turn) -> None:
@@ -25,10 +25,10 @@ async def run(turn: Turn) -> None:
 
 
 async def drain(turn: Turn) -> None:
-    """Stops admitting, then waits until work in flight is done, within the deadline of the caller.
+    """Stops admission, then waits until the server is idle, within the deadline of the caller.
 
     Raises:
-        HookFailedError: The server did not stop admitting. It is still to be told to admit again.
+        HookFailedError: The server did not stop admission. It must still be told to admit requests again.
     """
     drain_of = turn.hook.drain
     if drain_of.HasField("stop_admitting"):
@@ -44,10 +44,10 @@ async def drain(turn: Turn) -> None:
 
 
 async def admit_again(turn: Turn) -> None:
-    """Has the server admit again, where it was told to stop.
+    """Has the server admit requests again, if it was told to stop.
 
     Raises:
-        HookFailedError: It did not.
+        HookFailedError: The server did not.
     """
     if turn.hook.drain.HasField("admit_again"):
         await _request(turn, turn.hook.drain.admit_again)

@@ -1,9 +1,9 @@
-"""Calls the hooks of a workload: on the way down, on the way up, and on the way back.
+"""Calls the hooks of a workload before a suspend, after a restore, and in a rollback.
 
-Down, in their order: hooks that know both ways, and those of BEFORE_SUSPEND. Each drains first where it says
-how.
+Before a suspend, in their order: hooks with both directions, and those of BEFORE_SUSPEND. A hook with a drain
+drains first.
 
-Up and back, in this order:
+After a restore or in a rollback, in this order:
 
 1. hooks that know both ways, in reverse;
 2. hooks of AFTER_RESTORE, in their order;
@@ -47,15 +47,15 @@ _WAYS: Final = {
 
 
 async def down(context: HookContext) -> None:
-    """Calls the hooks of the way down.
+    """Calls the hooks before a suspend.
 
-    What drains is given the hook's timeout, and its action the same again. Where anything fails, or this is
-    cancelled, all that was begun is undone before it ends, not to be cancelled: each hook has its timeout for
-    that. What can't be undone is told in the context's warnings.
+    A drain has the hook's timeout, and its action has it again. After a failure or a cancellation all begun
+    hooks are rolled back, shielded from cancellation, each within its timeout. Failures of the rollback
+    become warnings of the context.
 
     Raises:
-        OperationError: HOOK_FAILED, or what the application's kernel failed with; MEMORY_NOT_FREED. Metadata
-            "hook" names the hook. Or the record could not be kept.
+        OperationError: HOOK_FAILED, or the error of the application; MEMORY_NOT_FREED. Metadata "hook" names
+            the hook. Or the record could not be stored.
     """
     finished = False
     context.record.begin()
@@ -73,13 +73,13 @@ async def down(context: HookContext) -> None:
 
 
 async def up(context: HookContext) -> list[str]:
-    """Calls the hooks of the way up, all of them whatever fails, and not to be cancelled in between.
+    """Calls all hooks after a restore, past failures and shielded from cancellation.
 
     Returns:
-        What went wrong and is not fatal, which is among the context's warnings too.
+        Failures that are not fatal, which are warnings of the context, too.
 
     Raises:
-        OperationError: HOOK_FAILED: the first failure. Others are told in the context's warnings.
+        OperationError: HOOK_FAILED: the first failure. Others are warnings of the context.
     """
     told = len(context.warnings)
     failures = await _go_back(context, _downward(context), Phase.AFTER_RESTORE)
@@ -90,12 +90,12 @@ async def up(context: HookContext) -> list[str]:
 
 
 async def down_again(context: HookContext) -> list[str]:
-    """Goes down once more after a way up that failed, as far as it may; not to be cancelled in between.
+    """Calls the hooks before a suspend again after a failed restore, shielded from cancellation.
 
-    Nothing of it is undone where it fails, and no memory need fall: what never woke has none to free.
+    A failure is not rolled back, and memory need not fall: a server that never woke has none to free.
 
     Returns:
-        What failed, which is among the context's warnings too.
+        Failures, which are warnings of the context, too.
     """
     failures: list[str] = []
     with trio.CancelScope(shield=True):
@@ -113,13 +113,13 @@ async def down_again(context: HookContext) -> list[str]:
 
 
 async def roll_back(context: HookContext) -> list[str]:
-    """Undoes a way down, as far as the record says that it went; not to be cancelled in between.
+    """Undoes the hooks before a suspend, as far as the record goes, shielded from cancellation.
 
-    It may be called again, and after a restart of the worker. Without a record all hooks are undone that can
-    be asked how far they went; vLLM can, SGLang can't and is only told to admit again.
+    It may be called again, and after a restart of the worker. Without a record it undoes all hooks whose
+    server can be queried: vLLM can; SGLang can't, and is only told to admit requests again.
 
     Returns:
-        What could not be undone, and what else went wrong; it is among the context's warnings too.
+        Failures, which are warnings of the context, too.
     """
     told = len(context.warnings)
     failures = await _go_back(context, _begun(context), Phase.ROLLBACK)
@@ -159,7 +159,7 @@ async def _go_down(turn: Turn) -> None:
 async def _go_back(
     context: HookContext, begun: Sequence[workload_pb2.Hook], phase: Phase
 ) -> list[OperationError]:
-    """Goes all the way up or back, whatever fails on it."""
+    """Undoes all hooks, past failures."""
     failures: list[OperationError] = []
     broken: set[str] = set()
 
@@ -197,10 +197,10 @@ async def _go_back(
 
 
 async def _limited(turn: Turn, action: Callable[[Turn], Awaitable[None]]) -> None:
-    """Does one thing of a hook within its timeout.
+    """Performs one action of a hook within its timeout.
 
     Raises:
-        OperationError: It failed, or was not done in time.
+        OperationError: The action failed, or was not done in time.
     """
     limit_s = timeout_s(turn.hook)
     try:

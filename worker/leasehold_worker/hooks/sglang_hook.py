@@ -35,35 +35,35 @@ from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
 
 IDLE_INTERVAL_S: Final = 0.2
-"""How often a server is asked whether requests are under way."""
+"""Interval of queries whether requests are running."""
 
 RELEASING: Final = "releasing="
-"""Noted after the hook's name and a slash, before its memory is released, with the bytes that it held."""
+"""Note with the hook's name and a slash, made before the release, with the bytes held then."""
 
 RELEASED: Final = "released="
-"""Noted likewise, once it certainly was: with the bytes that it held then."""
+"""The same, once the release is certain."""
 
 RESUMING: Final = "resuming"
-"""Noted likewise, before it is resumed."""
+"""The same, before the resumption."""
 
 DROPPED: Final = "dropped"
-"""Noted likewise: its weights were dropped and not loaded again."""
+"""The same: weights were dropped and not loaded again."""
 
 AWAKE_SHARE: Final = 0.98
-"""Of the bytes that it held before a release. Who holds more has not released its memory, or has it back."""
+"""Share of the bytes before a release. A server with more has not released its memory, or has resumed it."""
 
 RELEASED_SHARE: Final = 0.9
-"""Likewise. Who holds less has released it. In between nobody knows, unless what a release left is noted."""
+"""The same. A server with less has released its memory. In between, only a note on the release decides."""
 
 _TAGS: Final = ("kv_cache", "weights")
 _WEIGHTS: Final = "weights"
 
 
 async def down(turn: Turn) -> None:
-    """Waits until nothing is under way, and releases the memory; nothing where the weights are retained.
+    """Waits until no request runs, and releases the memory unless the weights are retained.
 
     Raises:
-        HookFailedError: It was not released, or it is not known whether it was.
+        HookFailedError: The memory was not released, or that is unknown.
     """
     strategy = turn.context.weight_strategy
     if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
@@ -95,10 +95,10 @@ async def down(turn: Turn) -> None:
 async def up(turn: Turn) -> None:
     """Resumes the memory, loads dropped weights, and admits requests again.
 
-    Only what was noted is resumed.
+    Only noted releases are resumed.
 
     Raises:
-        HookFailedError: One of it failed; or nobody knows whether the memory was released.
+        HookFailedError: A step failed, or it is unknown whether the memory was released.
     """
     strategy = turn.context.weight_strategy
     if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
@@ -115,10 +115,10 @@ async def up(turn: Turn) -> None:
 
 
 async def _is_released(turn: Turn) -> bool:
-    """Whether the server has released its memory: by the notes, or where they leave it open by NVML.
+    """Whether the server has released its memory, by the notes, or else by NVML.
 
     Raises:
-        HookFailedError: Neither knows, or it does not answer.
+        HookFailedError: Both leave it open, or the server does not answer.
     """
     record = turn.context.record
     before, after = _held(turn, RELEASING), _held(turn, RELEASED)
@@ -139,9 +139,9 @@ async def _is_released(turn: Turn) -> bool:
 
 
 def _by_memory(before: int | None, after: int | None, now: int | None) -> bool | None:
-    """Whether memory is released, by the bytes that were held before and after that, and that are held now.
+    """Whether memory is released, by the bytes before and after the release and now.
 
-    None: that can't be told apart.
+    None: these bytes leave it open.
     """
     if before is None or now is None:
         return None
@@ -158,9 +158,9 @@ def _bytes(held: str | None) -> int | None:
 
 
 async def _forget_release(turn: Turn) -> None:
-    """Takes the notes back of a release that was not made, or is undone.
+    """Removes the notes of a release that was not made, or is undone.
 
-    What is left of them on the way leaves it open, and never says that it certainly was made.
+    After a crash in between, the notes leave it open, and never claim a release.
     """
     record = turn.context.record
     for note in (RELEASED, RESUMING, RELEASING):
@@ -169,7 +169,7 @@ async def _forget_release(turn: Turn) -> None:
 
 
 def _held(turn: Turn, note: str) -> str | None:
-    """What follows a note that is held. None: it is not."""
+    """The text after a note. None: there is no such note."""
     prefix = _note(turn, note)
     found = [held for held in turn.context.record.notes if held.startswith(prefix)]
     return found[0].removeprefix(prefix) if found else None

@@ -7,11 +7,11 @@ from leasehold_worker.host.processes import identify, send_signal
 
 
 def send(turn: Turn) -> None:
-    """Signals the workload's first process, and nobody who has its pid by now.
+    """Signals the workload's first process, and never a later process with its pid.
 
     Raises:
         HookFailedError: The process has ended, or may not be signalled.
-        OperationError: It could not be held, and was not signalled.
+        OperationError: The process could not be opened, and was not signalled.
     """
     root = turn.context.root
     number = turn.hook.signal.signal_number

@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 NAMES: Final = frozenset({"workload", "workload_id", "phase", "policy", "members"})
-"""What may stand in braces."""
+"""The names that braces may contain."""
 
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 def check(text: str) -> None:
-    """Refuses a text that is no template.
+    """Refuses an invalid template.
 
     Raises:
-        ValueError: It has an unknown name, or a brace of its own that is not doubled.
+        ValueError: The text has an unknown name, or a single brace.
     """
     expand(text, dict.fromkeys(NAMES, ""))
 
@@ -25,10 +25,10 @@ def expand(text: str, values: Mapping[str, str], quote: Callable[[str], str] = s
     Args:
         text: The template.
         values: A value for each of :data:`NAMES`.
-        quote: What is done with a value before it is put in.
+        quote: Converts a value before it is inserted.
 
     Raises:
-        ValueError: It is no template.
+        ValueError: The text is not a template.
     """
 
     def replace(found: re.Match[str]) -> str:

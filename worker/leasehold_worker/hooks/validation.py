@@ -1,4 +1,4 @@
-"""What hooks may say, before anything is begun with them; and which of them deal with the weights. Pure."""
+"""Validation of hooks before they are used, and the choice of those for weights. Pure."""
 
 import ipaddress
 import re
@@ -16,10 +16,10 @@ from leasehold_worker.hooks.http_call import check_url
 from leasehold_worker.workloads.probes import is_probe
 
 MOST_HOOKS: Final = 32
-"""How many hooks a workload may have: each may take its timeout, one after the other."""
+"""Hooks of a workload: each may take its timeout, one after the other."""
 
 LONGEST_TIMEOUT_S: Final = 3600.0
-"""How long one hook may be given."""
+"""Longest timeout of one hook."""
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"})
@@ -31,11 +31,11 @@ _PHASES: Final = frozenset(
     }
 )
 _PROBES: Final = frozenset({"command", "http"})
-"""Hooks that tell something, and so can be readiness probes."""
+"""Actions that return an answer, and so can be readiness probes."""
 
 
 def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
-    """Refuses hooks that could not be called as they are.
+    """Refuses hooks that can't be called.
 
     Raises:
         OperationError: INVALID_ARGUMENT; metadata "field" names the field, such as ``hooks[0].timeout``.
@@ -54,10 +54,10 @@ def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
 
 
 def check_foreign_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
-    """Refuses hooks that do as the worker's user what the caller, who is another, may not.
+    """Refuses hooks that would do as the worker's user something that the calling user may not.
 
-    A command runs as the worker's user. A request may go anywhere, and a credential may be anybody's file.
-    The other hooks do nothing that the caller could not do.
+    A command runs as the worker's user. A request may go to any address, and a credential may be any user's
+    file. The other hooks do nothing that the caller could not do.
 
     Raises:
         OperationError: NOT_PERMITTED; metadata "field" names the field.
@@ -102,7 +102,7 @@ def _not_permitted(field: str, name: str, what: str) -> OperationError:
 def weights_hooks(
     hooks: Sequence[workload_pb2.Hook], weight_strategy: WeightStrategy.ValueType
 ) -> list[workload_pb2.Hook]:
-    """The hooks that put the weights away by a strategy, in their order. None where they are retained."""
+    """The hooks that move or drop the weights by a strategy, in order. None if weights are retained."""
     if weight_strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
         return []
     return [

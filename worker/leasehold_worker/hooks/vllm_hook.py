@@ -35,22 +35,22 @@ from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
 
 ATTEMPTS: Final = 3
-"""How often a call is made that got no answer or a status of 5xx."""
+"""Attempts of a call without an answer or with a status of 5xx."""
 
 BACKOFF_S: Final = 0.2
-"""How long is waited before the second attempt, and twice that before the third; up to half as long again."""
+"""Wait before the second attempt, doubled before the third, with up to half as long added."""
 
 LOOK_INTERVAL_S: Final = 0.2
-"""How often a server is asked whether it sleeps: its routes may answer before it does."""
+"""Interval of queries whether a server sleeps: its routes may answer before it does."""
 
 AWAKE_DEADLINE_S: Final = 10.0
-"""How long a server may say that it sleeps after it was woken."""
+"""Time for which a server may report that it sleeps after it was woken."""
 
 LEVELS: Final[dict[WeightStrategy.ValueType, int]] = {
     workload_pb2.WEIGHT_STRATEGY_OFFLOAD: 1,
     workload_pb2.WEIGHT_STRATEGY_DISCARD: 2,
 }
-"""The sleep level of each weight strategy; with others a server does not sleep."""
+"""The sleep level of each weight strategy; with any other a server does not sleep."""
 
 _PAUSE: Final = "/pause?mode=wait&wait_for_inflight_requests=true"
 _WEIGHTS: Final = "weights"
@@ -58,10 +58,10 @@ _CACHE: Final = "kv_cache"
 
 
 async def down(turn: Turn) -> None:
-    """Pauses the server, puts it to sleep as the weight strategy says, then drops its communicators.
+    """Pauses the server, puts it to sleep by the weight strategy, then drops its communicators.
 
     Raises:
-        HookFailedError: One of it failed. The server is somewhere in between, and :func:`up` wakes it.
+        HookFailedError: A step failed. The server is in an intermediate state, and :func:`up` wakes it.
     """
     level = LEVELS.get(turn.context.weight_strategy)
     if level is not None:
@@ -76,13 +76,13 @@ async def down(turn: Turn) -> None:
 
 
 async def up(turn: Turn) -> None:
-    """Makes the communicators anew, wakes the server, loads dropped weights, and resets its prefix cache.
+    """Creates the communicators again, wakes the server, loads dropped weights, and resets its prefix cache.
 
-    A server that does not sleep is not woken. A server that was only paused is resumed. A prefix cache that
-    is not reset is told as a warning.
+    A server that does not sleep is not woken. A paused server is resumed. A prefix cache that is not reset
+    becomes a warning.
 
     Raises:
-        HookFailedError: One of it failed.
+        HookFailedError: A step failed.
     """
     hook = turn.hook.vllm
     if hook.resume_method:
@@ -101,7 +101,7 @@ async def up(turn: Turn) -> None:
 
 
 def _sleep_note(turn: Turn) -> str:
-    """What the record holds from before the server is told to sleep."""
+    """The note that is made before the server is told to sleep."""
     return f"{turn.hook.name}/sleep"
 
 
@@ -161,7 +161,7 @@ async def _remote_call(turn: Turn, method: str) -> None:
 async def _control(
     turn: Turn, method: str, path: str, body: bytes | None = None, *, optional: bool = False
 ) -> HttpAnswer:
-    """Makes a call, a few times if need be. An optional route may be missing: older servers answer 404."""
+    """Makes a call, with a few attempts. An optional route may be missing: older servers answer 404."""
     url = turn.hook.vllm.url.rstrip("/") + path
     what = f"{method} {url}" + (f" with {body.decode()}" if body else "")
     for attempt in range(1, ATTEMPTS + 1):

@@ -1,4 +1,4 @@
-"""Sizes as people read and write them."""
+"""Sizes as text for users."""
 
 import re
 from decimal import Decimal
@@ -24,11 +24,11 @@ def size_text(size_bytes: int) -> str:
 def parse_size(text: str) -> int:
     """The bytes of a size such as "1.5 GiB", "500MB" or "4096"; parts of a byte are dropped.
 
-    KiB to PiB are powers of 1024, kB to PB powers of 1000, in any case of letters. A bare "8G" is refused:
-    some programs mean the one by it and some the other.
+    KiB to PiB are powers of 1024, kB to PB powers of 1000, in any case of letters. A bare "8G" is refused,
+    since programs differ about its meaning.
 
     Raises:
-        ValueError: It is not a size, or more than 2**63 - 1 bytes; the text is one sentence with the remedy.
+        ValueError: The text is not a size, or exceeds 2**63 - 1 bytes; the message has the remedy.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None

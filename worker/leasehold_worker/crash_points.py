@@ -6,7 +6,7 @@ import signal
 from typing import Final
 
 VARIABLE: Final = "LEASEHOLD_CRASH_POINT"
-"""Names the point that is armed, as NAME, or NAME:N for the Nth time that it is passed."""
+"""Variable with the armed point, as NAME, or NAME:N for its Nth pass."""
 
 CRASH_POINTS: Final = (
     "command-received",
@@ -34,7 +34,7 @@ CRASH_POINTS: Final = (
     "workload-probed",
     "command-settled",
 )
-"""Those that a worker comes to with plain suspends, in their order. `make chaos` reaches them."""
+"""The crash points of plain suspends, in order. `make chaos` reaches them."""
 
 PARKING_CRASH_POINTS: Final = (
     "phase-hooks",
@@ -53,7 +53,7 @@ PARKING_CRASH_POINTS: Final = (
     "intent-start",
     "phase-load",
 )
-"""Crash points of hooks, images and applications that save themselves. `make strategies` reaches them."""
+"""The crash points of hooks, images and checkpointable applications. `make strategies` reaches them."""
 
 
 class _Armed:

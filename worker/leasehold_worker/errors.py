@@ -1,4 +1,4 @@
-"""What a worker refuses or fails with, as the wire carries it."""
+"""Errors and refusals of a worker, in their form on the wire."""
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
@@ -27,16 +27,16 @@ class OperationError(Exception):
 
 
 def defect() -> OperationError:
-    """What is told where the worker itself is at fault; its log has the rest."""
+    """The error of a defect in the worker; its log has the details."""
     return OperationError(
         errors_pb2.ERROR_REASON_INTERNAL, "this is a defect of Leasehold: see the worker's log"
     )
 
 
 class StartError(Exception):
-    """The worker can't start; its text is one sentence with the remedy."""
+    """The worker can't start; the text has the reason and the remedy."""
 
 
 def invalid(field_name: str, message: str) -> OperationError:
-    """A field of a request breaks its rule."""
+    """The error of an invalid field in a request."""
     return OperationError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, {"field": field_name})

@@ -1,4 +1,4 @@
-"""What lines of the log are about: the session, the command and the workload of the task that writes them."""
+"""The context of log lines: the session, the command and the workload of the task that writes them."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ def log_context(**names: str) -> Iterator[None]:
 
 @final
 class ContextFilter(logging.Filter):
-    """Gives each record the names of its context, as ``[name=value …] ``, or nothing."""
+    """Adds its context to each record, as ``[name=value …] ``, or nothing."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass."""

@@ -1,4 +1,4 @@
-"""Lines of the log, which no workload, user or coordinator can forge or fill with orders to a terminal."""
+"""The format of log lines, in which no workload, user or coordinator can forge lines or terminal codes."""
 
 import logging
 from typing import Final, final
@@ -8,7 +8,7 @@ FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(context)s%(message)s"
 
 @final
 class LogFormatter(logging.Formatter):
-    """Escapes what is not printable: messages hold names, arguments and errors of others."""
+    """Escapes characters that are not printable: messages contain foreign names, arguments and errors."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT, defaults={"context": ""})
@@ -20,7 +20,7 @@ class LogFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The entry. Only a traceback has lines of its own."""
+        """The entry. Only a traceback has further lines."""
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 

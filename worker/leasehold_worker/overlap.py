@@ -1,4 +1,4 @@
-"""Two questions that don't depend on each other, asked at the same time."""
+"""Two independent questions, asked at the same time."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -17,10 +17,10 @@ async def both(
 ) -> tuple[First, Second]:
     """Asks both at once, and returns both answers.
 
-    Neither question ends the other: the caller's decision does not depend on which of them was quicker.
+    Neither question ends the other, so that the result does not depend on their speed.
 
     Raises:
-        OperationError: That of the first question, or else that of the second. Both have ended.
+        OperationError: The error of the first question, or else of the second. Both have ended.
     """
     firsts: list[First] = []
     seconds: list[Second] = []

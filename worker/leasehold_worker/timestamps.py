@@ -24,12 +24,13 @@ def duration(seconds: float) -> duration_pb2.Duration:
 
 
 LONGEST_S: Final = 100 * 365 * 86_400.0
-"""A hundred years. A longer wait is the same to everybody, and datetime can't hold much more."""
+"""A hundred years. A longer wait makes no difference, and datetime can't hold much more."""
 
 
 def seconds(duration: Duration) -> float:
     """A duration in seconds, negative ones too, within a hundred years.
 
-    ``ToTimedelta`` raises for what it can't hold, so one field of a peer would end more than its own call.
+    ``ToTimedelta`` raises for a value that it can't hold, so a peer's field could break more than its own
+    call.
     """
     return min(max(-LONGEST_S, duration.seconds + duration.nanos / 1e9), LONGEST_S)

@@ -234,7 +234,7 @@ def test_after_a_reboot_everything_is_reported_gone(
     start_worker(host)
     again = coordinator.next_session()
     assert slots(again) == [FREE] * 4
-    for workload_id, held in (("w1", host.gpus[0].uuid), ("w2", "parked")):
+    for workload_id, held in (("w1", host.gpus[0].uuid), ("w2", "suspended")):
         status = workload(again, workload_id).status
         assert status.state == workload_pb2.WORKLOAD_STATE_FAILED
         assert status.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED

@@ -43,17 +43,17 @@ from leasehold_worker.workloads.workload import LET_GO, Workload
 logger = logging.getLogger(__name__)
 
 FINISH_TIMEOUT_S: Final = 60.0
-"""How long a stop waits for commands that are under way."""
+"""Time that a stop waits for running commands."""
 
 SETTLE_TIMEOUT_S: Final = 10.0
-"""How long a stop waits for the journal's disk."""
+"""Time that a stop waits for the journal's disk."""
 
 
 async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> None:
-    """Runs the worker until SIGTERM or SIGINT. Its workloads go on, unless the settings say otherwise.
+    """Runs the worker until SIGTERM or SIGINT. Its workloads keep running, unless the settings say otherwise.
 
     Raises:
-        StartError: The journal can't be used, or another worker serves one of the GPUs.
+        StartError: The journal can't be used, or another worker serves a GPU.
     """
     with closing(LocalSocket(config.socket_path, config.socket_group)) as local_socket, ExitStack() as locks:
         await _run(config, state_directory, local_socket, locks)
@@ -198,7 +198,7 @@ async def _finish_commands(commands: Commands) -> None:
 
 
 async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -> None:
-    """Leaves the workloads as they are, or parks those that run, or stops all, by commands of our own."""
+    """Leaves, suspends or stops the workloads at the end of the worker, by commands of its own."""
 
     async def end(workload: Workload) -> None:
         if how == "stop":

@@ -1,4 +1,4 @@
-"""The parts of a worker that carry out operations, built in one place."""
+"""The parts of a worker that perform operations, built in one place."""
 
 import logging
 import os
@@ -66,32 +66,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What works on one host's GPUs.
+    """The parts for one host's GPUs.
 
     Attributes:
         driver: The driver.
         inventory: NVML.
-        pool: The GPUs, and who leases which.
-        resources: What workloads may have of the host.
-        foreign: Who else is on the GPUs.
-        health: Looks after the GPUs.
-        host_memory: The ledger of promised host memory.
-        rates: How long transfers take.
-        durations: How long the other phases take.
-        proof: What NVML says of members.
+        pool: The GPUs and their leases.
+        resources: Resources of the host.
+        foreign: Foreign processes on the GPUs.
+        health: Monitors the health of the GPUs.
+        host_memory: The ledger of reserved host memory.
+        rates: Measured transfer rates.
+        durations: Measured durations of the other phases.
+        proof: Verification of members by NVML.
         workloads: The registry.
         operations: Run, suspend, restore and remap.
-        hook_calls: What hooks are called with.
-        kernels: Applications that save themselves.
+        hook_calls: The contexts of hooks.
+        kernels: The checkpointable applications.
         applications: Saves, stops and starts them again.
         criu: The CRIU of this host.
-        imaging: Writes processes to disk, and brings them back.
-        disk: What is kept on disk.
+        imaging: Writes processes to disk, and restores them.
+        disk: The checkpoints on disk.
         stopping: Stop.
         adopting: Adopt and release.
-        readiness: Sees when workloads become ready.
+        readiness: Detects when workloads become ready.
         servicing: Cordon, uncordon and the reset of a GPU's health.
-        nursery: Where the workloads are watched.
+        nursery: Runs the tasks that monitor workloads.
     """
 
     driver: Driver
@@ -120,7 +120,7 @@ class Parts:
 
 
 DIRECTORY_TIMEOUT_S: Final = 10.0
-"""How long the host's directory of users may take at the start. After that, a number is the worker's name."""
+"""Timeout of the host's directory of users at the start. After that, a number is the worker's name."""
 
 
 async def _own_name() -> str:
@@ -140,20 +140,20 @@ async def open_parts(
     written: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     start_number: int = 0,
 ) -> AsyncIterator[Parts]:
-    """Builds the parts. They end with the context; what is left in the nursery is cancelled.
+    """Builds the parts. They end with the context, and tasks in the nursery are cancelled.
 
     Args:
         config: The worker's settings.
-        workloads_path: Where each workload gets a folder.
-        observer: Told every change of a workload.
-        on_forgotten: Told the id of an ended workload that is not remembered any longer.
-        keep_standing: Told what is held against a GPU, or under "" against the worker, when it is another.
-        worker_id: Whose images are on disk.
-        start_number: How often the worker has been started.
-        written: Waits until what the observer was told is on disk; it raises OperationError where it can't.
+        workloads_path: Parent of the workloads' folders.
+        observer: Receives every change of a workload.
+        on_forgotten: Receives the id of a workload that is forgotten.
+        keep_standing: Receives the changed standing of a GPU, and under "" that of the worker.
+        worker_id: Id of the worker, which owns the images on disk.
+        start_number: Number of the worker's starts.
+        written: Waits until all reported changes are on disk, or raises OperationError.
 
     Raises:
-        StartError: A limit of the settings is above what the host has, or it has none of the GPUs.
+        StartError: A limit of the settings exceeds the host's, or the host has none of the named GPUs.
     """
     # Its volume is asked for its room before the first workload is started.
     await trio.to_thread.run_sync(partial(workloads_path.mkdir, parents=True, exist_ok=True))

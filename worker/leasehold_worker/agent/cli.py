@@ -65,8 +65,8 @@ def command(
     """Run the worker agent of a GPU host.
 
     It leases this host's GPUs to workloads, and suspends, restores and moves them on the coordinator's
-    command. It keeps trying when the coordinator is away. Its workloads outlive it: a worker that is started
-    again on the same state directory finds them, and ends what was under way as it finds it.
+    command. Without a coordinator it keeps reconnecting. Workloads outlive the worker. A worker that is
+    started again on the same state directory finds them, and settles interrupted commands.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent listens: without a traceback
     gc.disable()  # nothing that is imported is garbage, and looking for some is a tenth of the start

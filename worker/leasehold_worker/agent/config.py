@@ -22,17 +22,17 @@ from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""As the coordinator lets in: the name stands in `worker/slot`."""
+"""Pattern of a name, as the coordinator requires: it appears in `worker/slot`."""
 
 MIN_OUTPUT_LIMIT_BYTES: Final = 65_536
 StopWorkloads: TypeAlias = Literal["leave", "park", "stop"]
 
 FILE_LIMIT_BYTES: Final = 1_000_000
-"""What a settings file may have."""
+"""Size limit of a settings file."""
 
 
 def default_state_directory() -> Path:
-    """Where a worker that nobody configured keeps its state."""
+    """The default state directory of a worker."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(base) / "leasehold/worker"
 
@@ -43,9 +43,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: str = DEFAULT_COORDINATOR
     """Address of the coordinator, HOST:PORT."""
     state_dir: Path = msgspec.field(default_factory=default_state_directory)
-    """Directory of this worker alone: its id, its epoch, and its workloads' output."""
+    """Directory of this worker alone, with its id, its epoch, and its workloads' output."""
     name: str = msgspec.field(default_factory=socket.gethostname)
-    """What people call the worker."""
+    """Name of the worker."""
     log_level: str = "info"
     """debug, info, warning or error."""
     labels: dict[str, str] = {}
@@ -53,58 +53,58 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     driver_call_floor_s: float = CALL_FLOOR_S
     """Least deadline of any driver call. Those that move memory get three times their estimate more."""
     proof_timeout_s: float = DEFAULT_TIMEOUT_S
-    """How long NVML may take to agree with the driver."""
+    """Time for NVML to agree with the driver."""
     stop_workloads: StopWorkloads = "leave"
-    """What a stop of the worker does with its workloads: leave them as they are, park them, or stop them."""
+    """Action of a stop on the worker's workloads: leave them running, suspend them, or stop them."""
     host_memory_reserve_bytes: int = DEFAULT_RESERVE_BYTES
-    """Host memory that no suspend may take."""
+    """Host memory that suspends may not use."""
     cpu_limit_millicores: int = 0
-    """CPU time that workloads may have together, in thousandths of a core. 0: all of it."""
+    """CPU time of all workloads together, in thousandths of a core. 0: all of it."""
     memory_limit: str | int = 0
-    """Host memory that workloads may have together: bytes, or a size such as "400GiB". 0: all of it."""
+    """Host memory of all workloads together: bytes, or a size such as "400GiB". 0: all of it."""
     disk_reserve: str | int = 0
-    """Disk kept free on the state directory's volume: bytes, or a size. A tenth of it at least is kept."""
+    """Disk kept free on the state directory's volume: bytes, or a size. At least a tenth is kept free."""
     socket: Path | None = None
     """Socket of the local API. None: worker.sock in the state directory."""
     socket_group: str = ""
     """Group that may use it, besides root and the worker's user. Empty: the worker's own."""
     output_limit: str | int = DEFAULT_LIMIT_BYTES
-    """What a workload's output may take on disk: bytes, or a size. Of more, the oldest part is dropped."""
+    """Disk usage of a workload's output: bytes, or a size. Beyond it, the oldest part is dropped."""
     inherited_variables: list[str] = []
     """Further variables of the worker that programs and hooks inherit; a star stands for any characters."""
     adopt_users: list[str] = []
-    """Users, by name or number, whose processes may be adopted; "*" is everybody. Empty: the worker's own, or
-    everybody where the worker is root."""
+    """Users, by name or number, whose processes may be adopted; "*" is all users. Empty: the worker's own, or
+    all users if the worker is root."""
     image_dir: Path | None = None
-    """Directory for images of processes and what applications save; workers may share it. None: images in
-    the state directory."""
+    """Directory for process images and application checkpoints; workers may share it. None: images in the
+    state directory."""
     checkpoint_limit: str | int = 0
-    """What all of it may take: bytes, or a size. 0: as much as the disk has, less disk_reserve."""
+    """Budget of all checkpoints: bytes, or a size. 0: as much as the disk has, less disk_reserve."""
     checkpoint_expiry_s: float = 7 * 86_400.0
-    """How long what no workload needs any more is kept there."""
+    """Age at which unneeded checkpoints are deleted."""
     keep_images: bool = False
-    """Keep images of processes, too, that have been brought back."""
+    """Keep process images even after a restore."""
     kernel_quiescence_s: float = DEFAULT_TIMEOUTS.quiescence_s
-    """How long an application that saves itself may take to come to rest."""
+    """Time for a checkpointable application to quiesce."""
     kernel_start_s: float = START_TIMEOUT_S
-    """How long a program that is started to be restored may take until it serves its kernel."""
+    """Time for a program's application to register after a start for a restore."""
     parked_memory_limit: str | int = 0
-    """Host memory that suspended workloads may take together: bytes, or a size. 0: no limit of its own."""
+    """Host memory of all suspended workloads together: bytes, or a size. 0: no limit of its own."""
     criu: str = ""
     """The criu program. Empty: the one on PATH."""
     gpus: list[str] = []
-    """UUIDs of the GPUs that this worker serves, where the host has others too. Empty: all of the host's."""
+    """UUIDs of the GPUs that this worker serves. Empty: all of the host's."""
     gpu_units: dict[str, int] = {}
-    """Throughput units of GPU models by a part of the product name. They go before the default table."""
+    """Throughput units of GPU models by a part of the product name. They override the default table."""
 
     @property
     def socket_path(self) -> Path:
-        """Where the local API is served."""
+        """Path of the local API's socket."""
         return self.socket or self.state_dir / "worker.sock"
 
     @property
     def image_path(self) -> Path:
-        """Where checkpoints are kept."""
+        """Directory of checkpoints."""
         return self.image_dir or self.state_dir / "images"
 
     @property
@@ -134,10 +134,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_config(path: Path | None, **flags: object) -> WorkerConfig:
-    """Reads the file, and puts the flags that were given over it.
+    """Reads the file, and overrides its settings by flags.
 
     Args:
-        path: The file; None reads the system's, if there is one.
+        path: The file. None: the system's, if there is one.
         flags: Fields by name; None for those that were not given.
 
     Raises:
@@ -214,7 +214,8 @@ def _content(path: Path) -> bytes:
     """The content of a settings file.
 
     Raises:
-        OSError: It can't be read, is no regular file, or is too large. A pipe or a device may never end.
+        OSError: The file can't be read, is not a regular file, or is too large. A pipe or a device may never
+            end.
     """
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -241,7 +242,7 @@ def _read(path: Path) -> WorkerConfig:
 
 
 def _decode_path(wanted: type, value: object) -> Path:
-    """A path of the file, which TOML has as a string."""
+    """A path of the file, which TOML stores as a string."""
     if wanted is not Path or not isinstance(value, str):
         raise TypeError(f"{value!r} is not a path: write a string")
     return Path(value)

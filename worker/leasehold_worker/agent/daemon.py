@@ -22,15 +22,15 @@ from leasehold_worker.log_format import LogFormatter
 logger = logging.getLogger(__name__)
 
 IMAGE_DIRECTORY_TIMEOUT_S: Final = 10.0
-"""How long the volume of the image directory may take to answer at the start."""
+"""Timeout of the image directory's volume at the start."""
 
 
 def run(config_path: Path | None, **flags: object) -> None:
-    """Runs the agent until it is stopped. Exits with 2 where it can't start, after one line that says why.
+    """Runs the agent until it is stopped. A failed start exits with 2 after one line with the reason.
 
     Args:
         config_path: The settings file. None: the system's, if there is one.
-        flags: Settings by name, which go before those of the file; None for those that were not given.
+        flags: Settings by name, which override those of the file; None for those that were not given.
     """
     try:
         _serve(load_config(config_path, **flags))
@@ -60,10 +60,10 @@ def _serve(config: WorkerConfig) -> None:
 
 
 def _require_image_directory(path: Path, within_s: float = IMAGE_DIRECTORY_TIMEOUT_S) -> None:
-    """Refuses images that another user could replace: a restored program runs as the worker's user.
+    """Refuses an image directory that another user could replace: restored programs run as the worker's user.
 
     Raises:
-        StartError: It is another user's, or its volume does not answer.
+        StartError: The directory is another user's, or its volume does not answer.
     """
     outcome = queue.SimpleQueue[StartError | None]()
 
@@ -96,6 +96,6 @@ def _require_own_images(path: Path) -> None:
 
 
 def _leaves(group: BaseExceptionGroup[StartError]) -> list[StartError]:
-    """The errors of a group and of those in it."""
+    """The errors of a group and of its nested groups."""
     inner = ([error] if isinstance(error, StartError) else _leaves(error) for error in group.exceptions)
     return [error for errors in inner for error in errors]

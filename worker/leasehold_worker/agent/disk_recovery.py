@@ -1,7 +1,7 @@
-"""Workloads that an earlier start of the worker left between their processes and the disk.
+"""Recovery of workloads that a crash of the worker left between their processes and the disk.
 
-An image or a saved application is there whole, or not at all; processes live, or don't. What follows from
-both is where the operation wanted to be, or where it came from.
+A checkpoint is complete or absent, and processes live or don't. Both together show whether an operation is
+settled forward or back.
 """
 
 import logging
@@ -41,28 +41,28 @@ logger = logging.getLogger(__name__)
 
 
 FREED_TIMEOUT_S: Final = 60.0
-"""How long CRIU may take to let processes go on once it notices that the worker is gone."""
+"""Time for CRIU to release processes once it notices that the worker is gone."""
 
 POLL_INTERVAL_S: Final = 0.05
 
 
 @final
 class DiskRecovery:
-    """Settles operations that were under way with images and saved applications."""
+    """Settles interrupted operations on images and application checkpoints."""
 
     def __init__(self, parts: Parts, interrupted: MemberRecovery) -> None:
         self._parts = parts
         self._interrupted = interrupted
 
     async def settle(self, intent: Intent, workloads: Workloads) -> tuple[OperationError | None, str]:
-        """Ends such an operation.
+        """Settles such an operation.
 
         Args:
-            intent: What it was about to do last.
+            intent: The last intent of the operation.
             workloads: The registry.
 
         Returns:
-            Why it did not succeed, or None; and what to say beside that.
+            The error of the command, or None, and a warning.
         """
         (target,) = intent.targets
         if target.workload_id not in workloads:
@@ -85,10 +85,10 @@ class DiskRecovery:
                 self._parts.pool.release(lease)
 
     async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
-        """Its processes were being told to end, or certainly were. If they do, it is stopped.
+        """Its processes were being told to end. If they end, the workload is stopped.
 
-        What could end by itself, does not, and was perhaps not told to, goes on as before: an application
-        that saved itself has gone on once it lost the worker, and what it has done since would be lost.
+        A workload that could end by itself, does not, and was perhaps not told to, continues as before: a
+        saved application has continued since it lost the worker, and its work since then would be lost.
         """
         parts, (target,) = self._parts, intent.targets
         before = _state_before(workload) if target.parked else RUNNING
@@ -111,12 +111,12 @@ class DiskRecovery:
         return None, "the worker restarted during the command and then ended the processes"
 
     def _go_on(self, workload: Workload, state: WorkloadState.ValueType) -> None:
-        """A workload whose processes live is where it was, and watched again."""
+        """Puts a workload with living processes back to its state, and monitors it again."""
         self._parts.workloads.watch_again(workload, self._parts.nursery)
         self._parts.workloads.set_state(workload, state)
 
     async def _undo_start(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
-        """Its program was being started or brought back: what of it runs is ended; it is parked as before."""
+        """Ends the processes of an interrupted restart or restore. The workload is suspended as before."""
         folder = self._parts.workloads.folder(workload.workload_id)
         if not await trio.to_thread.run_sync(abandon, folder):
             who = launched(folder)
@@ -139,9 +139,9 @@ class DiskRecovery:
         return _interrupted(f"workload {workload.name} is suspended as before"), ""
 
     async def settle_wake(self, intent: Intent, workload: Workload) -> tuple[OperationError | None, str]:
-        """Ends a wake from an image: the workload runs, or is that image as before.
+        """Settles a restore from an image: the workload runs, or is suspended as before.
 
-        Nobody watches its processes: that they have ended, if they have, is no end of it.
+        No task monitors its processes, so their end does not end the workload.
         """
         parked = workload.parked
         if parked is None:
@@ -165,7 +165,7 @@ class DiskRecovery:
         return await self.call_hooks([workload], "restore") or error, warning
 
     def _end(self, workload: Workload) -> None:
-        """Ends a workload whose processes have ended, and of which there is nothing else."""
+        """Ends a workload whose processes have ended and that has no checkpoint."""
         workloads = self._parts.workloads
         if workload.absent:
             why = (
@@ -179,14 +179,14 @@ class DiskRecovery:
         workloads.watch_again(workload, self._parts.nursery)
 
     async def _put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
-        """Ends what was brought back of a workload that had come from an image, and is parked once more.
+        """Ends the restored processes of a workload from an image, which is suspended again.
 
         Args:
             workload: The workload.
-            parked: What it was to be woken from.
+            parked: Record of its suspend.
 
         Returns:
-            What is said of the command. None: there is no image any more.
+            The error of the command. None: the image is gone.
         """
         if await self._parts.image_checkpoint.find_kept(parked.checkpoint_id) is None:
             return None  # its processes are all that there is of it
@@ -195,7 +195,7 @@ class DiskRecovery:
         return _interrupted(f"workload {workload.name} is suspended as before")
 
     async def _settle_image(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
-        """An image was being written. Either it is whole and the processes are gone, or they go on."""
+        """Settles a dump: the image is complete and the processes are gone, or they continue."""
         image_checkpoint = self._parts.image_checkpoint
         if not await _is_free(workload):
             held = _interrupted(
@@ -218,10 +218,10 @@ class DiskRecovery:
         return await self.call_hooks([workload], "suspend") or error, warning
 
     async def call_hooks(self, workloads: Sequence[Workload], kind: str) -> OperationError | None:
-        """Calls the hooks of workloads that run again: of the way up, or to undo the way down.
+        """Calls the hooks of workloads that run again: those after a restore, or a rollback.
 
         Returns:
-            Why a workload runs that was to be woken, and is not awake. It may be woken again.
+            The error of a workload whose restore is incomplete. The restore may be repeated.
         """
         failed: OperationError | None = None
         for workload in workloads:
@@ -241,17 +241,17 @@ class DiskRecovery:
 
 
 def _state_before(workload: Workload) -> WorkloadState.ValueType:
-    """Where a parked workload stands, by what it was parked by."""
+    """The state of a suspended workload, by its strategy."""
     strategy = workload.parked.policy.process_strategy if workload.parked else None
     states = [state for state, by in PARKED_BY.items() if by == strategy]
     return states[0] if states else RUNNING
 
 
 async def _is_free(workload: Workload) -> bool:
-    """Waits until nobody stops or traces the processes any more, as CRIU does.
+    """Waits until no process stops or traces the processes any more, as CRIU does.
 
-    A CRIU that has lost its worker notices that at its next word, which may be after many gigabytes. So it
-    may write nothing more: it fails, and undoes what it has done to the processes.
+    A CRIU without its worker notices that at its next message, perhaps many gigabytes later. So its writes
+    are made to fail, and it rolls back.
     """
     with trio.move_on_after(FREED_TIMEOUT_S), suppress(OperationError):
         while blocked := await blocked_among(await workload.find_processes()):

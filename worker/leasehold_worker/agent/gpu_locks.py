@@ -1,4 +1,4 @@
-"""One worker per GPU: whoever serves a GPU of this host holds a lock that every other worker sees.
+"""One worker per GPU: a worker that serves a GPU of this host holds a lock that every other worker sees.
 
 The lock of a GPU is a listening Unix socket with an abstract name (unix(7)). The kernel gives a name to one
 process at a time and frees the name with the process, however it ends. The alternatives fall short: files
@@ -55,7 +55,7 @@ def _lock(gpu_uuid: str) -> socket.socket:
 
 
 def _holder(gpu_uuid: str) -> str:
-    """Who holds a lock, in words. Empty: the holder does not answer or has ended."""
+    """The holder of a lock, as text. Empty: the holder does not answer or has ended."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, suppress(OSError):
         asking.setblocking(False)
         asking.connect(_NAME.format(uuid=gpu_uuid))

@@ -1,4 +1,4 @@
-"""Workloads that an earlier start of the worker left where they were, perhaps halfway."""
+"""Recovery of members that a crash of the worker left as they were, perhaps halfway."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -45,30 +45,30 @@ from leasehold_worker.workloads.workload import Workload, home_of
 logger = logging.getLogger(__name__)
 
 STILL_S: Final = 0.2
-"""Members that are looked at twice, so far apart, and stand the same are taken to stand still."""
+"""Time between two readings of members that must agree."""
 
 STILL_TIMEOUT_S: Final = 10.0
 SETTLED: Final = frozenset({WORKLOAD_RUNNING, *PARKED, WEDGED, WORKLOAD_UNKNOWN, *ENDED})
-"""Where workloads are when nothing is done with them."""
+"""States of workloads without a running operation."""
 
 _AT_REST: Final = {SUSPENDED: {CHECKPOINTED}, WORKLOAD_RUNNING: {RUNNING}, SLEEPING: {RUNNING}}
-"""Where the members of a workload are with which nothing is done."""
+"""States of members of workloads without a running operation."""
 
 ON_THE_WAY: Final = frozenset({RUNNING, LOCKED, CHECKPOINTED})
-"""Where a call may have left a member."""
+"""States in which a call may have left a member."""
 
 
 @final
 class MemberRecovery:
-    """Finds out where members are, and brings those that were left halfway to one side."""
+    """Reads the states of members, and brings interrupted moves to one side."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     async def look_at(self, workload: Workload) -> None:
-        """Takes in what became of a workload with which no command was under way.
+        """Updates a workload that had no running command.
 
-        Something may have been, all the same: the worker parks and stops workloads by itself too.
+        An operation may have run without one: the worker suspends and stops workloads by itself, too.
         """
         if workload.state in AWAY:
             return
@@ -124,7 +124,7 @@ class MemberRecovery:
             self._settle(plan, found, reserved, members, occupancies, error, keep=left_parked)
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
-        """Takes the GPUs that a workload without a lease is on, as far as they are free."""
+        """Reserves the GPUs that a workload without a lease uses, as far as they are free."""
         free = {slot.gpu_uuid for slot in self._parts.pool.snapshot_leases().slots if slot.lease is None}
         mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
         if workload.lease is not None or not mine:
@@ -134,20 +134,20 @@ class MemberRecovery:
     async def settle(
         self, intent: Intent, workloads: Sequence[Workload], kind: str
     ) -> tuple[OperationError | None, str]:
-        """Ends an operation that was under way.
+        """Settles an interrupted operation.
 
-        Members that are all parked stay parked; where only some are, or some are locked, all are brought to
-        run. That leads to where the operation wanted to be, or back. Members that ran before a remap are
-        brought to run even if all are parked; their workload keeps its old GPUs until they do. Members that
-        were to become an image, and ran or slept before, are brought to run too: parked in memory is neither.
+        Fully suspended members stay suspended. If only some are suspended, or some are locked, all are made
+        to run, on the side of the operation's goal or back. Members that ran before a remap are made to run
+        even if all are suspended; their workload keeps its old GPUs until they do. The same holds for members
+        that were to become an image, and ran or slept before.
 
         Args:
-            intent: What it was about to do last.
+            intent: The last intent of the operation.
             workloads: Its workloads, none of which has ended.
             kind: suspend, restore or remap.
 
         Returns:
-            Why the operation did not succeed, or None; and what to say beside that.
+            The error of the operation, or None, and a warning.
         """
         targets = [
             WorkloadPlan(
@@ -201,11 +201,11 @@ class MemberRecovery:
         return _interruption(kind, workloads, problem), ""
 
     async def _observe(self, target: WorkloadPlan, pairs: tuple[GpuPair, ...]) -> list[MemberOutcome]:
-        """Where the members are now, those that joined since included.
+        """The current members, including new ones, with their GPUs.
 
         Args:
-            target: The workload, with its members as they were.
-            pairs: Where a restore that was under way would have led them. Empty: there was none.
+            target: The workload, with its former members.
+            pairs: Pairs of an interrupted restore. Empty: there was none.
 
         Raises:
             OperationError: The driver can't be asked.
@@ -226,7 +226,7 @@ class MemberRecovery:
         return outcomes + [MemberOutcome.of(member) for member in newcomers]
 
     async def _standing_still(self, workload: Workload) -> dict[ProcessIdentity, Member]:
-        """The members, once two looks see the same: a call of the former worker may still be at work."""
+        """The members, once two readings agree: a call of the former worker may still be running."""
         deadline = trio.current_time() + STILL_TIMEOUT_S
         before: dict[ProcessIdentity, Member] | None = None
         while True:
@@ -240,15 +240,15 @@ class MemberRecovery:
     async def _bring_together(
         self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], *, back: bool = False
     ) -> None:
-        """Brings members that stand in different places, or are locked, to run where the others are.
+        """Makes members with different states, or locked ones, run where the others are.
 
         Args:
             plan: Their workloads.
-            outcomes: Where the members are.
-            back: Those, too, that are all parked.
+            outcomes: Current states of the members.
+            back: Include members that are all suspended.
 
         Raises:
-            OperationError: It can't be done.
+            OperationError: A driver call failed.
         """
         everyone = [outcome for mine in outcomes.values() for outcome in mine]
         states = _states(everyone)
@@ -274,10 +274,10 @@ class MemberRecovery:
     async def _return(
         self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...]
     ) -> None:
-        """Brings members that are all parked, and ran before, to run on their new or their old GPUs.
+        """Restores members that are all suspended and ran before, on their new or their old GPUs.
 
         Raises:
-            OperationError: It can't be done.
+            OperationError: A driver call failed.
         """
         group = await self._group(plan, outcomes)
         try:
@@ -286,7 +286,7 @@ class MemberRecovery:
             _take_over(outcomes, group)
 
     async def _group(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]]) -> Group:
-        """The members that live, as they are now."""
+        """The living members as a group."""
         lanes: list[list[Member]] = []
         for target in plan.targets:
             here = [_as_it_is(o) for o in outcomes[target.workload.workload_id] if o.state_after != GONE]
@@ -297,7 +297,7 @@ class MemberRecovery:
     async def _is_done(
         self, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...], kind: str
     ) -> bool:
-        """Whether every workload is where the operation wanted it."""
+        """Whether every workload has reached the goal of the operation."""
         for mine in outcomes.values():
             states = _states(mine)
             if kind == "suspend":
@@ -319,7 +319,7 @@ class MemberRecovery:
         *,
         keep: bool = False,
     ) -> None:
-        """Gives every workload the lease and the state that its members say: one record on disk.
+        """Gives every workload the lease and the state of its members: one record on disk.
 
         ``keep`` leaves workloads that stay parked the GPUs that they hold.
         """
@@ -338,7 +338,7 @@ class MemberRecovery:
 
 
 def _standing(workload: Workload) -> tuple[object, ...]:
-    """What an operation changes of a workload. Its generation grows when its kernel comes and goes, too."""
+    """The parts of a workload that an operation changes. Its generation also counts application changes."""
     return workload.state, workload.lease, workload.parked, workload.members
 
 
@@ -351,7 +351,7 @@ def _all_parked(outcomes: Mapping[str, Sequence[MemberOutcome]]) -> bool:
 
 
 def _take_over(outcomes: Mapping[str, Sequence[MemberOutcome]], group: Group) -> None:
-    """Notes where a group has left the members."""
+    """Records the states in which a group has left the members."""
     by_identity = {outcome.member.identity: outcome for mine in outcomes.values() for outcome in mine}
     for after in group.outcomes:
         outcome = by_identity[after.member.identity]
@@ -369,7 +369,7 @@ def _unknown(member: Member) -> MemberOutcome:
 def _displacement(
     outcome: MemberOutcome, listed: set[str], pairs: tuple[GpuPair, ...]
 ) -> tuple[GpuPair, ...]:
-    """Where the driver has a member's content: NVML's word, or else where the restore would have led it."""
+    """The GPUs of a member's content: as NVML lists them, or else as the restore intended."""
     member = outcome.member
     if not pairs or outcome.state_after not in (RUNNING, LOCKED):
         return member.displacement

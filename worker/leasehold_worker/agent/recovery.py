@@ -1,7 +1,7 @@
-"""After a start: the workloads and commands of the worker's earlier life, as they are found now.
+"""Recovery after a start: the workloads and commands of the worker's earlier run.
 
-What the journal holds is only where to look. Leases are rebuilt before anybody can claim; then every workload
-is asked for, and every command that was under way ends with what the driver, /proc and NVML show.
+The journal only lists what to check. Leases are rebuilt before any claim. Then the driver, /proc and NVML
+show the state of every workload, and the end of every interrupted command.
 """
 
 import logging
@@ -43,26 +43,26 @@ MOVES: Final = frozenset({"hooks", "lock", "checkpoint", "restore"})
 """Phases of the operations that move device memory."""
 
 HOLDING: Final = MOVES | {"image", "resume", "start"}
-"""Phases in which GPUs may be in use that nobody leases yet."""
+"""Phases in which GPUs without a lease may be in use."""
 
 ENDING: Final = frozenset({"image", "end", "ending", "start", "resume"})
-"""Phases in which the processes of a workload end, or come back, and it goes on."""
+"""Phases in which the processes of a continuing workload end or are restored."""
 
 STATES_ON_DISK: Final = {CHECKPOINT: CHECKPOINTED, STOP: STOPPED}
-"""Where a workload stands without processes, by what it was parked by."""
+"""States of workloads without processes, by strategy."""
 
 END_TIMEOUT_S: Final = 30.0
-"""How long what is left of a workload may take to end."""
+"""Time for the remaining processes of a workload to end."""
 
 
 @final
 class Recovery:
-    """Puts one worker's parts back to where an earlier start of it left them.
+    """Restores one worker's parts to the state of its earlier run.
 
     Args:
         parts: The parts, empty.
-        journal: What the earlier start kept.
-        commands: Its commands, of which open ones wait to be settled.
+        journal: The journal of the earlier run.
+        commands: The commands, of which unfinished ones are settled.
     """
 
     def __init__(self, parts: Parts, journal: Journal, commands: Commands) -> None:
@@ -74,7 +74,7 @@ class Recovery:
         self._from_image = {each.workload_id for each in self._contents.workloads if _is_from_image(each)}
 
     def rebuild(self) -> None:
-        """Takes back workloads and leases, before anybody claims and before hello."""
+        """Restores workloads and leases, before any claim and before hello."""
         for gpu_uuid, standing in self._contents.standings.items():
             self._parts.pool.slots.restore_standing(gpu_uuid, standing)
         unseen = self._unseen()
@@ -97,7 +97,7 @@ class Recovery:
         crash_point("leases-rebuilt")
 
     def _unseen(self) -> set[str]:
-        """Workloads whose first process may have ended by intent: whoever settles that looks first.
+        """Workloads whose first process may have ended by intent: the settlement decides.
 
         One that was being woken from an image is that image as before, if its processes are gone.
         """
@@ -131,7 +131,7 @@ class Recovery:
         logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
 
     def _put_on_disk(self, workload: Workload) -> None:
-        """A workload that is parked without processes, or was being woken from that, is so again."""
+        """Marks a workload as suspended on disk again."""
         parked = workload.parked
         state = STATES_ON_DISK.get(parked.policy.process_strategy) if parked is not None else None
         if state is not None:
@@ -164,7 +164,7 @@ class Recovery:
         self._parts.workloads.add(workload, self._parts.nursery)
 
     def _take_back_started(self, entry: Entry, intent: Intent) -> None:
-        """Finds the program of a run that was under way, or makes sure that it is never started."""
+        """Finds the program of an interrupted run, or makes sure that it never starts."""
         workload_id, run = entry.command.workload_id, entry.command.operation.run
         folder = self._parts.workloads.folder(workload_id)
         try:
@@ -195,7 +195,7 @@ class Recovery:
         self._parts.workloads.add(workload, self._parts.nursery)
 
     async def settle(self) -> None:
-        """Looks at every workload, ends the commands that were begun, and begins those that were not."""
+        """Reads the state of every workload, settles begun commands, and begins the others."""
         begun = {
             entry.command_id: intent
             for entry in self._commands.open_entries
@@ -243,7 +243,7 @@ class Recovery:
                 return await self._settle_move(entry, intent)
 
     async def _look_at(self, workload: Workload) -> None:
-        """Looks at a workload with which nothing was under way. A defect ends nothing else."""
+        """Reads the state of a workload without a running command. A defect affects no other one."""
         try:
             await self._interrupted.look_at(workload)
         except Exception:
@@ -251,7 +251,7 @@ class Recovery:
             self._note_defect(workload)
 
     def _note_defect(self, workload: Workload) -> None:
-        """Gives a workload that was left halfway a state from which it can be restored or stopped."""
+        """Gives an interrupted workload a state from which it can be restored or stopped."""
         if workload.state not in SETTLED:
             if not workload.absent:
                 self._parts.workloads.watch_again(workload, self._parts.nursery)
@@ -279,7 +279,7 @@ class Recovery:
         ), ""
 
     async def _settle_started(self, entry: Entry) -> tuple[OperationError | None, str]:
-        """A program that was started runs on, unless its application was to be restored first."""
+        """Keeps a started program running, unless its application was to be restored first."""
         workload = self._parts.workloads.get(entry.command.workload_id)
         if not entry.command.operation.run.checkpoint_id:
             return None, FOUND_RUNNING
@@ -333,12 +333,12 @@ class Recovery:
 
 
 def _is_from_image(record: WorkloadRecord) -> bool:
-    """Whether it had processes when the worker was killed that an image was being woken to."""
+    """Whether the workload had processes that a restore from an image was creating."""
     return record.parked is not None and bool(record.parked.checkpoint_id) and not record.absent
 
 
 async def _ended(workloads: Iterable[Workload]) -> list[Workload]:
-    """Those of the workloads that are over, once whoever watches them has seen it."""
+    """The workloads that have ended, after their monitors have noticed."""
     with trio.move_on_after(END_TIMEOUT_S):
         for workload in workloads:
             if not is_alive(workload.root):
@@ -347,7 +347,7 @@ async def _ended(workloads: Iterable[Workload]) -> list[Workload]:
 
 
 def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
-    """The workload as it was told last, without its lease."""
+    """The workload as last reported, without its lease."""
     error = record.error
     return Workload(
         workload_id=record.workload_id,

@@ -1,7 +1,7 @@
-"""Brings members back to run that an interrupted remap left parked.
+"""Recovery of members that an interrupted remap left suspended.
 
-Their workloads ran before the remap and are to run after it: on the new GPUs where the restore had begun,
-else on the old ones. The pool keeps both for the operation meanwhile.
+Their workloads ran before the remap and have to run after it: on the new GPUs if the restore had begun, else
+on the old ones. The pool reserves both meanwhile.
 """
 
 import logging
@@ -20,7 +20,7 @@ from leasehold_worker.errors import OperationError
 logger = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 3
-"""How often each destination is tried: what refuses once may be ready a moment later."""
+"""Attempts per destination: a refusal may pass after a moment."""
 
 RETRY_S: Final = 1.0
 
@@ -29,11 +29,11 @@ Pairs = tuple[GpuPair, ...]
 
 @final
 class RemapRecovery:
-    """Restores parked members, and proves where they are.
+    """Restores suspended members, and verifies their GPUs.
 
     Args:
         proof: NVML.
-        group: The members, all of them parked.
+        group: The members, all suspended.
     """
 
     def __init__(self, verification: Verification, group: Group) -> None:
@@ -41,13 +41,13 @@ class RemapRecovery:
         self._group = group
 
     async def restore(self, pairs: Pairs) -> None:
-        """Restores the members where the pairs lead, or else on the old GPUs.
+        """Restores the members on the GPUs of the pairs, or else on the old ones.
 
         Args:
             pairs: Complete pairs to the new GPUs. Empty: the restore there had not begun.
 
         Raises:
-            OperationError: The members stay parked, or the driver has lost one.
+            OperationError: The members stay suspended, or one is FAILED.
         """
         attempts = [each for each in dict.fromkeys((pairs, ())) for _ in range(ATTEMPTS)]
         for left, destination in zip(reversed(range(len(attempts))), attempts, strict=True):
@@ -63,10 +63,10 @@ class RemapRecovery:
                 return
 
     async def _restore_proved(self, destination: Pairs, pairs: Pairs) -> None:
-        """Restores once. Members that turn up elsewhere are parked again, and sent from there.
+        """Restores once. Members that turn up elsewhere are suspended again, and moved from there.
 
-        A restore to the new GPUs that was undone before the worker died has left them there, parked: pairs
-        lead on from where a process is.
+        A restore to the new GPUs that was rolled back before the crash has left the members there, suspended:
+        pairs begin at the current GPUs of a process.
         """
         group = self._group
         await group.restore(destination)
@@ -84,7 +84,7 @@ class RemapRecovery:
 
 
 def _chained(first: Pairs, then: Sequence[GpuPair]) -> Pairs:
-    """Where both lead, one after the other."""
+    """The pairs that combine both, one after the other."""
     return tuple(
         GpuPair(pair.old_uuid, new_uuid)
         for pair, new_uuid in zip(first, moved((pair.new_uuid for pair in first), then), strict=True)

@@ -1,8 +1,7 @@
-"""Programs that this worker started and that its journal does not know, such as after the journal was lost.
+"""Programs that this worker started and that are missing in its journal, for example after its loss.
 
-Each has a launcher, whose folder says who the program is, and its environment says the rest. Processes that
-carry a workload's mark and have no launcher, such as those of `leasehold exec`, are reported only: a mark can
-be forged.
+Each has a launcher, whose folder and environment identify the program. Processes with a workload's mark but
+without a launcher, such as those of `leasehold exec`, are only reported: a mark can be forged.
 """
 
 import logging
@@ -32,10 +31,10 @@ from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload, 
 logger = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-"""Of a workload, as a coordinator takes it."""
+"""Pattern of a workload's name, as in the coordinator."""
 
 SEARCH_TIMEOUT_S: Final = 10.0
-"""How long the search may take, which a process that is stuck in the kernel holds up."""
+"""Timeout of the search, which a process stuck in the kernel can block."""
 
 REPORTS_LIMIT: Final = 64
 """Marked processes that are reported: one line of the log each."""
@@ -43,14 +42,14 @@ REPORTS_LIMIT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A program that lives, as its folder and its environment have it.
+    """A running program, according to its folder and its environment.
 
     Attributes:
-        workload_id: From its folder.
-        name: What people called it.
+        workload_id: Id of its folder.
+        name: Its name.
         program: The first process.
         arguments: Its arguments.
-        gpu_uuids: GPUs on which NVML lists its processes, else those that it was started with.
+        gpu_uuids: GPUs on which NVML lists its processes, else those of its start.
     """
 
     workload_id: str
@@ -62,12 +61,12 @@ class Stray:
 
 @final
 class Strays:
-    """Takes strays back before anybody can claim their GPUs.
+    """Registers strays before any claim can get their GPUs.
 
     Args:
         parts: The parts, with the workloads that the journal knows.
-        folder: Holds a folder per workload.
-        socket_path: The worker's socket, by which its own processes differ from those of other workers.
+        folder: Parent of the workloads' folders.
+        socket_path: The worker's socket, which marks its own processes.
     """
 
     def __init__(self, parts: Parts, folder: Path, socket_path: Path) -> None:
@@ -76,10 +75,10 @@ class Strays:
         self._socket = str(socket_path.absolute())
 
     async def take_back(self, expected: Collection[str]) -> None:
-        """Registers programs that live as running workloads, and reports what can't be registered.
+        """Registers running programs as workloads, and reports those that can't be registered.
 
         Args:
-            expected: Ids of workloads that are being started: their commands settle them.
+            expected: Ids of workloads whose start was interrupted: their commands settle them.
         """
         workloads = self._parts.workloads.all()
         ended = {workload.workload_id for workload in workloads if workload.state in ENDED}
@@ -114,7 +113,7 @@ class Strays:
             )
 
     def _find(self, known: Collection[str]) -> list[Stray]:
-        """The programs that live and that nobody knows. It may block."""
+        """The running programs without a workload. It may block."""
         this_boot = boot_id()
         found = []
         for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
@@ -133,7 +132,7 @@ class Strays:
         return found
 
     def _marked(self, known: Collection[str]) -> list[tuple[Pid, str]]:
-        """Processes with the mark of a workload of this worker that nobody knows. It may block."""
+        """Processes with the mark of an unknown workload of this worker. It may block."""
         found = []
         for pid in _pids():
             workload_id = variable_of(pid, WORKLOAD_ID_VARIABLE)

@@ -32,4 +32,4 @@ CHECKS: Final[Mapping[str, Look]] = {
     "state_directory": host.state_directory,
     "coordinator": host.coordinator,
 }
-"""By the name that it has on the screen and in JSON; those that plans also have are called the same."""
+"""The checks by their name on the screen and in JSON. Checks that plans have too share the name."""

@@ -1,4 +1,4 @@
-"""``leasehold doctor``: looks at every precondition of this GPU host."""
+"""``leasehold doctor``: checks every precondition of this GPU host."""
 
 import json
 import logging
@@ -33,14 +33,14 @@ Found = TypeVar("Found")
 def run(
     config_path: Path | None, coordinator: str | None, state_dir: Path | None, timeout_s: float, output: str
 ) -> None:
-    """Looks at the host, and prints what it found. Exits with 1 if something failed.
+    """Checks the host, and prints the findings. Exits with 1 if a check failed.
 
     Args:
         config_path: The worker's settings file. None: the system's, if there is one.
         coordinator: Address of the coordinator. None: as the settings say.
         state_dir: The worker's state directory. None: as the settings say.
-        timeout_s: How long any one look may take.
-        output: How to print: ``table`` or ``json``.
+        timeout_s: Timeout of each check.
+        output: Output format: ``table`` or ``json``.
     """
     logging.basicConfig(level="CRITICAL")  # what NVML and the helper would log is among the checks
     error: str | None = None
@@ -55,7 +55,7 @@ def run(
 
 
 async def examine(config: WorkerConfig, config_error: str | None, timeout_s: float) -> list[Check]:
-    """Looks at the host. What does not come back in time is left behind in its thread, and said so."""
+    """Examines the host. A reading that hangs is abandoned in its thread, and reported."""
     inventory = await _within(timeout_s, Inventory)
     driver = Driver(timeout_s)
     try:
@@ -92,16 +92,16 @@ async def _look(name: str, look: Look, patient: Examination, timeout_s: float) -
 
 
 async def _within(timeout_s: float, function: Callable[[], Found]) -> Found | None:
-    """What the function returns, called in a thread. None: it did not return in time."""
+    """The result of a function, called in a thread. None: it did not return in time."""
     with trio.move_on_after(timeout_s):
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
     return None
 
 
 async def _trace_obstacle(driver: Driver) -> tuple[bool, str | None]:
-    """Whether the driver helper could be asked about a child of ours, and what is in its way there.
+    """Whether the driver helper could check a child of this process, and the obstacle to tracing it.
 
-    A child of this process is to the helper what a workload is. It ends with this process.
+    For the helper, a child of this process is like a workload. The child ends with this process.
     """
     wait_for_end = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     try:

@@ -1,4 +1,4 @@
-"""The options of ``leasehold doctor``. Its help needs nothing of the worker."""
+"""The options of ``leasehold doctor``. Its help imports no other module of the worker."""
 
 import signal
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 TIMEOUT_S: Final = 30.0
-"""On a host with many GPUs and no persistence mode, the first call of NVML and cuInit take many seconds."""
+"""On a host with many GPUs and no persistence mode, the first NVML call and cuInit take many seconds."""
 
 
 @click.command(name="doctor")

@@ -1,7 +1,7 @@
-"""What ``leasehold doctor`` finds out about a host before its checks, and how a check says what is not well.
+"""The facts of a host for the checks of ``leasehold doctor``, and the results of a check.
 
-A check is a function of the patient. It returns what it found where that is as it must be, else it raises
-what :func:`failed`, :func:`warning` or :func:`not_checked` make.
+A check is a function of the examination. It returns its finding if the condition holds, else it raises an
+error of :func:`failed`, :func:`warning` or :func:`not_checked`.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from leasehold_worker.planning.findings import NOT_CHECKED, REFUSED, WARNING
 
 
 class NotOkError(Exception):
-    """A condition is not as it must be, or could not be looked at.
+    """A condition does not hold, or could not be checked.
 
     Attributes:
-        result: Which of these.
+        result: The kind of the result.
     """
 
     def __init__(self, result: CheckResult.ValueType, detail: str) -> None:
@@ -30,32 +30,32 @@ class NotOkError(Exception):
 
 
 def failed(detail: str) -> NotOkError:
-    """Something does not work here; the detail ends with the remedy."""
+    """A failure; the detail ends with the remedy."""
     return NotOkError(REFUSED, detail)
 
 
 def warning(detail: str) -> NotOkError:
-    """Something works, but less well than it could; the detail ends with the remedy."""
+    """A warning; the detail ends with the remedy."""
     return NotOkError(WARNING, detail)
 
 
 def not_checked(detail: str) -> NotOkError:
-    """It could not be looked at; the detail says why."""
+    """A check that could not be made; the detail has the reason."""
     return NotOkError(NOT_CHECKED, detail)
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found out about the host before the checks.
+    """The facts of the host, collected before the checks.
 
     Attributes:
-        config: The worker's configuration; that of a worker that nobody configured where it is not valid.
-        config_error: Why it is not valid. None: it is.
-        driver: The driver, asked for what it is.
+        config: The worker's configuration, or the default one if it is invalid.
+        config_error: Why the configuration is invalid. None: it is valid.
+        driver: The driver, with its version.
         inventory: NVML, opened. None: it does not answer.
-        child_can_be_asked: Whether the driver helper could be asked about a child of the doctor's.
+        child_can_be_asked: Whether the driver helper could check a child of the doctor.
         trace_obstacle: Why the helper may not trace that child. None: it may.
-        criu: The CRIU that works here, or why there is none.
+        criu: The working CRIU, or the reason why there is none.
     """
 
     config: WorkerConfig
@@ -67,13 +67,13 @@ class Examination:
     criu: CriuFacts | str
 
     def nvml(self) -> Inventory:
-        """NVML; a check that needs it is not made where there is none."""
+        """NVML; without it, checks that need it are not made."""
         if self.inventory is None or self.inventory.unavailable_reason is not None:
             raise not_checked("NVML can't be used")
         return self.inventory
 
     def gpus(self) -> tuple[GpuFacts, ...]:
-        """The GPUs; a check that needs one is not made where there is none."""
+        """The GPUs; without any, checks that need one are not made."""
         if not self.nvml().gpus:
             raise not_checked("there is no GPU")
         return self.nvml().gpus

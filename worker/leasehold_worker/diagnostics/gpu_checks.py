@@ -1,4 +1,4 @@
-"""Checks of ``leasehold doctor``: the driver and the GPUs. None changes anything."""
+"""Checks of the driver and the GPUs for ``leasehold doctor``. They change nothing."""
 
 import re
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +16,10 @@ from leasehold_worker.planning.driver_checks import (
 )
 
 BINDINGS_VERSION: Final = (13, 4)
-"""From here on cuda-bindings know all states of the driver."""
+"""First version of cuda-bindings that knows all states of the driver."""
 
 MPS_COMMAND: Final = "nvidia-cuda-mps"
-"""How the kernel names the control daemon and the server of MPS: it keeps 15 characters."""
+"""Names of the MPS control daemon and server in the kernel, which keeps 15 characters."""
 
 _REMEDIES: Final = {
     "CUDA_ERROR_NO_DEVICE": "load the nvidia kernel module, or give the container its GPUs",
@@ -66,7 +66,7 @@ def _version(patient: Examination, needed: int, what: str) -> str:
 
 
 def bindings(patient: Examination) -> str:
-    """cuda-bindings, which must know the driver's states."""
+    """cuda-bindings, and whether its version knows the driver's states."""
     try:
         found = version("cuda-bindings")
     except PackageNotFoundError:
@@ -107,7 +107,7 @@ def driver_match(patient: Examination) -> str:
 
 
 def gpus(patient: Examination) -> str:
-    """That there are GPUs, and all answer."""
+    """Whether there are GPUs, and all answer."""
     inventory = patient.nvml()
     if inventory.left_out:
         raise failed(
@@ -130,7 +130,7 @@ def gpus(patient: Examination) -> str:
 
 
 def mig(patient: Examination) -> str:
-    """That MIG is off."""
+    """Whether MIG is off."""
     patient.gpus()
     if enabled := sorted(patient.nvml().mig_enabled()):
         raise failed(f"on for {', '.join(enabled)}, where no workload can be suspended: nvidia-smi -mig 0")
@@ -138,7 +138,7 @@ def mig(patient: Examination) -> str:
 
 
 def mps(patient: Examination) -> str:
-    """That nothing computes through MPS, nor would."""
+    """Whether no process uses MPS, nor a new one would."""
     patient.gpus()
     if clients := sorted(patient.nvml().mps_pids()):
         pids = ", ".join(map(str, clients))
@@ -153,7 +153,7 @@ def mps(patient: Examination) -> str:
 
 
 def mps_daemons(proc: Path) -> list[int]:
-    """Ids of the processes of MPS itself, in a proc file system."""
+    """Ids of the MPS processes, in a proc file system."""
     found: list[int] = []
     for path in proc.glob("[0-9]*/comm"):
         try:
@@ -166,7 +166,7 @@ def mps_daemons(proc: Path) -> list[int]:
 
 
 def persistence_mode(patient: Examination) -> str:
-    """That the driver stays loaded while nobody uses a GPU."""
+    """Whether the driver stays loaded while no process uses a GPU."""
     off = [gpu.uuid for gpu in patient.gpus() if gpu.persistence_mode is False]
     if off:
         raise warning(
@@ -176,7 +176,7 @@ def persistence_mode(patient: Examination) -> str:
 
 
 def device_nodes(patient: Examination) -> str:
-    """That each GPU has its device node."""
+    """Whether each GPU has its device node."""
     patient.gpus()
     nodes = [Path(f"/dev/nvidia{minor}") for minor in patient.nvml().minors.values()]
     missing = [str(node) for node in nodes if not node.exists()]

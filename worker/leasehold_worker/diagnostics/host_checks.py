@@ -1,4 +1,4 @@
-"""Checks of ``leasehold doctor``: the host, and the worker on it. None changes anything."""
+"""Checks of the host and its worker for ``leasehold doctor``. They change nothing."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ def kernel(patient: Examination) -> str:
 
 
 def proc(patient: Examination) -> str:
-    """A /proc that shows the processes of others."""
+    """Whether /proc shows the processes of other users."""
     try:
         Path("/proc/1/stat").read_bytes()
     except OSError as error:
@@ -43,7 +43,7 @@ def proc(patient: Examination) -> str:
 
 
 def architecture(patient: Examination) -> str:
-    """The processor."""
+    """Whether checkpoints are verified on the processor."""
     machine = platform.machine()
     if machine != PROVEN_ARCHITECTURE:
         raise warning(
@@ -77,7 +77,7 @@ def _has_capability(number: int) -> bool:
 
 
 def host_memory(patient: Examination) -> str:
-    """Whether the host could hold what a full GPU holds."""
+    """Whether host memory could hold the content of a full GPU."""
     available = processes.memory_bytes("MemAvailable")
     if available is None:
         raise not_checked("the kernel does not report MemAvailable")
@@ -93,7 +93,7 @@ def host_memory(patient: Examination) -> str:
 
 
 def cgroup_memory(patient: Examination) -> str:
-    """Whether the control group that workloads are started in could hold what a full GPU holds."""
+    """Whether the control group of workloads could hold the content of a full GPU."""
     limits = cgroups.memory_limits(cgroups.memory_groups(os.getpid()))
     if not limits:
         return "no limit"
@@ -108,7 +108,7 @@ def cgroup_memory(patient: Examination) -> str:
 
 
 def _largest_gpu_bytes(patient: Examination) -> int:
-    """The memory of the largest GPU, of those whose memory NVML tells."""
+    """The memory of the largest GPU with a known size."""
     gpus = patient.gpus()
     known = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
     if gpus and not known:
@@ -117,7 +117,7 @@ def _largest_gpu_bytes(patient: Examination) -> int:
 
 
 def swap(patient: Examination) -> str:
-    """That no memory is swapped out, since parked memory would be next."""
+    """Whether no memory is swapped out, since suspended memory would be next."""
     total, free = processes.memory_bytes("SwapTotal") or 0, processes.memory_bytes("SwapFree") or 0
     if total > free:
         raise warning(
@@ -128,7 +128,7 @@ def swap(patient: Examination) -> str:
 
 
 def huge_pages(patient: Examination) -> str:
-    """How transparent huge pages are set, which parking is quicker with."""
+    """The setting of transparent huge pages, which make suspends faster."""
     setting = _first_line(_HUGE_PAGES)
     if setting is None:
         raise not_checked("this kernel has no transparent huge pages")
@@ -150,7 +150,7 @@ def configuration(patient: Examination) -> str:
 
 
 def state_directory(patient: Examination) -> str:
-    """Whether the worker can keep its state. Nothing is made, and a lock is not kept."""
+    """Whether the worker can store its state. The check creates nothing and keeps no lock."""
     if patient.config_error is not None:
         raise not_checked("the configuration is invalid")
     path = patient.config.state_dir.absolute()
@@ -180,7 +180,7 @@ def state_directory(patient: Examination) -> str:
 
 
 def coordinator(patient: Examination) -> str:
-    """Whether something accepts connections at the coordinator's address."""
+    """Whether the coordinator's address accepts connections."""
     if patient.config_error is not None:
         raise not_checked("the configuration is invalid")
     address = patient.config.coordinator

@@ -1,4 +1,4 @@
-"""What can be seen of the program that ``leasehold validate`` moves: by itself, by the driver and by NVML."""
+"""Observations of the test program of ``leasehold validate``: by itself, by the driver and by NVML."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,14 +17,14 @@ from leasehold_worker.gpus.inventory import GpuUsage
 from leasehold_worker.workloads.workload import Workload
 
 ROUNDS: Final = 2
-"""The second round after something has happened began after it, so all that it read was read after it."""
+"""The second round after an event began after it, so all its reads happened after the event."""
 
 WAIT_S: Final = 60.0
 SLOWEST_BYTES_PER_S: Final = 2e8
-"""A round takes no longer than both say together: the wait, and the buffer at this speed."""
+"""Longest duration of a round: this wait, plus the buffer at this speed."""
 
 NVML_WAIT_S: Final = 5.0
-"""How far NVML may lag behind the driver."""
+"""Time for NVML to follow the driver."""
 
 STILL_S: Final = 0.1
 POLL_S: Final = 0.02
@@ -33,18 +33,18 @@ Usage: TypeAlias = Mapping[str, GpuUsage]
 
 
 class ValidationError(Exception):
-    """Something did not hold; the text says what was expected, and what was seen."""
+    """A condition does not hold; the text has the expected and the observed value."""
 
 
 @final
 class Observer:
-    """Looks at the program of one validation.
+    """Observes the program of one validation.
 
     Args:
         parts: The worker's parts.
-        file: Where the program tells what it sees.
-        size_bytes: What it holds.
-        note: Told what could not be looked at.
+        file: File of the program's sightings.
+        size_bytes: Size of its buffer.
+        note: Receives what could not be observed.
     """
 
     def __init__(self, parts: Parts, file: Path, size_bytes: int, note: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class Observer:
         self._is_listed = True
 
     def rounds(self) -> int:
-        """How many rounds it has finished."""
+        """Number of finished rounds."""
         return self._sighting().rounds
 
     def _sighting(self) -> Sighting:
@@ -65,10 +65,10 @@ class Observer:
             return Sighting(0, intact=True, gpu_uuid="")
 
     async def see_running(self, workload: Workload, gpu_uuid: str) -> None:
-        """Waits until it has finished rounds that began from now on, and looks at what it saw on which GPU.
+        """Waits until the program has finished new rounds, and checks their sightings.
 
         Raises:
-            ValidationError: It stands still, ended, read other bytes, or is somewhere else.
+            ValidationError: The program stopped, ended, read other bytes, or is on another GPU.
         """
         wait_s = ROUNDS * (WAIT_S + self._size_bytes / SLOWEST_BYTES_PER_S)
         before = self.rounds()
@@ -88,10 +88,10 @@ class Observer:
         await self._see_state(workload, ProcessState.RUNNING)
 
     async def see_parked(self, workload: Workload) -> None:
-        """Sees that it stands still, and what the driver says.
+        """Checks that the program has stopped, and the driver's state.
 
         Raises:
-            ValidationError: It runs, or is in another state.
+            ValidationError: The program runs, or is in another state.
         """
         await self._see_state(workload, ProcessState.CHECKPOINTED)
         before = self.rounds()
@@ -111,11 +111,11 @@ class Observer:
             raise ValidationError(f"the driver reports process {pid} as {state.name}, not {wanted.name}")
 
     async def usage(self) -> Usage:
-        """Who uses the memory of each GPU now, by NVML."""
+        """The current usage of each GPU's memory, by NVML."""
         return await trio.to_thread.run_sync(self._parts.inventory.usage)
 
     async def see_listed_at_all(self, pid: int) -> None:
-        """Finds out whether NVML lists the process, which is on a GPU. Where not, its list proves nothing."""
+        """Finds out whether NVML lists the process, which is on a GPU. If not, its list is no evidence."""
         with trio.move_on_after(NVML_WAIT_S):
             while not _places(await self.usage(), pid):  # noqa: ASYNC110 - nothing else tells
                 await trio.sleep(POLL_S)
@@ -132,10 +132,10 @@ class Observer:
         """Waits until NVML agrees that the program left one GPU, entered another, or both.
 
         Returns:
-            The memory that was taken, or else that became free. None: NVML can't tell.
+            The memory that was allocated, or else freed. None: unknown to NVML.
 
         Raises:
-            ValidationError: It lists the process elsewhere, or too little memory changed hands.
+            ValidationError: NVML lists the process on another GPU, or too little memory was moved.
         """
         deadline = trio.current_time() + NVML_WAIT_S
         while True:
@@ -177,7 +177,7 @@ def _places(usage: Usage, pid: int) -> set[str]:
 
 
 def _own_bytes(usage: Usage, gpu_uuid: str, pid: int) -> int | None:
-    """The memory in use on a GPU less what NVML says that others have. None: it doesn't say."""
+    """The memory in use on a GPU less that of other processes. None: unknown to NVML."""
     gpu = usage.get(gpu_uuid)
     if gpu is None or gpu.used_bytes is None:
         return None

@@ -1,8 +1,8 @@
-"""The program that ``leasehold validate`` suspends and moves: it keeps memory on a GPU, checks it, and tells.
+"""The test program of ``leasehold validate``: it holds GPU memory, checks it, and reports.
 
-It counts rounds in device memory. In each it reads the whole buffer back, compares it with what it wrote, and
-replaces the file that it was given with what it has seen. Parked, it stands still in the middle of a round.
-SIGTERM ends it, and so does the end of whoever validates.
+It counts rounds in device memory. In each it reads the whole buffer back, compares it with the written bytes,
+and replaces a file with its sighting. Suspended, it stops in the middle of a round. SIGTERM ends the program,
+and so does the end of the validator.
 """
 
 import argparse
@@ -23,22 +23,22 @@ import msgspec
 from cuda.bindings import driver
 
 CHUNK_BYTES: Final = 2**24
-"""What one copy moves. Where it lies in the buffer decides which bytes it holds."""
+"""Bytes of one copy. Their content depends on their place in the buffer."""
 
 SHIFT_BYTES: Final = 65537
-"""How far the pattern is shifted from one chunk to the next: none holds what another does."""
+"""Shift of the pattern between chunks: no two chunks are equal."""
 
 INTERVAL_S: Final = 0.02
 LAST_ROUND_S: Final = 10.0
-"""How long a program whose validator has ended may take to end in order. One that is parked can't."""
+"""Time for the program to end after its validator. A suspended one can't."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """What the program saw in its newest round.
+    """The program's observation in its newest round.
 
     Attributes:
-        rounds: How many rounds it has finished.
-        intact: Whether every byte was what was written, in all of them.
+        rounds: Number of finished rounds.
+        intact: Whether every byte was as written, in all rounds.
         gpu_uuid: The GPU as the driver names it inside the process.
     """
 
@@ -56,7 +56,7 @@ def call(function: Any, *arguments: Any) -> Any:
 
 
 def chunks(total: int) -> Iterator[tuple[int, memoryview]]:
-    """Where each chunk begins in a buffer of so many bytes, and what it holds."""
+    """The start and the content of each chunk of a buffer."""
     block = random.Random(total).randbytes(min(total, CHUNK_BYTES))
     twice = memoryview(block + block)
     for number, begin in enumerate(range(0, total, CHUNK_BYTES)):
@@ -65,7 +65,7 @@ def chunks(total: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def end_with(validator_pidfd: int, stop: SimpleQueue[None]) -> None:
-    """Waits for the end of whoever validates, and then ends the program: nobody else would."""
+    """Waits for the end of the validator, and then ends the program."""
     select.select([validator_pidfd], [], [])
     stop.put(None)
     time.sleep(LAST_ROUND_S)
@@ -73,7 +73,7 @@ def end_with(validator_pidfd: int, stop: SimpleQueue[None]) -> None:
 
 
 def main() -> None:
-    """Runs until it is told to stop."""
+    """Runs until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--bytes", type=int, required=True)
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def run(path: Path, device: Any, counter: Any, buffer: int, size_bytes: int, stop: SimpleQueue[None]) -> None:
-    """Finishes one round after the other."""
+    """Finishes rounds one after the other."""
     contents = list(chunks(size_bytes))
     rounds, intact = 0, True
     while True:
@@ -119,7 +119,7 @@ def run(path: Path, device: Any, counter: Any, buffer: int, size_bytes: int, sto
 
 
 def tell(path: Path, sighting: Sighting) -> None:
-    """Replaces the file, so that no reader sees half of it."""
+    """Replaces the file atomically."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(msgspec.json.encode(sighting))
     os.replace(fresh, path)

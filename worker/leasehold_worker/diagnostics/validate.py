@@ -26,22 +26,22 @@ from leasehold_worker.gpus.uuids import normalize_uuid
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_SIGNAL: Final = 128
-"""A program that a signal ended is said to have ended with this and the signal's number."""
+"""Base of the exit code of a program that a signal ended; the signal's number is added."""
 
 NVML_TIMEOUT_S: Final = 30.0
 SEE_DOCTOR: Final = "see `leasehold doctor`"
 
 
 def run(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
-    """Validates, and prints what was proved. Exits with the code that says how it ended.
+    """Validates, and prints the verified steps. Exits with the code of the outcome.
 
     Args:
         gpu_uuid: GPU to use. None: the one with most free memory.
-        size_bytes: What the program holds.
-        output: How to print: ``table`` or ``json``.
+        size_bytes: Device memory of the program.
+        output: Output format: ``table`` or ``json``.
 
     Raises:
-        BadParameter: The name is no UUID of a GPU.
+        BadParameter: The name is not the UUID of a GPU.
     """
     logging.basicConfig(level="CRITICAL")
     try:
@@ -61,12 +61,12 @@ def run(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a validation ended.
+    """The end of a validation.
 
     Attributes:
-        document: What was proved, and what did not hold.
+        document: Verified steps, and the failed condition.
         exit_code: Of the command.
-        signal_number: What interrupted it. None: nothing did.
+        signal_number: Signal that interrupted it. None: there was none.
     """
 
     document: dict[str, Any]
@@ -76,7 +76,7 @@ class Outcome:
 
 @final
 class _Interrupts:
-    """SIGINT and SIGTERM, each of which cancels the innermost scope that was given."""
+    """SIGINT and SIGTERM, each of which cancels the innermost given scope."""
 
     def __init__(self, scope: trio.CancelScope) -> None:
         self.scopes = [scope]
@@ -89,7 +89,7 @@ class _Interrupts:
 
 
 async def validate(wanted: str | None, size_bytes: int) -> Outcome:
-    """Validates, and says what was proved and what did not hold. A signal ends it, and its program first."""
+    """Validates, and returns the outcome. A signal ends the program, and then the validation."""
     document, exit_code = _document(None, None, None), EXIT_FAILED
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -106,7 +106,7 @@ async def validate(wanted: str | None, size_bytes: int) -> Outcome:
 
 
 async def _nvml_answers() -> bool:
-    """Whether NVML can be asked; it is left behind in its thread where it hangs."""
+    """Whether NVML answers; if it hangs, its thread is abandoned."""
     with trio.move_on_after(NVML_TIMEOUT_S):
         inventory = await trio.to_thread.run_sync(Inventory, abandon_on_cancel=True)
         return await trio.to_thread.run_sync(inventory.answers, abandon_on_cancel=True)

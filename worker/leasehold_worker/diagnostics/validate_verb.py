@@ -1,4 +1,4 @@
-"""The options of ``leasehold validate``. Its help needs nothing of the worker."""
+"""The options of ``leasehold validate``. Its help imports no other module of the worker."""
 
 import re
 import signal
@@ -46,9 +46,9 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not subscriptable at r
     help="Output format.",
 )
 def command(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
-    """Suspend, restore and move a built-in program on this host's GPUs, and prove each step.
+    """Suspend, restore and move a built-in program on this host's GPUs, and verify each step.
 
-    It needs no coordinator and no worker; GPUs that others use are shared with them for as long as it takes.
+    It needs no coordinator and no worker. GPUs in use by others are shared with them meanwhile.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the validation listens
     from leasehold_worker.diagnostics import validate  # late: see above

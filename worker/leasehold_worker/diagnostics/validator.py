@@ -1,4 +1,4 @@
-"""Proves on a host's GPUs that a process can be suspended, restored and moved, by the worker's own parts."""
+"""Verification on a host's GPUs that a process can be suspended, restored and moved."""
 
 import os
 import sys
@@ -26,28 +26,28 @@ from leasehold_worker.workloads.states import RUNNING, SUSPENDED
 from leasehold_worker.workloads.workload import Workload
 
 CONTEXT_BYTES: Final = 2**30
-"""Room for what a context takes beside the buffer."""
+"""Room for a CUDA context beside the buffer."""
 
 TARGET: Final = "validation"
 END_S: Final = 5
-"""How long the program may take to end in order."""
+"""Time for the program to end after SIGTERM."""
 
 TRANSFERS: Final = (DriverCall.CHECKPOINT, DriverCall.RESTORE)
 
 
 class UnknownGpuError(ValidationError):
-    """The GPU that was asked for is not of this host."""
+    """The requested GPU is not of this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that held.
+    """A verified step.
 
     Attributes:
-        name: What was done.
-        duration_s: How long the operation took.
+        name: Name of the step.
+        duration_s: Duration of the operation.
         bytes_per_s: Rate of the driver's copies, by call.
-        proved: What was seen afterwards.
+        proved: Observation afterwards.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(slots=True)
 class Validation:
-    """What has been proved so far."""
+    """The verified steps so far."""
 
     gpu: GpuFacts
     size_bytes: int
@@ -66,7 +66,7 @@ class Validation:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Notes what deserves attention, once."""
+        """Adds a note, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -82,13 +82,13 @@ class Validator:
         self._observer = Observer(parts, self._file, validation.size_bytes, validation.note)
 
     async def run(self) -> None:
-        """Starts the program, takes it through everything, and ends it.
+        """Starts the program, verifies each step, and ends it.
 
-        It is also ended when something does not hold, and on cancellation, once the operation that is under
-        way has been undone or finished.
+        After a failure or a cancellation the program is ended, too, once the running operation has been
+        rolled back or finished.
 
         Raises:
-            ValidationError: Something did not hold.
+            ValidationError: A condition does not hold.
         """
         gpu = self._validation.gpu
         try:
@@ -156,7 +156,7 @@ class Validator:
             self._done(name, progress, f"RUNNING, counter advances, data intact, on {new} only")
 
     async def _other_gpu(self, gpu: GpuFacts) -> str | None:
-        """An equal GPU with room. None: there is none, or the driver can't move; the notes say so."""
+        """An equal GPU with room. None: there is none, or the driver can't move; the notes tell which."""
         if reason := why_unsupported(self._parts.driver, REMAP_CUDA_VERSION):
             self._validation.note(f"not moved: {reason}")
             return None
@@ -185,7 +185,7 @@ class Validator:
         await self._observer.see_running(workload, gpu_uuid)
 
     async def _end(self) -> None:
-        """Ends the program, in order where it runs."""
+        """Ends the program, by SIGTERM if it runs."""
         if TARGET not in self._parts.workloads:
             return
         stop = command_pb2.StopOperation()
@@ -209,11 +209,11 @@ class Validator:
 
 
 def choose_gpu(parts: Parts, wanted: str | None, free: Mapping[str, int], size_bytes: int) -> GpuFacts:
-    """The GPU to validate: the one that is wanted, else the one with most free memory.
+    """The GPU to validate: the requested one, else the one with most free memory.
 
     Raises:
-        UnknownGpuError: The one that is wanted is not of this host.
-        ValidationError: There is none, or it has too little room.
+        UnknownGpuError: The requested GPU is not of this host.
+        ValidationError: There is no GPU, or too little room.
     """
     if reason := why_unsupported(parts.driver, SUSPEND_CUDA_VERSION):
         raise ValidationError(reason)

@@ -1,4 +1,4 @@
-"""How many descriptors the worker may have open: more than the programs that it starts."""
+"""The worker's limit of open descriptors, which is higher than that of its programs."""
 
 import logging
 import resource
@@ -10,11 +10,11 @@ LIMIT: Final = 65_536
 """Descriptors that the worker may have at most."""
 
 STARTED_WITH: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-"""The soft limit with which the worker was started, and with which its programs are."""
+"""The soft limit at the worker's start, which its programs get."""
 
 
 def raise_limit() -> int:
-    """Allows the worker as many descriptors as its host does, within bounds. Returns how many."""
+    """Raises the worker's limit as far as its host permits, within bounds. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = LIMIT if hard == resource.RLIM_INFINITY else min(hard, LIMIT)
     if soft != resource.RLIM_INFINITY and soft < most:

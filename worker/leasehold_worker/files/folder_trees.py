@@ -1,7 +1,7 @@
-"""Trees of folders that programs have made: of any depth, and longer than any path that can be opened.
+"""Trees of folders made by programs: of any depth, with paths too long to open.
 
-The standard library's rmtree, walk and rglob call themselves once per level, so a tree of a thousand levels
-ends them with RecursionError.
+The standard library's rmtree, walk and rglob recurse once per level, so a tree of a thousand levels ends them
+with RecursionError.
 """
 
 import os
@@ -14,12 +14,12 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a folder with all that is below it. No link is followed.
+    """Removes a folder and its content. No link is followed.
 
-    Each folder below is moved up into the first one and emptied there, so two descriptors are enough.
+    Each subfolder is moved up into the first one and emptied there, so two descriptors suffice.
 
     Raises:
-        OSError: Something can't be removed, and stays.
+        OSError: An entry can't be removed, and stays.
     """
     errors: dict[str, OSError] = {}
     top = os.open(folder, _FOLDER)
@@ -40,13 +40,13 @@ def remove_tree(folder: Path) -> None:
 
 
 def discard_tree(folder: Path) -> None:
-    """As :func:`remove_tree`; what can't be removed stays."""
+    """Like :func:`remove_tree`; entries that can't be removed stay."""
     with suppress(OSError):
         remove_tree(folder)
 
 
 def _remove_entry(top: int, name: str) -> None:
-    """Removes a file, or a folder whose own folders are moved up."""
+    """Removes a file, or a folder after moving its own folders up."""
     try:
         os.unlink(name, dir_fd=top)
     except IsADirectoryError:
@@ -63,9 +63,10 @@ def _remove_entry(top: int, name: str) -> None:
 
 
 def list_folders(folder: Path) -> list[str]:
-    """The paths of the folder and of all folders below it, each before those that it contains.
+    """The paths of the folder and of all its subfolders, parents first.
 
-    Folders whose path is too long to be opened are left out. Texts, since pathlib takes long for deep paths.
+    Folders with paths too long to open are left out. The paths are strings, since pathlib is slow for deep
+    ones.
     """
     found = [str(folder)]
     for path in found:

@@ -1,7 +1,7 @@
-"""Directories of which no other user may read or change what the worker keeps there.
+"""Private directories, in which no other user may read or change the worker's files.
 
-Whoever may write to a directory can put a link or a pipe in the place of a file. So a directory that somebody
-else owns, or that lies where somebody else can rename it, is refused before anything in it is opened.
+A user who may write to a directory can replace a file by a link or a pipe. So a directory that another user
+owns or could rename is refused before a file in it is opened.
 """
 
 import os
@@ -13,34 +13,34 @@ from leasehold_worker.errors import StartError
 
 PRIVATE: Final = 0o700
 PASSABLE: Final = 0o711
-"""Other users reach what they know the name of, such as a socket, and can't list the directory."""
+"""Other users reach known names, such as a socket, and can't list the directory."""
 
 UMASK: Final = 0o077
-"""Of the worker. Programs that it starts get the umask that the worker was started with."""
+"""The worker's umask. Programs that it starts get the umask of the worker's start."""
 
 
 def _umask() -> int:
-    """The umask of this process, which umask(2) tells only to who changes it."""
+    """The umask of this process, which umask(2) reports only when it changes it."""
     mask = os.umask(UMASK)
     os.umask(mask)
     return mask
 
 
 STARTED_WITH: Final = _umask()
-"""The umask with which the worker was started."""
+"""The umask at the worker's start."""
 
 
 def open_private(path: Path, purpose: str, mode: int = PRIVATE) -> None:
-    """Makes a directory where it is missing, and takes away what other users may do there.
+    """Creates a missing directory, and removes the permissions of other users.
 
     Args:
         path: The directory.
-        purpose: What it is, for messages.
+        purpose: Its purpose, for messages.
         mode: Its permissions.
 
     Raises:
-        StartError: Somebody else owns it or an entry of it, or can put another in its place.
-        OSError: It can't be made or read.
+        StartError: Another user owns the directory or an entry, or can replace it.
+        OSError: The directory can't be created or read.
     """
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     require_private(path, purpose)
@@ -53,7 +53,7 @@ def open_private(path: Path, purpose: str, mode: int = PRIVATE) -> None:
 
 
 def _close(entry: os.DirEntry[str]) -> None:
-    """Takes away what other users may do with a file or a directory of ours. Sockets are for others."""
+    """Removes other users' permissions on a file or a directory. Sockets are left alone."""
     found = entry.stat(follow_symlinks=False)
     mode = stat.S_IMODE(found.st_mode)
     is_kept = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
@@ -65,13 +65,13 @@ def require_private(path: Path, purpose: str, *, may_be_roots: bool = False) -> 
     """Refuses a directory that another user than the worker's and root could replace or write to.
 
     Args:
-        path: The directory, which is there.
-        purpose: What it is, for messages.
-        may_be_roots: It may be root's, whoever the worker is.
+        path: The existing directory.
+        purpose: Its purpose, for messages.
+        may_be_roots: Root may own it, even if the worker is not root.
 
     Raises:
-        StartError: Which part of the path is whose, and the remedy.
-        OSError: It can't be looked at.
+        StartError: A part of the path has another owner.
+        OSError: The path can't be read.
     """
     absolute = path.absolute()
     for part in (absolute, *absolute.parents):

@@ -1,4 +1,4 @@
-"""Opening files of a folder that others may write to: only regular files, and never waiting for one."""
+"""Opens files in a folder that others may write to: only regular ones, without ever blocking."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[int]:
-    """A descriptor to read a regular file. A link or a pipe in its place is refused: it may never end.
+    """A descriptor for reading a regular file. A link or a pipe in its place is refused: it may never end.
 
     Raises:
-        OSError: It can't be opened, or is something else.
+        OSError: The file can't be opened, or is not regular.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -26,7 +26,7 @@ def open_regular(path: Path) -> Iterator[int]:
 
 
 def is_tellable(moment: datetime) -> bool:
-    """Whether a time can be told: one with a time zone may lie beyond the years 1 to 9999."""
+    """Whether a time is representable: with a time zone it may lie beyond the years 1 to 9999."""
     try:
         moment.astimezone(UTC)
     except OverflowError:
@@ -35,7 +35,7 @@ def is_tellable(moment: datetime) -> bool:
 
 
 def time_of(seconds: float) -> datetime:
-    """A file's time, or the nearest that can be told."""
+    """A file's time, or the nearest representable one."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""What a worker keeps across restarts: its id, the highest epoch that it has seen, its number of starts."""
+"""The worker's state across restarts: its id, the highest epoch that it has seen, its number of starts."""
 
 import fcntl
 import os
@@ -43,7 +43,7 @@ class StateDirectory:
         return self._number("epoch")
 
     def save_epoch(self, epoch: int) -> None:
-        """Keeps the epoch, on disk before this returns. It never goes back, however late the disk is."""
+        """Stores the epoch, on disk before this returns. The stored epoch never decreases."""
         with self._epoch_lock:
             if epoch > self.last_epoch():
                 self._write(self._path / "epoch", str(epoch))
@@ -59,7 +59,7 @@ class StateDirectory:
         return number
 
     def _number(self, name: str) -> int:
-        """The number in a file; 0 where there is none."""
+        """The number in a file; 0 if there is none."""
         path = self._path / name
         if not path.exists():
             return 0
@@ -96,14 +96,14 @@ def _damaged(path: Path, what: str) -> StartError:
 
 @contextmanager
 def open_state_directory(path: Path, mode: int = PRIVATE) -> Iterator[StateDirectory]:
-    """Opens the directory for this process alone, and makes it where it is missing.
+    """Opens the directory for this process alone, and creates a missing one.
 
     Args:
         path: The directory.
         mode: Its permissions.
 
     Raises:
-        StartError: It can't be used, another user could change it, or another worker uses it.
+        StartError: The directory can't be used, another user could change it, or another worker uses it.
     """
     try:
         open_private(path, "state directory", mode)

@@ -1,4 +1,4 @@
-"""The room on a volume, measured beside the worker's loop: a volume that hangs blocks statvfs(3)."""
+"""The free space of a volume, measured beside the worker's loop: a volume that hangs blocks statvfs(3)."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import trio
 
 LOOK_INTERVAL_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 10.0
-"""How long the volume may take to answer. After that, its room is not known."""
+"""Time for the volume to answer. After that, its free space is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class DiskSpace:
 
     Attributes:
         total_bytes: Its size.
-        available_bytes: What of it somebody who is not root may still write.
+        available_bytes: Bytes that a user other than root may still write.
     """
 
     total_bytes: int
@@ -27,10 +27,10 @@ class DiskSpace:
 
 
 def disk_space(directory: Path) -> DiskSpace:
-    """The volume that a directory is on, as statvfs(3) has it.
+    """The disk space of a directory's volume, by statvfs(3).
 
     Raises:
-        OSError: It can't be read.
+        OSError: The volume can't be read.
     """
     facts = os.statvfs(directory)
     return DiskSpace(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
@@ -48,20 +48,20 @@ class Volume:
         self._directory = directory
         self._found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "no answer in time")
         self._limiter = trio.CapacityLimiter(1)
-        """Held by the measurement under way, for good by one that hangs."""
+        """Held by the running measurement, for ever if it hangs."""
 
     def space(self) -> DiskSpace:
-        """The room, as it was measured last.
+        """The last measurement.
 
         Raises:
-            OSError: It can't be measured.
+            OSError: The volume can't be measured.
         """
         if isinstance(self._found, OSError):
             raise self._found
         return self._found
 
     async def look(self) -> None:
-        """Measures the room."""
+        """Measures the free space."""
         found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "no answer in time")
         with trio.move_on_after(LOOK_TIMEOUT_S):
             try:
@@ -73,7 +73,7 @@ class Volume:
         self._found = found
 
     async def run(self) -> None:
-        """Measures again and again, until cancelled."""
+        """Measures repeatedly, until cancelled."""
         while True:
             await trio.sleep(LOOK_INTERVAL_S)
             await self.look()

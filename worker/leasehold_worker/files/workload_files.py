@@ -1,7 +1,7 @@
-"""A workload's files on its host, of which the workload itself can replace every one.
+"""A workload's files on its host, each of which the workload itself can replace.
 
-A pipe in the place of a file would block whoever opens it, and a link would show or change a file of somebody
-else. So only regular files are opened, and no link is followed.
+A pipe in place of a file would block its reader, and a link would expose or change another user's file. So
+only regular files are opened, and no link is followed.
 """
 
 import errno
@@ -17,7 +17,7 @@ from leasehold_worker.errors import invalid
 
 OUTPUT_FILE: Final = "output.log"
 WORKING_FOLDER: Final = "work"
-"""Where a program starts that names no directory: apart from what its launcher and the worker write."""
+"""Default working directory of a program, apart from the files of its launcher and the worker."""
 
 MODE: Final = 0o600
 _FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -34,19 +34,19 @@ def read_regular(path: Path, limit_bytes: int, offset: int = 0) -> bytes:
     """Bytes of a regular file, as many as there are.
 
     Raises:
-        NotRegularError: It is something else.
-        OSError: It can't be read.
+        NotRegularError: The file is not regular.
+        OSError: The file can't be read.
     """
     with open_regular(path, os.O_RDONLY) as descriptor:
         return os.pread(descriptor, limit_bytes, offset)
 
 
 def read_kept(path: Path, limit_bytes: int, offset: int) -> tuple[int, bytes]:
-    """Bytes of an output of which the oldest part may be a hole, and where they begin: not before the offset.
+    """Bytes of an output whose oldest part may be a hole, and their start: not before the offset.
 
     Raises:
-        NotRegularError: It is something else.
-        OSError: It can't be read.
+        NotRegularError: The file is not regular.
+        OSError: The file can't be read.
     """
     with open_regular(path, os.O_RDONLY) as descriptor:
         try:
@@ -60,7 +60,7 @@ def read_kept(path: Path, limit_bytes: int, offset: int) -> tuple[int, bytes]:
 
 
 def require_folder_name(workload_id: str) -> None:
-    """Refuses the id of a workload that is no name of a folder.
+    """Refuses a workload id that can't name a folder.
 
     Raises:
         OperationError: INVALID_ARGUMENT.
@@ -74,11 +74,11 @@ def require_folder_name(workload_id: str) -> None:
 
 
 def open_output(folder: Path) -> int:
-    """Opens a workload's output behind what is there. The folder is made where it is missing.
+    """Opens a workload's output for appending. A missing folder is created.
 
     Raises:
-        NotRegularError: Something else is in its place.
-        OSError: It can't be written.
+        NotRegularError: The path is not a regular file.
+        OSError: The file can't be written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / WORKING_FOLDER).mkdir(mode=0o700, exist_ok=True)
@@ -90,8 +90,8 @@ def open_regular(path: Path, flags: int) -> Iterator[int]:
     """A descriptor of a regular file.
 
     Raises:
-        NotRegularError: It is something else.
-        OSError: It can't be opened.
+        NotRegularError: The file is not regular.
+        OSError: The file can't be opened.
     """
     descriptor = _open(path, flags)
     try:

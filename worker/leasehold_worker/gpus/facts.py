@@ -1,4 +1,4 @@
-"""What is known of GPUs, as values. What NVML can't say is None, never zero."""
+"""Facts of GPUs, as values. A fact that NVML does not report is None, never zero."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What seldom changes about a GPU. Field names and units are those of ``gpu.proto``."""
+    """Facts of a GPU that seldom change. Field names and units are those of ``gpu.proto``."""
 
     uuid: str
     name: str
@@ -23,7 +23,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What was measured on a GPU just now. Field names and units are those of ``gpu.proto``."""
+    """Current measurements of a GPU. Field names and units are those of ``gpu.proto``."""
 
     lost: bool = False
     utilization_percent: int | None = None
@@ -36,7 +36,7 @@ class GpuReading:
 
     @property
     def memory_free_bytes(self) -> int | None:
-        """Memory that nobody uses."""
+        """Free memory."""
         if self.memory_total_bytes is None or self.memory_used_bytes is None:
             return None
         return self.memory_total_bytes - self.memory_used_bytes
@@ -44,20 +44,20 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """Who uses the memory of a GPU.
+    """The users of a GPU's memory.
 
     Attributes:
-        used_bytes: By everybody. None: NVML can't say.
-        processes: By process id. One is there even where its memory is unknown (None).
+        used_bytes: Bytes of all processes. None: unknown to NVML.
+        processes: Bytes by process id. None: unknown to NVML.
     """
 
     used_bytes: int | None
     processes: Mapping[int, int | None]
 
     def held_bytes(self, pids: Iterable[int]) -> int | None:
-        """Memory of some processes. It is that of everybody where NVML does not tell it by process.
+        """Memory of some processes, or of all processes if NVML does not report it by process.
 
-        None: NVML can't say that either.
+        None: unknown to NVML.
         """
         sizes = [self.processes[pid] for pid in pids if pid in self.processes]
         known = [size for size in sizes if size is not None]
@@ -65,7 +65,7 @@ class GpuUsage:
 
     @property
     def unexplained_bytes(self) -> int | None:
-        """Memory in use by nobody who is listed. None: NVML can't say."""
+        """Memory in use by no listed process. None: unknown to NVML."""
         sizes = [size for size in self.processes.values() if size is not None]
         if self.used_bytes is None or len(sizes) < len(self.processes):
             return None
@@ -74,13 +74,13 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """The device memory that a restore may take, from one reading of NVML.
+    """The device memory available to a restore, from one reading of NVML.
 
     Attributes:
-        free_bytes: Free device memory by GPU UUID, less a margin on shared GPUs. A GPU is missing where NVML
-            can't say.
-        shared: UUIDs of the GPUs on which NVML lists processes that are not one's own.
-        empty: UUIDs of the GPUs that NVML shows to be used by nobody else.
+        free_bytes: Free device memory by GPU UUID, less a margin on shared GPUs. A GPU unknown to NVML is
+            missing.
+        shared: UUIDs of the GPUs on which NVML lists other processes.
+        empty: UUIDs of the GPUs without other users, according to NVML.
     """
 
     free_bytes: Mapping[str, int]
@@ -90,7 +90,7 @@ class FreeMemory:
 
 @dataclass(frozen=True, slots=True)
 class SystemVersions:
-    """Versions of what is installed. None: it isn't, or NVML couldn't say."""
+    """Versions of the installed software. None: it is missing, or unknown to NVML."""
 
     driver_version: str | None = None
     cuda_version: int | None = None

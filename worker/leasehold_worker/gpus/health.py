@@ -14,20 +14,20 @@ from leasehold.v1 import gpu_pb2
 
 @dataclass(frozen=True, slots=True)
 class HealthReading:
-    """What NVML knew of a GPU's condition just now. What it can't say is None, never zero."""
+    """NVML's reading of a GPU's condition. An unknown value is None, never zero."""
 
     lost: bool = False
-    """It has fallen off the bus, or no longer answers."""
+    """The GPU has fallen off the bus, or no longer answers."""
     reset_required: bool = False
-    """NVML refuses its questions until the GPU is reset."""
+    """NVML refuses queries until the GPU is reset."""
     ecc_uncorrected_errors: int | None = None
-    """Uncorrectable memory errors since the driver was loaded. Unknown where ECC is off."""
+    """Uncorrectable memory errors since the driver was loaded. Unknown if ECC is off."""
     row_remap_pending: bool | None = None
-    """A row of its memory waits for a reset to be replaced. Chips before Ampere don't know."""
+    """A row of memory waits for a reset to be replaced. Unknown before Ampere."""
     row_remap_failed: bool | None = None
     """A bad row could not be replaced."""
     retired_pages: int | None = None
-    """Pages of its memory that are out of use, or will be after a reset. Chips from Ampere on don't know."""
+    """Pages of memory that are retired, or will be after a reset. Unknown from Ampere on."""
     retired_pages_pending: bool | None = None
     """A bad page is in use until the GPU is reset."""
     mig_enabled: bool | None = None
@@ -37,7 +37,7 @@ class HealthReading:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a GPU can be trusted, and why: the reason is empty only for GPU_HEALTH_OK."""
+    """Whether a GPU is healthy, with the reason: empty only for GPU_HEALTH_OK."""
 
     health: gpu_pb2.GpuHealth.ValueType
     reason: str = ""
@@ -113,12 +113,12 @@ _RESET: Final = "end the work on it, and reset it with nvidia-smi --gpu-reset"
 
 
 def excludes(health: gpu_pb2.GpuHealth.ValueType) -> bool:
-    """Whether a GPU of this health gets no work. One that is throttled does: it is only slow."""
+    """Whether a GPU with this verdict gets no work. A throttled one gets work: it is only slow."""
     return health not in _TRUSTED
 
 
 def judge(reading: HealthReading) -> Verdict:
-    """The verdict on what was read, by the worst that is known. What is unknown speaks against nobody.
+    """The verdict on a reading, by its worst value. An unknown property counts as healthy.
 
     Pages that *were* retired are wear, not failure: they are out of use, and the GPU goes on without them. So
     they count from RETIRED_PAGES_LIMIT on, or while a bad page is still in use. Likewise rows that were
@@ -133,7 +133,7 @@ def judge(reading: HealthReading) -> Verdict:
 
 
 def judge_xid(xid: int) -> Verdict | None:
-    """The verdict on an Xid of a GPU. None: the GPU goes on, and its readings say how it is."""
+    """The verdict on an Xid of a GPU. None: the readings decide."""
     meaning = RESET_XIDS.get(xid)
     if meaning is None:
         return None

@@ -1,4 +1,4 @@
-"""Looks after the health of this host's GPUs: from time to time, and as soon as the driver reports an Xid."""
+"""Monitors the health of this host's GPUs, periodically and as soon as the driver reports an Xid."""
 
 import logging
 import random
@@ -14,24 +14,24 @@ from leasehold_worker.gpus.inventory import Inventory, XidWait
 logger = logging.getLogger(__name__)
 
 JITTER: Final = 0.1
-"""By which share of itself a pause may be shorter or longer: hosts that started together part."""
+"""Relative jitter of pauses, so that hosts that started together drift apart."""
 
 _XID_WAIT_S: Final = 5.0
-"""How long one thread waits for Xids. It is left behind at a shutdown, and ends by itself by then."""
+"""Time that one thread waits for Xids. It is abandoned at a shutdown, and ends by itself by then."""
 
 _XID_PAUSE_S: Final = 1.0
-"""The pause after Xids came: a GPU that is broken may tell of it without end."""
+"""Pause after Xids: a broken GPU may report them without end."""
 
 _FIRST_RETRY_S: Final = 1.0
-"""The pause after Xids became unavailable; the next ones double, up to the interval of the looks."""
+"""Pause after Xids became unavailable. The next ones double, up to the interval of readings."""
 
 
 @final
 class HealthMonitor:
-    """Reports the health of every GPU, again and again.
+    """Reports the health of every GPU repeatedly.
 
-    A report says what was found at that moment, also that all is well; an Xid is reported once. Whoever takes
-    the reports decides what stays. Failures of NVML end nothing: what it can't say is logged, once.
+    A report has the current verdict, good or bad; an Xid is reported once. The receiver decides which
+    verdicts last. Failures of NVML are logged once, and end nothing.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class HealthMonitor:
 
         Args:
             inventory: The GPUs.
-            report: Takes UUID, health and reason of a GPU, in trio's thread. The reason is empty only if the
-                GPU is healthy.
-            interval_s: Between two looks, give or take JITTER.
+            report: Receives UUID, health and reason of a GPU, in trio's thread. The reason is empty only if
+                the GPU is healthy.
+            interval_s: Interval of readings, give or take JITTER.
         """
         self._inventory = inventory
         self._report = report
         self._interval_s = interval_s
         self._told: set[str] = set()
-        """What has been logged as lacking."""
+        """Logged gaps of the readings."""
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
-        """Looks at once, and then until it is cancelled. Returns at once on a host without GPUs.
+        """Reads at once, and then repeatedly until cancelled. Returns at once on a host without GPUs.
 
-        A thread that waits for NVML is left behind on cancellation.
+        On cancellation, a thread that waits for NVML is abandoned.
         """
         self._tell_lacks()
         if not self._inventory.gpus:
@@ -71,7 +71,7 @@ class HealthMonitor:
                 await trio.sleep(_jittered(self._interval_s))
 
     async def look(self) -> None:
-        """Reads every GPU's health, and reports it. A GPU of which NVML says nothing in time is not reported.
+        """Reads and reports every GPU's health. A GPU without an answer in time is left out.
 
         On cancellation nothing is reported.
         """

@@ -1,4 +1,4 @@
-"""What NVML says of this host's GPUs, by UUID. What it can't say is None, never zero, and never an error.
+"""NVML's answers about this host's GPUs, by UUID. An unknown value is None, never zero, and no error.
 
 NVML ignores CUDA_VISIBLE_DEVICES and knows nothing of CUDA's order, so nothing here goes by index. Every
 method blocks for some milliseconds, and never for much longer than :data:`ANSWER_TIMEOUT_S`: call it in a
@@ -36,14 +36,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 10.0
-"""How long NVML may take: with a driver that hangs it never answers. One that was that late is not asked
-again before it has answered."""
+"""Timeout of NVML, which never answers with a driver that hangs. After a timeout, NVML is not asked again
+before it has answered."""
 
 SHARED_MARGIN_BYTES: Final = 2**26
-"""Memory on a GPU that others may take while a restore is on its way there: 64 MiB."""
+"""Memory on a shared GPU that other processes may allocate during a restore: 64 MiB."""
 
 EMPTY_BYTES: Final = 2**30
-"""Memory in use on a GPU that nobody uses, at most: the driver keeps some hundred MiB for itself."""
+"""Largest used memory of an empty GPU: the driver keeps some hundred MiB for itself."""
 
 Answer = TypeVar("Answer")
 
@@ -61,14 +61,14 @@ class Inventory:
         # pynvml's first look-up of each symbol is not safe among threads.
         self._lock = threading.Lock()
         self._overdue = threading.Event()
-        """Set unless a question was not answered in time, and still is not."""
+        """Cleared while a question that timed out has no answer."""
         self._overdue.set()
         self._waiting = threading.Lock()
         self.unavailable_reason = nvml.open_nvml()
         """Why NVML can't be used. None: it can."""
         self.versions = SystemVersions()
         self.left_out: tuple[str, ...] = ()
-        """GPUs that did not answer, each with why: their names on the wire are not known."""
+        """GPUs that did not answer, each with the reason."""
         self._handles: dict[str, Handle] = {}
         if self.unavailable_reason is None:
             self.versions = nvml.read_versions()
@@ -80,7 +80,7 @@ class Inventory:
             nvml.read_facts(uuid, handle) for uuid, handle in self._handles.items()
         )
         self._watched = {gpu.uuid: self._handles[gpu.uuid] for gpu in self.gpus}
-        """Those that this worker serves, whose health is its business."""
+        """The GPUs that this worker serves, whose health it monitors."""
         self._xids = nvml.XidEvents(self._watched)
         self._reading_lacks: tuple[str, ...] = ()
         if self._watched:
@@ -94,7 +94,7 @@ class Inventory:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """UUIDs of GPUs that this worker was to serve and that NVML does not know."""
+        """UUIDs of GPUs that this worker should serve and that NVML does not list."""
         return tuple(sorted(self._served - self._handles.keys()))
 
     @property
@@ -104,11 +104,11 @@ class Inventory:
 
     @property
     def minors(self) -> dict[str, int]:
-        """N of /dev/nvidiaN by GPU UUID. A GPU is missing where NVML can't say."""
+        """N of /dev/nvidiaN by GPU UUID. A GPU unknown to NVML is missing."""
         return {gpu.uuid: gpu.minor_number for gpu in self._facts if gpu.minor_number is not None}
 
     def mig_enabled(self) -> frozenset[str]:
-        """UUIDs of the GPUs with MIG on now: it can be turned on at any time.
+        """UUIDs of the GPUs with MIG on now: an operator can turn it on at any time.
 
         Raises:
             OperationError: DRIVER_TIMEOUT.
@@ -126,14 +126,14 @@ class Inventory:
         return frozenset[int]().union(*found)
 
     def read(self) -> dict[str, GpuReading]:
-        """Measures every GPU, and looks at those facts that an operator may change."""
+        """Measures every GPU, and reads the facts that an operator may change."""
         try:
             return self._ask(self._read)
         except OperationError:
             return {uuid: GpuReading() for uuid in self._handles}
 
     def lost(self) -> frozenset[str]:
-        """UUIDs of the GPUs of which NVML says that they have fallen off the bus."""
+        """UUIDs of the GPUs that NVML reports as fallen off the bus."""
         try:
             found = self._ask(
                 lambda: {uuid: nvml.read_lost(handle) for uuid, handle in self._handles.items()}
@@ -146,7 +146,8 @@ class Inventory:
         """The device memory that is free for some processes.
 
         Raises:
-            OperationError: DRIVER_TIMEOUT: what does not fit there is lost, so nobody may guess.
+            OperationError: DRIVER_TIMEOUT: the free memory is unknown, and a wrong guess would lose a
+                process.
         """
         usage, free = self._ask(self._free)
         others = {uuid for uuid, gpu in usage.items() if gpu.processes.keys() - set(own_pids)}
@@ -165,14 +166,14 @@ class Inventory:
         )
 
     def usage(self) -> dict[str, GpuUsage]:
-        """Who uses the memory of each GPU, by UUID. A GPU is missing where NVML can't list its processes."""
+        """The users of each GPU's memory, by UUID. A GPU is missing if NVML can't list its processes."""
         try:
             return self._ask(self._usage)
         except OperationError:
             return {}
 
     def answers(self) -> bool:
-        """Whether NVML says who uses the GPUs, or at least that it can't."""
+        """Whether NVML answers within the timeout."""
         try:
             self._ask(self._usage)
         except OperationError:
@@ -180,7 +181,7 @@ class Inventory:
         return True
 
     def read_health(self) -> dict[str, HealthReading]:
-        """What is known of each GPU's health, by UUID. A GPU is missing where NVML did not answer in time."""
+        """The health reading of each GPU, by UUID. A GPU without an answer in time is missing."""
         try:
             return self._ask(self._examine)
         except OperationError as error:
@@ -189,19 +190,19 @@ class Inventory:
 
     @property
     def health_lacks(self) -> tuple[str, ...]:
-        """What this host can't say of its GPUs' health, each with why; as it was when it was last asked."""
+        """The gaps of this host's health readings, each with the reason, as of the last reading."""
         if self.unavailable_reason is not None:
             return (f"all of NVML: {self.unavailable_reason}",)
         return self._reading_lacks + self._told(("Xid events", why) for why in self._xids.problems.values())
 
     def wait_xids(self, timeout_s: float) -> XidWait:
-        """Waits for Xids of the GPUs; those since the inventory was made count, each once.
+        """Waits for Xids of the GPUs. Each Xid since the start of the inventory is returned once.
 
         Other questions are answered meanwhile. Only one thread can wait: a second one waits for the first,
         and then finds nothing.
 
         Args:
-            timeout_s: How long to wait for the first Xid. Those that came with it are taken too.
+            timeout_s: Time to wait for the first Xid. Simultaneous ones are returned, too.
 
         Returns:
             What came, or why nothing can come: then it returns without waiting. Ask again later, as a driver
@@ -238,7 +239,7 @@ class Inventory:
         return {uuid: gpu.reading for uuid, gpu in found.items()}
 
     def _told(self, lacks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-        """What is lacking with why, once each, and on how many GPUs where it is not all of them."""
+        """The gaps with reasons, once each, with the number of GPUs unless it is all."""
         total = len(self._watched)
         return tuple(
             f"{what}: {why}" if count == total else f"{what}: {why} ({count} of {total} GPUs)"
@@ -246,7 +247,7 @@ class Inventory:
         )
 
     def _ask(self, question: Callable[[], Answer]) -> Answer:
-        """Asks NVML, one question at a time, in a thread that is left behind where it hangs.
+        """Asks NVML, one question at a time, in a thread that is abandoned if it hangs.
 
         Raises:
             OperationError: DRIVER_TIMEOUT.

@@ -1,7 +1,7 @@
 """NVML's answers as plain values: the only module that imports pynvml.
 
-What NVML can't say is None, never zero, and never an error. Nothing here has a deadline or minds threads:
-:mod:`leasehold_worker.gpus.inventory` does.
+A value that NVML does not report is None, never zero, and no error. This module has no deadlines and no
+locks: :mod:`leasehold_worker.gpus.inventory` has them.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ from leasehold_worker.gpus.health import HealthReading
 logger = logging.getLogger(__name__)
 
 Handle = NewType("Handle", object)
-"""What NVML calls a GPU by."""
+"""NVML's handle of a GPU."""
 
 _ECC_UNCORRECTED: Final = 1
 _ECC_VOLATILE: Final = 0
 _VALUE_NOT_AVAILABLE: Final = 2**64 - 1
-"""What NVML writes for the used memory of a process that it can't see into."""
+"""NVML's value for the used memory of a process that it can't see into."""
 _MOST_XIDS: Final = 64
-"""How many Xids are taken at once: a GPU that is broken may tell of it without end."""
+"""Xids that are taken at once: a broken GPU may report them without end."""
 _UNSUPPORTED: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 _RETIREMENT_CAUSES: Final = (
     pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
@@ -36,11 +36,11 @@ _RETIREMENT_CAUSES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What NVML knew of one GPU's health.
+    """The health reading of one GPU, with its gaps.
 
     Attributes:
-        reading: What it said.
-        lacks: What it could not say, each with why.
+        reading: The reading.
+        lacks: Values that NVML did not report, each with the reason.
     """
 
     reading: HealthReading
@@ -48,7 +48,7 @@ class Examination:
 
 
 def open_nvml() -> str | None:
-    """Loads NVML. Returns why it can't be used; None: it can."""
+    """Loads NVML. Returns why it can't be used. None: it can."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -57,7 +57,7 @@ def open_nvml() -> str | None:
 
 
 def read_versions() -> SystemVersions:
-    """Versions of what is installed."""
+    """Versions of the installed software."""
     return SystemVersions(
         driver_version=_soft(pynvml.nvmlSystemGetDriverVersion),
         cuda_version=_soft(pynvml.nvmlSystemGetCudaDriverVersion_v2),
@@ -66,7 +66,7 @@ def read_versions() -> SystemVersions:
 
 
 def find_handles() -> tuple[dict[str, Handle], tuple[str, ...]]:
-    """NVML's handles by UUID, and why GPUs that do not answer are left out."""
+    """NVML's handles by UUID, and the reasons why GPUs without an answer are left out."""
     handles: dict[str, Handle] = {}
     left_out: list[str] = []
     for index in range(_soft(pynvml.nvmlDeviceGetCount) or 0):
@@ -80,7 +80,7 @@ def find_handles() -> tuple[dict[str, Handle], tuple[str, ...]]:
 
 
 def read_facts(uuid: str, handle: Handle) -> GpuFacts:
-    """What seldom changes about a GPU."""
+    """Facts of a GPU that seldom change."""
     memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
     capability = _soft(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     pci = _soft(pynvml.nvmlDeviceGetPciInfo_v3, handle)
@@ -103,7 +103,7 @@ def read_facts(uuid: str, handle: Handle) -> GpuFacts:
 
 
 def with_modes(facts: GpuFacts, handle: Handle) -> GpuFacts:
-    """The facts with the modes as they are now. One that NVML can't tell now stays as it was."""
+    """The facts with the current modes. A mode that NVML does not report stays as it was."""
     mig = _soft(pynvml.nvmlDeviceGetMigMode, handle)
     persistence = _soft(pynvml.nvmlDeviceGetPersistenceMode, handle)
     return replace(
@@ -126,7 +126,7 @@ def read_mps_pids(handle: Handle) -> frozenset[int]:
 
 
 def read_usage(handle: Handle) -> GpuUsage | None:
-    """Who uses a GPU's memory. None: NVML can't list its processes."""
+    """The users of a GPU's memory. None: NVML can't list its processes."""
     processes = _soft(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if processes is None:
@@ -137,13 +137,13 @@ def read_usage(handle: Handle) -> GpuUsage | None:
 
 
 def read_free_bytes(handle: Handle) -> int | None:
-    """Memory of a GPU that nobody uses. None: NVML can't say."""
+    """Free memory of a GPU. None: unknown to NVML."""
     memory = _soft(pynvml.nvmlDeviceGetMemoryInfo, handle)
     return None if memory is None else int(memory.total - memory.used)
 
 
 def read_lost(handle: Handle) -> bool:
-    """Whether NVML says that a GPU has fallen off the bus."""
+    """Whether NVML reports that a GPU has fallen off the bus."""
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
@@ -174,7 +174,7 @@ def read_sample(handle: Handle) -> GpuReading:
 
 
 def examine(handle: Handle) -> Examination:
-    """Asks all that concerns a GPU's health."""
+    """Reads all values that a GPU's health depends on."""
     patient = _Patient(handle)
     lacks: dict[str, str] = {}
     ecc = patient.ask(pynvml.nvmlDeviceGetTotalEccErrors, _ECC_UNCORRECTED, _ECC_VOLATILE)
@@ -211,14 +211,14 @@ def examine(handle: Handle) -> Examination:
 
 
 class _Patient:
-    """A GPU that is examined, and why it did not answer."""
+    """A GPU under examination, with the reason of missing answers."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self.problem = ""
-        """Why the last question without an answer had none."""
+        """The error of the last question without an answer."""
         self.unsupported = False
-        """Whether that was because the GPU or the library does not know of such things."""
+        """Whether the GPU or the library does not support that question."""
         self.lost = False
         self.reset_required = False
 
@@ -235,7 +235,7 @@ class _Patient:
 
 @dataclass(frozen=True, slots=True)
 class XidWait:
-    """What came of waiting for Xids.
+    """The result of waiting for Xids.
 
     Attributes:
         xids: UUID and Xid of each event, in their order. Empty: none came in time.
@@ -248,7 +248,7 @@ class XidWait:
 
 @final
 class XidEvents:
-    """NVML's Xid events of some GPUs, from their registration on. Not safe among threads."""
+    """NVML's Xid events of some GPUs, from their registration on. Not thread-safe."""
 
     def __init__(self, handles: Mapping[str, Handle]) -> None:
         self._handles = handles
@@ -256,7 +256,7 @@ class XidEvents:
         self._set: Any = None
         self._registered: set[str] = set()
         self.problems: dict[str, str] = {}
-        """Why there are no events of a GPU, by UUID; replaced, never changed. A lost one is not here."""
+        """Why there are no events of a GPU, by UUID; replaced, never changed. Lost GPUs are not included."""
 
     @property
     def complete(self) -> bool:
@@ -264,7 +264,7 @@ class XidEvents:
         return self._registered == self._handles.keys()
 
     def register(self) -> str:
-        """Registers those GPUs that are not. Returns why none is; empty: events can come."""
+        """Registers GPUs that are not registered. Returns why none is. Empty: events can come."""
         problem = ""
         problems: dict[str, str] = {}
         try:
@@ -288,7 +288,7 @@ class XidEvents:
         return "" if self._registered else problem
 
     def wait(self, timeout_s: float) -> XidWait:
-        """Waits for an Xid, and takes those that came with it. After a failure all are registered anew."""
+        """Waits for an Xid, and takes simultaneous ones. After a failure all GPUs are registered again."""
         found: list[tuple[str, int]] = []
         try:
             while len(found) < _MOST_XIDS:
@@ -315,7 +315,7 @@ def _address(handle: Any) -> int | None:
 
 
 def _soft(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls NVML; None where it answers an error."""
+    """Calls NVML; None after an error."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""Throughput units of GPU models: what one GPU counts beside others when work is matched to it."""
+"""Throughput units of GPU models: the weight of one GPU when work is matched to GPUs."""
 
 import logging
 import re
@@ -59,7 +59,7 @@ DEFAULT_UNITS: Final[Mapping[str, int]] = MappingProxyType(
 """Units by a part of the product name, as whole words."""
 
 UNKNOWN_UNITS: Final = 1
-"""What a model counts that no table has."""
+"""Units of a model that no table has."""
 
 
 @final
@@ -67,7 +67,7 @@ class GpuUnits:
     """The table of models.
 
     Args:
-        overrides: Units by a part of the product name. They go before the default table, however short.
+        overrides: Units by a part of the product name. They override the default table, however short.
     """
 
     def __init__(self, overrides: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -77,7 +77,7 @@ class GpuUnits:
     def of(self, name: str) -> int:
         """The units of a product such as "NVIDIA H100 80GB HBM3"; the longest part that matches decides.
 
-        A model that no table has counts 1, which is logged once.
+        An unknown model counts 1, which is logged once.
         """
         for table in self._tables:
             matching = [part for part in table if _has_words(name, part)]
@@ -94,7 +94,7 @@ class GpuUnits:
 
 
 def _has_words(name: str, part: str) -> bool:
-    """Whether the part stands in the name as whole words, in any case of letters: an A100 is no A10."""
+    """Whether the part occurs in the name as whole words, in any case of letters: an A100 is not an A10."""
     if part.lower() not in name.lower():
         return False  # as most are: an expression for each would take a good part of a worker's start
     return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", name, re.IGNORECASE) is not None

@@ -13,7 +13,7 @@ def normalize_uuid(text: str) -> str:
     """Brings a GPU's UUID into NVML's form; the prefix ``GPU-`` and the case don't matter.
 
     Raises:
-        OperationError: INVALID_ARGUMENT, it is not a UUID.
+        OperationError: INVALID_ARGUMENT, the text is not a UUID.
     """
     bare = text.strip().lower().removeprefix("gpu-")
     uuid = f"GPU-{bare}"

@@ -5,12 +5,12 @@ drains first.
 
 After a restore or in a rollback, in this order:
 
-1. hooks that know both ways, in reverse;
+1. hooks with both directions, in reverse;
 2. hooks of AFTER_RESTORE, in their order;
-3. what was told to stop admitting admits again, in reverse: nobody is let in before all is ready. A server
-   whose own hook failed stays shut.
+3. servers whose admission was stopped admit again, in reverse: no request enters before all is ready. A
+   server whose own hook failed stays closed.
 
-Hooks that don't concern the weight strategy of the policy are passed over, the same ones both ways.
+Hooks for other weight strategies than the policy's are skipped, in both directions.
 """
 
 import logging

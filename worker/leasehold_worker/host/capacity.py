@@ -1,4 +1,4 @@
-"""What the host has: CPU time and memory that its kernel allows this worker, and disk."""
+"""The capacity of the host: CPU time and memory that the kernel allows this worker, and disk."""
 
 import os
 from contextlib import suppress
@@ -17,7 +17,7 @@ _BLOCK_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """What workloads may have of the host together.
+    """Resources of all workloads together.
 
     Attributes:
         cpu_millicores: CPU time in thousandths of a core.
@@ -29,7 +29,7 @@ class HostLimits:
 
 
 def hard_limits() -> HostLimits:
-    """What the host has, or less where the worker's CPU set or control groups (either version) say so."""
+    """The host's CPU and memory, or the lower limits of the worker's CPU set and control groups."""
     cpus = [len(os.sched_getaffinity(0)) * 1000]
     memory = [processes.memory_bytes("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if (cpu_limit := cgroups.cpu_limit_millicores(os.getpid())) is not None:
@@ -40,15 +40,15 @@ def hard_limits() -> HostLimits:
 
 
 def limits_within(hard: HostLimits, cpu_limit_millicores: int = 0, memory_limit_bytes: int = 0) -> HostLimits:
-    """The limits that the configuration sets, where it sets any.
+    """The limits of the configuration, or the host's.
 
     Args:
-        hard: What the host and its control groups allow.
-        cpu_limit_millicores: CPU time that workloads may have. 0: all of it.
-        memory_limit_bytes: Memory that they may have. 0: all of it.
+        hard: Limits of the host and its control groups.
+        cpu_limit_millicores: CPU time of all workloads. 0: all of it.
+        memory_limit_bytes: Memory of all workloads. 0: all of it.
 
     Raises:
-        StartError: A limit is above what there is.
+        StartError: A limit exceeds the host's.
     """
     if cpu_limit_millicores > hard.cpu_millicores:
         raise StartError(
@@ -64,7 +64,7 @@ def limits_within(hard: HostLimits, cpu_limit_millicores: int = 0, memory_limit_
 
 
 def directory_bytes(directory: Path) -> int:
-    """Disk that the files below a directory take. Slow where they are many; what vanishes counts nothing."""
+    """Disk usage of the files below a directory. Slow for many files; deleted ones don't count."""
     total = 0
     for folder in list_folders(directory):
         with suppress(OSError), os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""The interface files of control groups of version 2, written as the kernel wants it."""
+"""The interface files of control groups of version 2, with the kernel's rules for writes."""
 
 import os
 from pathlib import Path
@@ -8,34 +8,34 @@ _SYSTEMD: Final = Path("/run/systemd/system")
 
 
 class ControlFiles(Protocol):
-    """What the kernel offers below /sys/fs/cgroup. All raise OSError as it does."""
+    """The control groups below /sys/fs/cgroup. All methods raise the kernel's OSError."""
 
     def read(self, path: Path) -> str:
         """The text of an interface file."""
 
     def write(self, path: Path, text: str) -> None:
-        """Writes to an interface file, which is there already."""
+        """Writes to an existing interface file."""
 
     def make_group(self, path: Path) -> None:
-        """Makes a group, with its interface files. One that is there already is left as it is."""
+        """Creates a group. An existing one is left as it is."""
 
     def remove_group(self, path: Path) -> None:
-        """Removes a group without processes and without groups below."""
+        """Removes a group without processes and without child groups."""
 
     def is_ours(self, path: Path) -> bool:
-        """Whether the group was handed over to us."""
+        """Whether the group is delegated to the worker."""
 
 
 @final
 class KernelFiles:
-    """The kernel's own."""
+    """The kernel's own files."""
 
     def read(self, path: Path) -> str:
         """The text of an interface file."""
         return path.read_text(encoding="ascii")
 
     def write(self, path: Path, text: str) -> None:
-        """Writes in one call, as the kernel wants it, and creates nothing."""
+        """Writes in one call, as the kernel requires, and creates no file."""
         descriptor = os.open(path, os.O_WRONLY)
         try:
             os.write(descriptor, text.encode("ascii"))
@@ -43,7 +43,7 @@ class KernelFiles:
             os.close(descriptor)
 
     def make_group(self, path: Path) -> None:
-        """Makes a group."""
+        """Creates a group."""
         path.mkdir(exist_ok=True)
 
     def remove_group(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class KernelFiles:
         path.rmdir()
 
     def is_ours(self, path: Path) -> bool:
-        """Whether we may write, and systemd, where it runs and we are root, has left the group to us."""
+        """Whether the worker may write, and a running systemd has delegated the group (if root)."""
         files = (path, path / "cgroup.procs", path / "cgroup.subtree_control")
         if not all(os.access(file, os.W_OK) for file in files):
             return False
@@ -61,7 +61,7 @@ class KernelFiles:
 
 
 def _is_delegated(group: Path) -> bool:
-    """Systemd marks what it leaves to others, in one of these attributes by its version."""
+    """Whether systemd has marked the group as delegated, in one of these attributes by its version."""
     for name in ("user.delegate", "trusted.delegate"):
         try:
             if os.getxattr(group, name) == b"1":

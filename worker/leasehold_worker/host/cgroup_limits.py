@@ -1,16 +1,15 @@
 """CPU and memory limits that the kernel enforces on workloads, by control groups of version 2.
 
-Each workload that the worker starts, and each that was promised CPU time or memory, gets a group below the
-worker's own::
+Each workload that the worker starts or that reserves CPU time or memory gets a group below the worker's own::
 
-    leasehold.service        the base: handed over to the worker (Delegate=yes), with no process in it
+    leasehold.service        the base: delegated to the worker (Delegate=yes), with no process in it
       agent                  the worker
       workload-<id>          cpu.max, memory.max
 
 The kernel allows limits only below groups without processes of their own ("no internal processes",
 cgroups(7)), so the worker moves itself out of the way first. A systemd service needs DelegateSubgroup=agent
-besides: a second start could not enter the base while limits are on. Where any of this is not to be had,
-promises are still kept in the ledger, and the refusals here say why no more is done.
+besides: a second start could not enter the base while limits are on. If a part of this is not available, only
+the ledger enforces reservations, and the refusals here have the reason.
 """
 
 import errno
@@ -34,13 +33,13 @@ logger = logging.getLogger(__name__)
 PERIOD_US: Final = 100_000
 """The kernel's default period, in which a group may use its quota."""
 LEAST_QUOTA_US: Final = 1000
-"""The kernel refuses less."""
+"""The smallest quota that the kernel accepts."""
 
 _AGENT: Final = "agent"
 _PREFIX: Final = "workload-"
 _SAFE_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", re.ASCII)
 _MOVES: Final = 10
-"""Rounds of moving the worker's processes, since one may fork meanwhile."""
+"""Rounds of moving the worker's processes, since a process may fork meanwhile."""
 _REMEDY: Final = (
     "start the worker as a systemd service with Delegate=yes and DelegateSubgroup=agent, "
     "on a host with version 2 alone"
@@ -66,10 +65,10 @@ class ResourceLimits:
 
     @classmethod
     def probe(cls, files: ControlFiles | None = None) -> "ResourceLimits":
-        """Finds out what can be enforced, and prepares it: call it once, before workloads are started.
+        """Finds out which limits can be enforced, and prepares them. Call it once, before workloads start.
 
-        It moves the worker's processes into a group of their own, and removes the groups of workloads that
-        have ended. It never fails: the refusals say what is wrong.
+        It moves the worker's processes into a group of their own, and removes the groups of ended workloads.
+        It never fails: the refusals have the reasons.
         """
         files = files or KernelFiles()
         group = version_2_group(os.getpid())
@@ -84,15 +83,15 @@ class ResourceLimits:
             return cls(None, refusal, refusal, files)
 
     def create(self, workload_id: str, cpu_millicores: int, memory_bytes: int) -> Path | None:
-        """Makes the group of a workload. One that it has already, since an earlier start, is left as it is.
+        """Creates the group of a workload. An existing one of an earlier run is left as it is.
 
         Args:
             workload_id: The workload.
             cpu_millicores: CPU time in thousandths of a core. 0: no limit.
-            memory_bytes: Memory. 0: no limit. The kernel kills a process that would take more.
+            memory_bytes: Memory. 0: no limit. The kernel kills a process beyond it.
 
         Returns:
-            The group. None: the worker can make none.
+            The group. None: the worker can't create any.
 
         Raises:
             OperationError: PERMISSION_OR_OS: the kernel refused. No group is left.
@@ -116,18 +115,18 @@ class ResourceLimits:
         return group
 
     def find(self, workload_id: str) -> Path | None:
-        """The group that a workload has, perhaps since an earlier start of the worker. None: it has none."""
+        """The group of a workload, perhaps of an earlier run of the worker. None: it has none."""
         group = self._base / (_PREFIX + _checked(workload_id)) if self._base else None
         return group if group is not None and group.is_dir() else None
 
     def owns(self, group: Path) -> bool:
-        """Whether a group is one of ours: its limit is what a workload was promised, and can be changed."""
+        """Whether a group is a workload's of this worker, with a changeable limit."""
         return group.parent == self._base and group.name.startswith(_PREFIX)
 
     def add(self, group: Path, pid: int) -> None:
-        """Puts a process under a group's limits, with all that it starts from now on.
+        """Puts a process and its future descendants under a group's limits.
 
-        One that has ended meanwhile needs none.
+        A process that has ended meanwhile is ignored.
 
         Raises:
             OperationError: PERMISSION_OR_OS: the kernel refused.
@@ -140,9 +139,9 @@ class ResourceLimits:
             raise _refused(group, error) from error
 
     def set_memory(self, group: Path, memory_bytes: int) -> bool:
-        """Sets another memory limit: parking moves device memory into a workload's own host memory.
+        """Sets another memory limit, since a suspend moves device memory into a workload's host memory.
 
-        Raise it before a suspend by what is parked, and lower it after the restore.
+        Raise it before a suspend by the suspended bytes, and lower it after the restore.
 
         Returns:
             False: memory is not enforced; or more is in use, so that the kernel would kill, and the limit was
@@ -162,9 +161,9 @@ class ResourceLimits:
         return True
 
     def kill(self, workload_id: str) -> None:
-        """Kills what is in the group of a workload, if it has one, in one step that no fork escapes.
+        """Kills the group of a workload, if there is one, in one step that no fork escapes.
 
-        Kernels before 5.14 can't. Then, and where the kernel refuses, nothing is done.
+        Kernels before 5.14 can't. Then, and if the kernel refuses, nothing is done.
         """
         group = self.find(workload_id)
         if group is None:
@@ -177,16 +176,16 @@ class ResourceLimits:
             logger.warning("the processes of control group %s can't be killed: %s", group, error.strerror)
 
     def remove(self, group: Path) -> bool:
-        """Removes a group whose processes have ended, and what they made below it.
+        """Removes a group whose processes have ended, with its child groups.
 
         Returns:
-            False: there are processes in it still. The next start of the worker tries again.
+            False: it still has processes. The next start of the worker tries again.
         """
         return _remove(group, self._files)
 
 
 def _prepare(base: Path, files: ControlFiles) -> ResourceLimits:
-    """Finds out what a base can do, moves the worker out of it, and turns its controllers on."""
+    """Finds out the abilities of a base, moves the worker out of it, and turns its controllers on."""
     offered = files.read(base / "cgroup.controllers").split()
     refusals = {
         name: ""
@@ -217,10 +216,10 @@ def _why_not_ours(base: Path, files: ControlFiles) -> str:
 
 
 def _move_out(base: Path, files: ControlFiles) -> str:
-    """Moves the worker, and what it started, from the base to a group below. Nobody else is touched.
+    """Moves the worker, and its children, from the base to a child group. Other processes stay.
 
     Returns:
-        Why not. Empty: the base has no process any more.
+        Why that failed. Empty: the base has no process any more.
     """
     itself = identify(os.getpid())
     for _ in range(_MOVES):
@@ -269,7 +268,7 @@ def _checked(workload_id: str) -> str:
     """The id, which becomes the name of a folder.
 
     Raises:
-        OperationError: INVALID_ARGUMENT: it could lead out of the base.
+        OperationError: INVALID_ARGUMENT: the id could lead out of the base.
     """
     if not _SAFE_ID.fullmatch(workload_id):
         raise OperationError(

@@ -1,6 +1,6 @@
-"""What control groups allow a process: how much memory and CPU time, and whether it may run at all.
+"""Limits of control groups on a process: memory, CPU time, and the freezer.
 
-Both versions of the interface are read (cgroups(7)). What can't be read limits nothing that we know of.
+Both versions of the interface are read (cgroups(7)). A file that can't be read counts as no limit.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ _PROC: Final = Path("/proc")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 UNLIMITED_BYTES: Final = 2**60
-"""Version 1 writes a limit near 2**63 where there is none."""
+"""Version 1 writes a limit near 2**63 for "none"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class MemoryLimit:
     """A control group with a memory limit.
 
     Attributes:
-        path: Its directory, which names it.
-        available_bytes: What its processes may still take; page cache counts as free.
+        path: Its directory.
+        available_bytes: Memory left for its processes; page cache counts as free.
     """
 
     path: Path
@@ -29,29 +29,29 @@ class MemoryLimit:
 
 
 def memory_groups(pid: int) -> list[Path]:
-    """The groups in which the memory of the process counts, innermost first."""
+    """The groups that count the memory of the process, innermost first."""
     return list(_groups(pid, "memory"))
 
 
 def memory_limits(groups: Iterable[Path]) -> list[MemoryLimit]:
-    """Those of the groups that have a memory limit, in order."""
+    """The groups with a memory limit, in order."""
     return [limit for group in groups if (limit := _memory_limit(group)) is not None]
 
 
 def memory_limit_bytes(pid: int) -> int | None:
-    """The least memory limit of the groups that the process is in, used or not. None: none is limited."""
+    """The lowest memory limit of the process's groups, used or not. None: there is none."""
     limits = [limit for group in _groups(pid, "memory") if (limit := _memory_limit_bytes(group)) is not None]
     return min(limits, default=None)
 
 
 def cpu_limit_millicores(pid: int) -> int | None:
-    """The least CPU time that one of its groups may take, in thousandths of a core. None: none is limited."""
+    """The lowest CPU limit of the process's groups, in thousandths of a core. None: there is none."""
     limits = [limit for group in _groups(pid, "cpu") if (limit := _cpu_limit_millicores(group)) is not None]
     return min(limits, default=None)
 
 
 def version_2_group(pid: int) -> Path | None:
-    """The directory of the process's group of version 2. None: it is in none that can be seen."""
+    """The directory of the process's group of version 2. None: no group is visible."""
     for line in _lines(pid):
         if line.startswith("0::"):
             name = line.removeprefix("0::")
@@ -66,7 +66,7 @@ def is_frozen(pid: int) -> bool:
 
 
 def _groups(pid: int, controller: str) -> Iterator[Path]:
-    """The directories of the process's group and of those around it, for one controller."""
+    """The directories of the process's group and its ancestors, for one controller."""
     for line in _lines(pid):
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
@@ -121,7 +121,7 @@ def _memory_limit_bytes(group: Path) -> int | None:
 
 
 def _cpu_limit_millicores(group: Path) -> int | None:
-    """The quota, as a share of the period. Version 1 writes a quota of -1 where there is none."""
+    """The quota, as a share of the period. Version 1 writes a quota of -1 for "none"."""
     try:
         quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -132,7 +132,7 @@ def _cpu_limit_millicores(group: Path) -> int | None:
 
 
 def _inactive_file_bytes(group: Path) -> int:
-    """Page cache that the kernel gives up before it kills anybody."""
+    """Page cache that the kernel reclaims before it kills a process."""
     try:
         lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -151,7 +151,7 @@ def _group_is_frozen(group: Path) -> bool:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file. None: there is no file, or no number ("max")."""
+    """The number in a file. None: the file is missing, or holds no number ("max")."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

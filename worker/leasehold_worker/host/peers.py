@@ -16,12 +16,12 @@ from leasehold_worker.host.processes import ProcessIdentity, has_ended, identify
 _INT: Final = struct.Struct("i")
 
 SO_PEERPIDFD: Final = 77
-"""A pidfd of who connected, since Linux 6.5 (asm-generic/socket.h)."""
+"""Option for a pidfd of the peer, since Linux 6.5 (asm-generic/socket.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection.
+    """The process at the other end of a connection.
 
     Attributes:
         identity: The process that connected.
@@ -35,12 +35,12 @@ class Peer:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it is root, or the worker's own user."""
+        """Whether the user is root or the worker's own."""
         return self.uid in (0, os.geteuid())
 
 
 def by_pidfd(connection: trio.socket.SocketType) -> ProcessIdentity | None:
-    """Who connected, by what the kernel holds of it: no other process is taken for it.
+    """The peer by the kernel's pidfd, which can't mean another process.
 
     Raises:
         OSError: ENOPROTOOPT: the kernel is too old.
@@ -63,12 +63,12 @@ def by_pidfd(connection: trio.socket.SocketType) -> ProcessIdentity | None:
 
 
 def by_credentials(pid: int, uid: int, taken_at: float) -> ProcessIdentity | None:
-    """Who connected, by its pid, which may mean another process by now. None: it does.
+    """The peer by its pid. None: the pid belongs to another process now.
 
     Args:
         pid: Its pid.
         uid: Its effective user.
-        taken_at: When its connection was taken, in seconds since boot. Younger processes did not make it.
+        taken_at: Time of the accept, in seconds since boot. Younger processes can't be the peer.
     """
     identity = identify(pid) if pid > 0 else None
     if identity is None or user_id(pid) != uid:
@@ -78,7 +78,7 @@ def by_credentials(pid: int, uid: int, taken_at: float) -> ProcessIdentity | Non
 
 
 def group_ids(uid: int, gid: int) -> set[int]:
-    """The groups of a user, with the group of its process. Asks the host's directory of users: may block."""
+    """The groups of a user, with the group of its process. The lookup in the host's directory may block."""
     try:
         return {gid, *os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)}
     except KeyError:

@@ -14,19 +14,19 @@ Pid = NewType("Pid", int)
 
 
 READ_BYTES: Final = 65_536
-"""How much of a file of ``/proc`` is read at once."""
+"""Bytes of one read of ``/proc``."""
 
 _OF_MEMORY: Final = frozenset({"environ", "cmdline"})
 """Files that are empty for a process whose first thread has ended."""
 
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that tell of a shortage on this host, and nothing about the process that was read."""
+"""Errors of this host's own shortage, which tell nothing about the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What /proc/PID/stat says of a process (proc(5))."""
+    """The fields of /proc/PID/stat (proc(5))."""
 
     pid: Pid
     state: str
@@ -40,7 +40,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Reads /proc/PID/stat; None where there is none to be seen (proc(5) numbers its fields from 1)."""
+    """Reads /proc/PID/stat; None if it is not visible (proc(5) numbers its fields from 1)."""
     return _parse_stat(pid, read_process_file(pid, "stat"))
 
 
@@ -65,7 +65,7 @@ def _parse_stat(pid: int, content: bytes) -> ProcessStat | None:
 
 
 def read_status(pid: int) -> dict[str, str]:
-    """The fields of /proc/PID/status; none where there is none to be seen."""
+    """The fields of /proc/PID/status; none if it is not visible."""
     text = read_process_file(pid, "status").decode(errors="replace")
     # A program's name is among them, and may hold what else ends a line for Python.
     return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
@@ -80,10 +80,10 @@ def number(text: str, base: int = 10) -> int | None:
 
 
 def read_process_file(pid: int, name: str) -> bytes:
-    """A file of a process. Empty where there is none, or where it is not for us (hidepid, ptrace_scope).
+    """A file of a process. Empty if it is missing or not readable (hidepid, ptrace_scope).
 
     Raises:
-        OSError: This host is short of descriptors or memory: that says nothing of the process.
+        OSError: This host is short of descriptors or memory.
     """
     try:
         # A scan reads every process of the host: a Path and a file object take as long as the kernel does.

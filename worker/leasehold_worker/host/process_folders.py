@@ -1,4 +1,4 @@
-"""Where /proc has the facts of a process. Driver helpers need this and start often: no trio here.
+"""Folders of a process in /proc. Driver helpers import this and start often: no trio here.
 
 A process lives as long as one of its threads. If its first thread has ended (pthread_exit in main), the
 kernel shows the process as a zombie, and /proc/PID has no memory, no files and no root any more: those are in
@@ -17,12 +17,12 @@ _STATE, _THREADS = 0, 17
 
 
 def stat_fields(text: str) -> list[str]:
-    """The fields of a stat file from its third on, which is the state. The name before may hold spaces."""
+    """The fields of a stat file from the third one, the state. The name before may contain spaces."""
     return text[text.rindex(")") + 2 :].split()
 
 
 def has_ended(fields: list[str]) -> bool:
-    """Whether a process is over, by the fields of its stat: a zombie has one thread, which nobody reaped."""
+    """Whether a process has ended, by the fields of its stat: a zombie has one thread."""
     return fields[_STATE] in _ENDED and int(fields[_THREADS]) <= 1
 
 

@@ -1,8 +1,8 @@
 """Facts of processes of any user, read beside the worker's loop and with a deadline.
 
-Every user can make the reader of a process wait for ever: a page of the environment that lies on a file
-system which does not answer is enough, and so is a root directory there. Then a thread is left behind. Each
-user has a few threads, so that nobody's processes hold up the reading of another user's.
+Every user can make the reader of a process wait for ever: a page of the environment on a file system that
+does not answer suffices, and so does a root directory there. Then the thread is abandoned. Each user has a
+few threads, so that one user's processes can't block the reading of another user's.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from leasehold_worker.host.processes import user_id
 
 READ_TIMEOUT_S: Final = 10.0
 LONG_READ_TIMEOUT_S: Final = 120.0
-"""For all memory and all descriptors of large processes."""
+"""Timeout of reading all memory and all descriptors of large processes."""
 
 USER_READERS: Final = 8
-"""Threads of one kind at once that read processes of one user, those included that hang."""
+"""Threads of one kind at once that read processes of one user, including those that hang."""
 
 READING: Final = "reading"
 LONG_READING: Final = "long reading"
 SEARCH: Final = "search"
-"""For the processes that carry the mark of a workload: those of its user are read."""
+"""Kind of the search for processes with the mark of a workload."""
 
 _readers: Final[dict[tuple[int | None, str], trio.CapacityLimiter]] = {}
 """By user id and kind. Users without a thread are left out."""
@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def user_threads(uid: int | None, kind: str) -> Iterator[trio.CapacityLimiter]:
-    """The threads that read processes of a user. A thread that hangs keeps its place for as long."""
+    """The threads that read processes of a user. A thread that hangs keeps its place."""
     limiter = _readers.setdefault((uid, kind), trio.CapacityLimiter(USER_READERS))
     try:
         yield limiter
@@ -48,12 +48,12 @@ async def read_process(pid: int, read: Callable[[], Answer], *, is_long: bool = 
     """Reads facts of a process, and of others that belong to it, in a thread.
 
     Args:
-        pid: The process, whose user has the thread.
+        pid: The process, whose user decides the thread.
         read: Reads them. It may block.
         is_long: It reads all memory or all descriptors.
 
     Raises:
-        OperationError: TARGET_NOT_RUNNABLE: they can't be read in time.
+        OperationError: TARGET_NOT_RUNNABLE: the facts can't be read in time.
     """
     limit_s = LONG_READ_TIMEOUT_S if is_long else READ_TIMEOUT_S
     kind = LONG_READING if is_long else READING

@@ -1,4 +1,4 @@
-"""Process trees: the processes below a program and beside it, as far as they can be listed."""
+"""Process trees: the descendants and related processes of a program, as far as they can be listed."""
 
 import os
 import signal
@@ -29,10 +29,10 @@ from leasehold_worker.host.processes import (
 )
 
 FRESH_S: Final = 0.2
-"""How long the processes of a host certainly take until the kernel uses an id again that has become free."""
+"""Shortest time after which the kernel may reuse a pid."""
 
 _INIT: Final = Pid(1)
-"""Whom orphans are given to."""
+"""Pid that adopts orphans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class ProcessTree:
     """The processes of a workload at one moment.
 
     Attributes:
-        processes: Those that live, by start time.
-        group_ids: Process groups that hold processes of the tree alone.
+        processes: Living processes, by start time.
+        group_ids: Process groups with processes of the tree only.
         complete: No process of the tree can have been missed, because one that started it ended meanwhile.
-        listed_s: When the listing began, of the monotonic clock.
+        listed_s: Start of the listing, of the monotonic clock.
     """
 
     processes: tuple[ProcessIdentity, ...]
@@ -61,7 +61,7 @@ def process_tree(
     *,
     mark_uid: int | None = None,
 ) -> list[ProcessIdentity]:
-    """The processes of :func:`scan_tree`, be it complete or not."""
+    """The processes of :func:`scan_tree`, complete or not."""
     return list(scan_tree(root, mark, without, mark_uid=mark_uid).processes)
 
 
@@ -75,9 +75,9 @@ def scan_tree(
     mark_uid: int | None = None,
     known: ProcessTree | None = None,
 ) -> ProcessTree:
-    """The process, its descendants, all of the session that it leads, and all marked ones, by start time.
+    """The process, its descendants, its session, and all marked processes, by start time.
 
-    A workload's first process leads a session of its own where we started it, so that orphans are found too.
+    A workload's first process leads its own session if the worker started it, so that orphans are found, too.
 
     Args:
         root: The process; it may have ended.
@@ -135,7 +135,7 @@ def _descend(
     reaper: ProcessIdentity | None,
     stats: Mapping[Pid, ProcessStat],
 ) -> tuple[set[Pid], set[Pid]]:
-    """The processes of a tree that are known without their mark, and those that belong to others."""
+    """The processes of a tree that need no mark, and those of other trees."""
     below = _Descent(stats)
     fences = {other.pid for other in without if other != root and _is_in(other, stats)}
     alive = _is_in(root, stats)
@@ -155,9 +155,9 @@ def _descend(
 def _find_marked(
     strangers: Iterable[ProcessStat], mark: str, mark_uid: int | None, asked: dict[ProcessIdentity, bool]
 ) -> tuple[set[Pid], bool]:
-    """The strangers with a mark, and whether one ended before its environment was read.
+    """The other processes with a mark, and whether one ended before its environment was read.
 
-    That one may have had the mark, and a child: another listing shows the child. Each process is asked once.
+    Such a process may have had the mark and a child, which another listing shows. Each process is read once.
     """
     marked: set[Pid] = set()
     fresh: list[ProcessStat] = []
@@ -186,7 +186,7 @@ class _Descent:
             self._children[stat.parent_pid].append(stat.pid)
 
     def grow(self, pids: Iterable[Pid], fences: Collection[Pid]) -> set[Pid]:
-        """The processes and their descendants, short of the fences and what is only below them."""
+        """Adds descendants, except those below the excluded processes only."""
         found: set[Pid] = set()
         left = list(pids)
         while left:
@@ -203,7 +203,7 @@ def _is_in(identity: ProcessIdentity, stats: Mapping[Pid, ProcessStat]) -> bool:
 
 
 def _is_reused(identity: ProcessIdentity, stats: Mapping[Pid, ProcessStat]) -> bool:
-    """Whether another process has its pid by now."""
+    """Whether the pid belongs to another process now."""
     return identity.pid in stats and not _is_in(identity, stats)
 
 

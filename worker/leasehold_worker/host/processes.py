@@ -1,4 +1,4 @@
-"""Processes of this host: who they are, which belong together, and facts from /proc."""
+"""Processes of this host: identity, relations, and facts from /proc."""
 
 import errno
 import logging
@@ -31,21 +31,21 @@ logger = logging.getLogger(__name__)
 
 
 ENDING_S: Final = 0.5
-"""How long a process that the driver refuses may take to be gone."""
+"""Time for a process that the driver refuses to end."""
 
 DYING_S: Final = 5.0
-"""The same for a process whose state the driver does not tell either, once an operation has failed by it."""
+"""The same for a process whose state the driver does not report either, after a failed operation."""
 
 
 HOLD_AGAIN_S: Final = 1.0
-"""When a process is watched again that could not be held, for want of descriptors or memory."""
+"""Wait before another attempt to monitor a process, after a lack of descriptors or memory."""
 
 
 _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
-"""What pidfd_open(2) says of a pid that nobody has; the last two are for a thread's id, by kernel."""
+"""Errors of pidfd_open(2) for an unused pid; the last two are for a thread's id, by kernel."""
 
 _user_names: Final[dict[int, str]] = {}
-"""Names that were found, by user id."""
+"""Known user names, by user id."""
 
 _PF_EXITING: Final = 0x4
 _PF_SIGNALED: Final = 0x400
@@ -54,7 +54,7 @@ _PF_SIGNALED: Final = 0x400
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, named for good: the kernel reuses pids, but not with the same start time.
+    """A process, identified for good: the kernel reuses pids, but not with the same start time.
 
     Attributes:
         pid: Process id. Never a thread id, which the driver would accept as well.
@@ -66,7 +66,7 @@ class ProcessIdentity:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Names the process that has this pid now. None: there is none, it is a zombie, or it is a thread.
+    """The identity of the process with this pid. None: there is none, or it is a zombie or a thread.
 
     A thread's id works as a pid everywhere in /proc, and the driver takes it too (NVIDIA/cuda-checkpoint
     issue 41).
@@ -78,19 +78,19 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether that very process still runs."""
+    """Whether that very process is alive."""
     return identify(identity.pid) == identity
 
 
 def may_be_parent(parent: ProcessIdentity, child: ProcessIdentity) -> bool:
-    """Whether a process is the parent of another, or that can't be told since the other is gone."""
+    """Whether a process is the parent of another, or may have been since the other has ended."""
     stat = read_stat(child.pid)
     gone = stat is None or stat.start_time_ticks != child.start_time_ticks
     return gone or (stat is not None and stat.parent_pid == parent.pid)
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether the process with this pid has ended, and is not reaped."""
+    """Whether the process with this pid has ended without being reaped."""
     stat = read_stat(pid)
     return stat is not None and stat.over
 
@@ -112,19 +112,19 @@ def why_blocked(identity: ProcessIdentity) -> str | None:
 
 
 def tracer(identity: ProcessIdentity) -> tuple[int, str] | None:
-    """Pid and name of who traces a process. None: nobody does."""
+    """Pid and name of the process that traces another. None: there is none."""
     pid = number(read_status(identity.pid).get("TracerPid", ""))
     return (pid, read_status(Pid(pid)).get("Name", "")) if pid else None
 
 
 def catches(identity: ProcessIdentity, signal_number: int) -> bool:
-    """Whether the process has a handler for a signal, rather than ending by it."""
+    """Whether the process has a handler for a signal."""
     mask = number(read_status(identity.pid).get("SigCgt", ""), 16) or 0
     return bool(mask >> (signal_number - 1) & 1)
 
 
 def has_variable(identity: ProcessIdentity, name: str) -> bool:
-    """Whether a process was started with a variable in its environment; no where that can't be read."""
+    """Whether a process was started with a variable in its environment. False if that can't be read."""
     return any(entry.startswith(name.encode() + b"=") for entry in _environment(identity.pid))
 
 
@@ -137,7 +137,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def variable_of(pid: int, name: str) -> str:
-    """A variable that a process was started with. Empty: it was not, or that can't be read."""
+    """A variable of a process's first environment. Empty: it has none, or can't be read."""
     start = name.encode() + b"="
     values = (entry[len(start) :] for entry in _environment(pid) if entry.startswith(start))
     return next(values, b"").decode(errors="replace")
@@ -146,7 +146,7 @@ def variable_of(pid: int, name: str) -> str:
 def lineage(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
     """The process and its ancestors, each with the id of its session. Zombies are left out.
 
-    Pids are used again while this reads them, so that a chain of them can lead back to where it began.
+    Pids may be reused during the call, so that a chain of them can lead back to its start.
     """
     seen: set[int] = set()
     while pid > 0 and pid not in seen and (stat := read_stat(pid)) is not None:
@@ -163,7 +163,7 @@ def user_id(pid: int) -> int | None:
 
 
 def has_real_user(pid: int, uid: int | None) -> bool:
-    """Whether a process has this real user id, as kill(2) asks: a setuid program does not change it.
+    """Whether a process has this real user id, as in kill(2): a setuid program does not change it.
 
     False if the process is gone or the user id is None.
     """
@@ -172,9 +172,9 @@ def has_real_user(pid: int, uid: int | None) -> bool:
 
 
 def user_name(uid: int | None) -> str:
-    """The name of a user, or its number where it has none. Empty for None.
+    """The name of a user, or its number if it has none. Empty for None.
 
-    The first time it may have to be asked of a directory service, which can take long.
+    The first lookup may ask a directory service, which can take long.
     """
     if uid is None:
         return ""
@@ -193,9 +193,9 @@ def command_line(pid: int) -> list[str]:
 
 
 def missing_device_nodes(identity: ProcessIdentity, nodes: Iterable[str]) -> list[str]:
-    """Which device nodes of this host, such as /dev/nvidia0, a process can't see in its mount namespace.
+    """The device nodes of this host, such as /dev/nvidia0, that a process can't see in its mount namespace.
 
-    A node that is not there for the worker either says nothing, and neither does a root that is shut to it.
+    Nodes that the worker does not see either are ignored, and so is a root that it can't read.
     """
     root = facts_folder(identity.pid) / "root"
     try:
@@ -206,15 +206,15 @@ def missing_device_nodes(identity: ProcessIdentity, nodes: Iterable[str]) -> lis
 
 @contextmanager
 def held(identity: ProcessIdentity) -> Iterator[int | None]:
-    """Holds the process by a pidfd, which tells its end, and through which no other process is signalled.
+    """Opens a pidfd of the process, which reports its end, and through which no other process is signalled.
 
-    Once it has ended, its pid can come to mean another process, though the pidfd is held.
+    After its end its pid can be reused, even while the pidfd is open.
 
     Yields:
         The pidfd, readable once the process has ended; None where the pid is free, or means another by now.
 
     Raises:
-        OperationError: PERMISSION_OR_OS, for want of descriptors or memory. The process may well live.
+        OperationError: PERMISSION_OR_OS, after a lack of descriptors or memory. The process may be alive.
     """
     pidfd = None
     try:
@@ -237,9 +237,9 @@ def held(identity: ProcessIdentity) -> Iterator[int | None]:
 
 
 async def wait_ended(identity: ProcessIdentity) -> None:
-    """Waits until that very process has ended; it need not be a child.
+    """Waits until that very process has ended, child or not.
 
-    One that can't be watched for the moment counts as alive: it is tried again.
+    A process that can't be monitored for now counts as alive: the call tries again.
     """
     while True:
         try:
@@ -255,7 +255,7 @@ async def wait_ended(identity: ProcessIdentity) -> None:
 
 
 async def ends_soon(pidfd: int, pid: int, within_s: float = ENDING_S) -> bool:
-    """Whether the process behind the pidfd has ended, does so within a time, or is ending by then.
+    """Whether the process behind the pidfd has ended, or ends within a time.
 
     The driver refuses a dying process before it is gone, for as long as the kernel takes for the core dump
     (NVIDIA/cuda-checkpoint issue 58).
@@ -269,14 +269,14 @@ async def ends_soon(pidfd: int, pid: int, within_s: float = ENDING_S) -> bool:
 
 
 async def will_end(identity: ProcessIdentity, within_s: float = ENDING_S) -> bool:
-    """As :func:`ends_soon`. A process that can't be held counts as alive."""
+    """Like :func:`ends_soon`. A process that can't be opened counts as alive."""
     with suppress(OperationError), held(identity) as pidfd:
         return pidfd is None or await ends_soon(pidfd, identity.pid, within_s)
     return False
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process runs no more, though the kernel still writes its core dump or frees its memory."""
+    """Whether a process is ending, while the kernel still writes its core dump or frees its memory."""
     stat = read_stat_of(facts_folder(pid))  # the first thread may end alone
     return stat is not None and bool(stat.flags & (_PF_EXITING | _PF_SIGNALED))
 
@@ -289,10 +289,10 @@ def has_ended(pidfd: int) -> bool:
 
 
 def send_signal(identity: ProcessIdentity, signal_number: int) -> None:
-    """Signals that very process; does nothing where it is gone.
+    """Signals that very process; does nothing if it has ended.
 
     Raises:
-        OperationError: It could not be held, and was not signalled.
+        OperationError: The process could not be opened, and was not signalled.
     """
     with held(identity) as pidfd:
         if pidfd is None:
@@ -310,12 +310,12 @@ def _is_in_group(identity: ProcessIdentity, group_id: int) -> bool:
 
 
 def boot_id() -> str:
-    """The kernel's boot id: pids and start times mean nothing across boots."""
+    """The kernel's boot id: pids and start times are valid for one boot only."""
     return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def memory_bytes(field: str) -> int | None:
-    """A field of /proc/meminfo in bytes, such as MemAvailable. None: the kernel doesn't say."""
+    """A field of /proc/meminfo in bytes, such as MemAvailable. None: the kernel has none."""
     for line in (PROC / "meminfo").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == field:

@@ -1,4 +1,4 @@
-"""Shared libraries that processes have loaded. Driver helpers need this and start often: no trio here."""
+"""Shared libraries loaded by processes. Driver helpers import this and start often: no trio here."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from leasehold_worker.host.process_folders import facts_folder
 
 
 class LoadedLibrary(msgspec.Struct, frozen=True):
-    """A shared library as a process has it mapped.
+    """A shared library as mapped by a process.
 
     Attributes:
-        path: Where it was found, as the process sees it.
-        file_id: Device and inode: equal where two processes have the same file.
+        path: Its path, as the process sees it.
+        file_id: Device and inode: equal if two processes have the same file.
     """
 
     path: str
@@ -20,7 +20,7 @@ class LoadedLibrary(msgspec.Struct, frozen=True):
 
 
 def loaded_library(pid: int, name: str) -> LoadedLibrary | None:
-    """The shared library whose file name begins so, as a process has it mapped. None: it has none."""
+    """The shared library of a process whose file name has this prefix. None: it has none."""
     try:
         lines = (facts_folder(pid) / "maps").read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:

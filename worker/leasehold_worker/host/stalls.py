@@ -1,8 +1,8 @@
-"""Times in which this process did not run: it was stopped or frozen, or its host was overloaded.
+"""Stalls: times in which this process did not run, because it was stopped or its host overloaded.
 
-A command that comes right after such a time may have waited in a socket meanwhile, so its timeout counts from
-the begin of that time. Clocks of hosts need not agree. A command that came later ends EXPIRED at worst,
-with nothing done.
+A command that arrives right after a stall may have waited in a socket meanwhile, so its timeout counts from
+the stall's begin. Clocks of hosts need not agree. A command that arrived later ends EXPIRED at worst, with
+nothing done.
 """
 
 import time
@@ -12,28 +12,28 @@ import trio
 
 INTERVAL_S: Final = 0.25
 NOTABLE_S: Final = 1.0
-"""Shorter times count as none."""
+"""Shorter stalls are ignored."""
 
 AFTER_S: Final = 1.0
-"""How long after a stall what comes counts as having waited for its end."""
+"""Time after a stall in which arrivals count as having waited."""
 
 
 @final
 class Stalls:
-    """Looks at the clock all the time, and sees when it could not."""
+    """Reads the clock all the time, and notices gaps."""
 
     def __init__(self) -> None:
         self._looked_s: float | None = None
         self._began_s = self._ended_s = float("-inf")
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             self._look()
             await trio.sleep(INTERVAL_S)
 
     def waited_s(self) -> float:
-        """How long what comes now may have waited. 0: the process ran all the time, or nobody looked."""
+        """The longest possible wait of an arrival now. 0: there was no stall, or the task does not run."""
         if self._looked_s is not None:
             self._look()
         now_s = time.monotonic()

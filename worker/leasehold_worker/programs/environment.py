@@ -1,4 +1,4 @@
-"""What programs and hooks of workloads get of the worker's environment: what they need, and no secrets."""
+"""The environment that programs and hooks inherit from the worker: useful variables, no secrets."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -25,7 +25,7 @@ INHERITED: Final = (
     "LEASEHOLD_SIMGPU_DIR",
     "LEASEHOLD_TEST_RUN",
 )
-"""Names of variables; a star stands for any characters."""
+"""Names of variables; a star matches any characters."""
 
 
 def inherited_environment(

@@ -1,7 +1,7 @@
-"""Bounds of what workloads write: the length of an output on disk, and how long the files of ended ones stay.
+"""Bounds of workloads' files: the size of an output on disk, and the number of kept folders.
 
-Programs write to their output themselves, also while no worker runs. So the oldest part of an output that is
-too long is taken out of the file as a hole: writers and readers go on at the same place.
+Programs write to their output themselves, even while no worker runs. So the oldest part of a large output
+becomes a hole in the file: writers and readers continue at the same place.
 """
 
 import ctypes
@@ -26,15 +26,15 @@ _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
 
 
 _removals: Final = trio.CapacityLimiter(4)
-"""Folders that are removed at once, those included whose disk does not answer."""
+"""Folders that are removed at once, including those whose disk hangs."""
 
 
 async def bound_outputs(paths: Callable[[], Collection[Path]], limit_bytes: int) -> None:
-    """Keeps outputs below a limit, until cancelled. A disk that does not answer holds up nothing else.
+    """Keeps outputs below a limit, until cancelled. A disk that hangs delays no other one.
 
     Args:
         paths: The outputs of workloads that have not ended.
-        limit_bytes: What each may take on disk. It may be exceeded for some seconds.
+        limit_bytes: Limit of each on disk. It may be exceeded for some seconds.
     """
     limiter = trio.CapacityLimiter(1)
     refused: set[Path] = set()
@@ -55,10 +55,10 @@ async def bound_outputs(paths: Callable[[], Collection[Path]], limit_bytes: int)
 
 
 def shorten(path: Path, limit_bytes: int) -> None:
-    """Takes the oldest part out of a file that has more than the limit on disk: half of the limit stays.
+    """Frees the oldest part of a file beyond the limit: half of the limit stays.
 
     Raises:
-        OSError: It is no regular file, or its file system has no holes.
+        OSError: The file is not regular, or its file system has no holes.
     """
     with open_regular(path, os.O_WRONLY) as descriptor:
         found = os.fstat(descriptor)
@@ -78,7 +78,7 @@ def _punch(descriptor: int, length: int) -> None:
 
 
 async def remove_folder(folder: Path) -> None:
-    """Removes the files of a workload that is forgotten. What can't be removed stays, and is logged."""
+    """Removes the files of a forgotten workload. A failure is logged."""
     try:
         await trio.to_thread.run_sync(remove_tree, folder, abandon_on_cancel=True, limiter=_removals)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A workload's program, behind a launcher that outlives the worker and keeps how it ended."""
+"""A workload's program, behind a launcher that outlives the worker and records the exit."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from leasehold_worker.programs import shim
 
 START_TIMEOUT_S: Final = 30.0
 EXIT_TIMEOUT_S: Final = 5.0
-"""How long a launcher may take to write how its program ended."""
+"""Time for a launcher to record how its program ended."""
 
 POLL_INTERVAL_S: Final = 0.01
 
@@ -36,11 +36,11 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class LaunchError(Exception):
-    """The program was not started; the text says why."""
+    """The program was not started; the text has the reason."""
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """Who a program is, and who waits for its end, as its launcher wrote it down."""
+    """The identities of a program and of its launcher, as the launcher recorded them."""
 
     pid: _Pid
     start_time_ticks: _Ticks
@@ -60,7 +60,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 class ExitRecord(msgspec.Struct, frozen=True):
-    """How a program ended. ``returncode`` is Python's, negative for a signal."""
+    """The exit of a program. ``returncode`` is Python's, negative for a signal."""
 
     returncode: Annotated[int, Meta(ge=-255, le=255)]
     end_time: Annotated[float, Meta(ge=0, le=LAST_TIME_S)]
@@ -68,7 +68,7 @@ class ExitRecord(msgspec.Struct, frozen=True):
 
 
 class _StartRecord(msgspec.Struct, frozen=True):
-    """What a launcher tells: who was started, or what went wrong."""
+    """The launcher's report: the identity of the program, or the error."""
 
     error: str = ""
     pid: int = 0
@@ -85,19 +85,19 @@ async def launch(
     group: Path | None,
     nursery: trio.Nursery,
 ) -> ProcessIdentity:
-    """Starts a program that goes on without us.
+    """Starts a program that outlives the worker.
 
     Args:
-        folder: Where its launcher writes; it must be there.
+        folder: Existing folder of its launcher.
         arguments: Program and arguments.
-        working_directory: Where it starts.
-        environment: All of its environment.
+        working_directory: Its working directory.
+        environment: Its whole environment.
         output: Descriptor for both its streams.
-        group: Control group that it runs in. None: the worker's.
-        nursery: Where the launcher is waited for, so that it does not stay a zombie.
+        group: Its control group. None: the worker's.
+        nursery: Runs the task that reaps the launcher.
 
     Raises:
-        LaunchError: It could not be started.
+        LaunchError: The program could not be started.
     """
     command = [sys.executable, "-I", "-S", shim.__file__, str(folder), boot_id()]
     # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
@@ -140,27 +140,27 @@ async def relaunch(
     timeout_s: float,
     nursery: trio.Nursery,
 ) -> ProcessIdentity:
-    """Has CRIU bring back a program, which goes on without us as if :func:`launch` had started it.
+    """Has CRIU restore a program, which outlives the worker as after :func:`launch`.
 
-    When it is cancelled or takes too long, it is given up: then nothing of the program runs, and nothing
-    will. But if the launcher was quicker, this returns as if it had not been cancelled.
+    A cancellation or a timeout abandons the restore, and no process of the program runs. If the launcher was
+    faster, the call returns as usual.
 
     Args:
-        folder: Where its launcher writes. What it wrote there about the program's former life must be gone.
+        folder: Folder of its launcher, without records of the former run.
         criu: The CRIU.
-        request: What is asked of it, as bytes of a ``CriuRequest`` with ``rst_sibling`` and
+        request: The request, as bytes of a ``CriuRequest`` with ``rst_sibling`` and
             ``notify_scripts``.
-        pid: The program's, then and now.
+        pid: The program's former and new pid.
         descriptors: Those that the request names. The launcher has them by the same numbers.
         environment: Of CRIU.
         errors: Descriptor of a file for what CRIU and the launcher have to say.
         group: Control group that CRIU and the program run in. None: the worker's.
-        timeout_s: How long it may take.
-        nursery: Where the launcher is waited for, so that it does not stay a zombie.
+        timeout_s: Timeout of the restore.
+        nursery: Runs the task that reaps the launcher.
 
     Raises:
-        LaunchError: Nothing runs. Where CRIU failed after it was written down who is restored, the folder
-            tells of a program that has ended, with the error in its :class:`ExitRecord`.
+        LaunchError: No process runs. If CRIU failed after the program's identity was recorded, the folder has
+            an :class:`ExitRecord` with the error.
     """
     command = [sys.executable, "-I", "-S", shim.__file__, shim.RESTORE, str(folder), boot_id()]
     with trio.CancelScope(shield=True), _input(request) as input_descriptor:
@@ -202,8 +202,8 @@ async def relaunch(
 def _entries(environment: Mapping[str, str]) -> bytes:
     """An environment as in /proc/PID/environ.
 
-    The launcher itself runs in the worker's: an LD_PRELOAD is meant for the program, and would be loaded into
-    the launcher too.
+    The launcher itself runs in the worker's: an LD_PRELOAD for the program would be loaded into the launcher,
+    too.
 
     Raises:
         LaunchError: A variable can't be in an environment.
@@ -216,7 +216,7 @@ def _entries(environment: Mapping[str, str]) -> bytes:
 
 @contextmanager
 def _input(request: bytes) -> Iterator[int]:
-    """A descriptor that the bytes can be read from, without a file system that may be full."""
+    """A descriptor for reading the bytes, independent of a file system that may be full."""
     descriptor = os.memfd_create("request")
     try:
         os.write(descriptor, request)
@@ -229,7 +229,7 @@ def _input(request: bytes) -> Iterator[int]:
 async def _give_up_restore(
     folder: Path, process: trio.Process, stream: trio.lowlevel.FdStream
 ) -> ProcessIdentity | None:
-    """Gives up a restore, and waits until nothing of it is left; unless the launcher was quicker."""
+    """Abandons a restore, and waits until no process of it is left, unless the launcher was faster."""
     with contextlib.suppress(OSError):  # no room for the file that forbids it: its end serves as well
         if not abandon(folder):
             with trio.move_on_after(START_TIMEOUT_S):
@@ -241,7 +241,7 @@ async def _give_up_restore(
 
 
 async def _read_record(stream: trio.lowlevel.FdStream) -> _StartRecord:
-    """What a launcher tells, in one write."""
+    """The launcher's report, which is one write."""
     data = b""
     async for chunk in stream:
         data += chunk
@@ -249,10 +249,10 @@ async def _read_record(stream: trio.lowlevel.FdStream) -> _StartRecord:
 
 
 def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
-    """Who was restored. Where that was told and not heard, since it came with the timeout, the folder says.
+    """The identity of the restored program, from the report or, after a timeout, from the folder.
 
     Raises:
-        LaunchError: Nobody was.
+        LaunchError: No program was restored.
     """
     if said.error:
         raise LaunchError(said.error)
@@ -265,7 +265,7 @@ def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
 
 
 async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
-    """Gives up a start of which nothing was heard, unless the launcher was quicker."""
+    """Abandons a start without a report, unless the launcher was faster."""
     try:
         abandon(folder)
     except OSError:  # no room for the file that forbids it, so nobody may be left who could start it
@@ -293,12 +293,12 @@ async def _hear(descriptor: int) -> _StartRecord | None:
 
 
 def launched(folder: Path) -> Launched | None:
-    """Who was started in a folder. None: nobody, and after :func:`abandon` nobody will be."""
+    """The program started in a folder. None: there is none, and after :func:`abandon` there never will be."""
     return _record_at(folder / shim.PROCESS_FILE, Launched)
 
 
 def abandon(folder: Path) -> bool:
-    """Gives up a start that may still be under way. False: it was quicker, and somebody was started."""
+    """Abandons a start that may be running. False: the program was started before."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = folder / f"{shim.PROCESS_FILE}.{uuid.uuid4().hex}"
     fresh.write_text("given up\n")
@@ -312,7 +312,7 @@ def abandon(folder: Path) -> bool:
 
 
 async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None:
-    """Waits for a program's end. None: it has ended, and nobody wrote down how."""
+    """Waits for a program's end. None: it has ended without a record."""
     await wait_ended(program)
     with trio.move_on_after(EXIT_TIMEOUT_S):
         who = await trio.to_thread.run_sync(launched, folder, abandon_on_cancel=True)
@@ -327,18 +327,18 @@ async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None
 
 
 def forget_start(folder: Path) -> None:
-    """Makes room in a folder for another start, once the program of the one before has ended."""
+    """Prepares a folder for another start, once the former program has ended."""
     for name in (shim.EXIT_FILE, shim.PROCESS_FILE):
         (folder / name).unlink(missing_ok=True)
 
 
 def exit_record(folder: Path) -> ExitRecord | None:
-    """How the program of a folder ended. None: nobody wrote that down."""
+    """The exit of a folder's program. None: there is no record."""
     return _record_at(folder / shim.EXIT_FILE, ExitRecord)
 
 
 def _record_at(path: Path, kind: type[_Record]) -> _Record | None:
-    """A record of a launcher. None: there is none, or what is there was not written by a launcher."""
+    """A record of a launcher. None: it is missing, or was not written by a launcher."""
     try:
         return msgspec.json.decode(read_regular(path, RECORD_LIMIT_BYTES), type=kind)
     except (FileNotFoundError, NotADirectoryError, NotRegularError):

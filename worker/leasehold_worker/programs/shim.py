@@ -45,17 +45,17 @@ POST_RESTORE = b"post-restore"
 GO_ON, FAIL = b"\x08\x06\x18\x01", b"\x08\x06\x18\x00"
 PACKET_BYTES = 1 << 20
 LOOK_INTERVAL_S = 0.5
-"""How often it is looked whether CRIU lives: those that it restores hold its socket open."""
+"""Interval of checks whether CRIU is alive: processes that it restores hold its socket open."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 class RestoreError(Exception):
-    """Nothing was restored, or it was ended again."""
+    """No process was restored, or it was ended again."""
 
 
 def main() -> None:
-    """Starts a program or brings one back, and waits for its end and that of its orphans."""
+    """Starts or restores a program, and waits for its end and that of its orphans."""
     adopt_orphans()
     if sys.argv[1] == RESTORE:
         restore()
@@ -98,7 +98,7 @@ def start() -> None:
 
 
 def restore() -> None:
-    """Has CRIU bring the program back, and waits for its end."""
+    """Has CRIU restore the program, and waits for its end."""
     folder, boot_id, status_fd, timeout_s, group, criu, pid = sys.argv[2:]
     status = int(status_fd)
     os.set_inheritable(status, False)
@@ -141,7 +141,7 @@ def restore() -> None:
 
 
 def close_inherited() -> None:
-    """Closes everything but the three streams."""
+    """Closes all descriptors but the three streams."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the listing's own
@@ -149,12 +149,12 @@ def close_inherited() -> None:
 
 
 def give_up(_number: int, _frame: object) -> NoReturn:
-    """The worker wants no restore any more."""
+    """Ends the restore: the worker has cancelled it."""
     raise RestoreError(GIVEN_UP)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is a child of ours that has ended."""
+    """Whether a process is an ended child of the shim."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -164,11 +164,11 @@ def has_ended(pid: int) -> bool:
 def lead_criu(
     criu: str, group: str, request: bytes, status: int, timeout_s: float, accept: Callable[[], bool]
 ) -> None:
-    """Leads CRIU through a restore. Each of its steps may take so long.
+    """Leads CRIU through a restore, with a timeout for each step.
 
     Raises:
-        RestoreError: It did not restore, or ``accept`` refused whom it was about to let run.
-        OSError: It could not be started, or has ended.
+        RestoreError: CRIU failed, or ``accept`` refused the restored process.
+        OSError: CRIU could not be started, or has ended.
     """
     import socket  # not for those that never restore
 
@@ -199,10 +199,10 @@ def lead_criu(
 
 
 def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> None:
-    """Waits until CRIU, which has this pid, says something.
+    """Waits for a message of CRIU, which has this pid.
 
     Raises:
-        RestoreError: It does not in time, has ended, or nobody reads what is written to ``status`` any more.
+        RestoreError: There was none in time, CRIU has ended, or the worker no longer reads ``status``.
     """
     poll = select.poll()
     poll.register(criu, select.POLLIN)
@@ -223,7 +223,7 @@ def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> 
 
 
 def become_criu(criu: str, group: str, connection: int) -> NoReturn:
-    """Becomes CRIU, in the control group that what it restores is to be in."""
+    """Executes CRIU, in the control group of the future processes."""
     try:
         enter(group)
         os.execv(criu, [criu, "swrk", str(connection)])  # noqa: S606 - found by the worker
@@ -236,7 +236,7 @@ def fields(message: bytes) -> dict[int, int | bytes]:
     """The fields of a protobuf message that are numbers or have a length, by their number.
 
     Raises:
-        RestoreError: It is none, or has other fields.
+        RestoreError: The bytes are not a message, or have other fields.
     """
     found: dict[int, int | bytes] = {}
     at = 0
@@ -266,26 +266,26 @@ def varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def number(message: dict[int, int | bytes], field: int) -> int:
-    """A field that is a number. 0: it is not there."""
+    """A field that is a number. 0: it is missing."""
     value = message.get(field)
     return value if isinstance(value, int) else 0
 
 
 def nested(message: dict[int, int | bytes], field: int) -> bytes:
-    """A field that is text or a message. Empty: it is not there."""
+    """A field that is text or a message. Empty: it is missing."""
     value = message.get(field)
     return value if isinstance(value, bytes) else b""
 
 
 def adopt_orphans() -> None:
-    """From now on, whatever is below us and loses its parent becomes our child: nothing escapes us."""
+    """Makes this process the parent of all orphans below it (a subreaper)."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_children() -> None:
-    """Kills everything below us: CRIU first, which is our oldest child."""
+    """Kills all descendants: CRIU first, which is the oldest child."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             children = [int(pid) for pid in file.read().split()]
@@ -298,7 +298,7 @@ def end_children() -> None:
 
 
 def describe(pid: int, boot_id: str) -> dict[str, object]:
-    """Who the program is, and who waits for its end."""
+    """The identities of the program and of its parent, the shim."""
     return {
         "pid": pid,
         "start_time_ticks": start_time_ticks(pid),
@@ -309,7 +309,7 @@ def describe(pid: int, boot_id: str) -> dict[str, object]:
 
 
 def claim(folder: str, facts: dict[str, object]) -> bool:
-    """Writes down who the program is. False: the worker was quicker to give it up."""
+    """Records the program's identity. False: the worker was faster to abandon it."""
     fresh = write_file(folder, PROCESS_FILE, facts)
     try:
         os.link(fresh, os.path.join(folder, PROCESS_FILE))
@@ -322,7 +322,7 @@ def claim(folder: str, facts: dict[str, object]) -> bool:
 
 
 def see_out(folder: str, pid: int, error: str) -> None:
-    """Writes down how the program ends, and waits until nothing of it is left."""
+    """Records how the program ends, and waits until no process of it is left."""
     while True:
         try:
             ended, status = os.wait()
@@ -333,14 +333,14 @@ def see_out(folder: str, pid: int, error: str) -> None:
 
 
 def keep_end(folder: str, returncode: int, error: str) -> None:
-    """Writes down how the program ended."""
+    """Records how the program ended."""
     outcome = {"returncode": returncode, "end_time": time.time(), "error": error}
     os.replace(write_file(folder, EXIT_FILE, outcome), os.path.join(folder, EXIT_FILE))
     sync_folder(folder)
 
 
 def become(arguments: list[str], group: str, environment: int, go_read: int, error_write: int) -> NoReturn:
-    """Becomes the program once it may, at the head of a session of its own, within a control group if any."""
+    """Executes the program once permitted, in a new session, within a control group if any."""
     os.setsid()
     if os.read(go_read, 1) == b"":
         os._exit(0)
@@ -369,14 +369,14 @@ def enter(group: str) -> None:
 
 
 def start_time_ticks(pid: int) -> int:
-    """Field 22 of proc(5)'s stat."""
+    """Start time, field 22 of proc(5)'s stat."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         text = file.read()
     return int(text[text.rindex(")") + 2 :].split()[19])
 
 
 def write_file(folder: str, name: str, content: dict[str, object]) -> str:
-    """Writes a file beside the one that it is to become, on disk before this returns."""
+    """Writes a file atomically, on disk before this returns."""
     path = os.path.join(folder, f"{name}.{os.getpid()}")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file)
@@ -386,14 +386,14 @@ def write_file(folder: str, name: str, content: dict[str, object]) -> str:
 
 
 def sync_folder(folder: str) -> None:
-    """Puts the folder's entries on disk."""
+    """Writes the folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 def tell(status: int, content: dict[str, object]) -> None:
-    """Tells the worker how the start went, if it still listens."""
+    """Reports the start to the worker, if it still listens."""
     with contextlib.suppress(BrokenPipeError):
         os.write(status, json.dumps(content).encode())
     os.close(status)

@@ -64,8 +64,8 @@ def command(
 ) -> None:
     """Run the worker agent of a GPU host.
 
-    It leases this host's GPUs to workloads, and suspends, restores and moves them on the coordinator's
-    command. Without a coordinator it keeps reconnecting. Workloads outlive the worker. A worker that is
+    The worker leases this host's GPUs to workloads. On the coordinator's command it suspends, restores and
+    moves them. Without a coordinator it keeps reconnecting. Workloads outlive the worker. A worker that is
     started again on the same state directory finds them, and settles interrupted commands.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent listens: without a traceback

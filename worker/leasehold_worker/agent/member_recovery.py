@@ -321,7 +321,7 @@ class MemberRecovery:
     ) -> None:
         """Gives every workload the lease and the state of its members: one record on disk.
 
-        ``keep`` leaves workloads that stay parked the GPUs that they hold.
+        ``keep`` leaves workloads that stay suspended the GPUs that they hold.
         """
         pool, progress = self._parts.pool, Progress(lambda _: None)
         settlement = Settlement(pool, plan, outcomes, reserved)

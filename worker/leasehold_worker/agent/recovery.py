@@ -99,7 +99,7 @@ class Recovery:
     def _unseen(self) -> set[str]:
         """Workloads whose first process may have ended by intent: the settlement decides.
 
-        One that was being woken from an image is that image as before, if its processes are gone.
+        A workload that was being restored from an image is suspended as before, if its processes are gone.
         """
         open_ids = {entry.command_id for entry in self._commands.open_entries}
         return {

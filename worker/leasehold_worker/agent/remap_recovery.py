@@ -84,7 +84,7 @@ class RemapRecovery:
 
 
 def _chained(first: Pairs, then: Sequence[GpuPair]) -> Pairs:
-    """The pairs that combine both, one after the other."""
+    """The pairs that lead from the old GPUs of the first ones to the new GPUs of the second."""
     return tuple(
         GpuPair(pair.old_uuid, new_uuid)
         for pair, new_uuid in zip(first, moved((pair.new_uuid for pair in first), then), strict=True)

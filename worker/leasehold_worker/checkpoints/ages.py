@@ -1,8 +1,8 @@
 """The age of stored data, on a host whose clock may jump.
 
-A host that boots with a wrong date makes all data look old, and can't be told from a host that was off for as
-long. So the wall clock gives only the age at first sight. A clock that never jumps adds the time since then.
-Data counts as old only after it was seen for a day.
+A host that boots with a wrong date makes all data look old, and looks like a host that was off for as long.
+So the wall clock gives only the age at first sight. A clock that never jumps adds the time since then. Data
+counts as old only after it was seen for a day.
 """
 
 import time

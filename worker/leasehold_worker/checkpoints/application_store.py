@@ -1,7 +1,7 @@
 """The directory of application checkpoints, which several workers may share.
 
-Each is a file ``<root>/<workload id>/<checkpoint id>.checkpoint``, as :mod:`.envelope` describes it. It has
-that name only once it is complete and on disk. Everything here blocks, and is called in a thread.
+Each is a file ``<root>/<workload id>/<checkpoint id>.checkpoint``, in the form of :mod:`.application_format`.
+It gets that name only once it is complete and on disk. All calls block, and belong in a thread.
 """
 
 import errno

@@ -17,7 +17,7 @@ class DamagedCheckpoint:
 
     Attributes:
         path: Its path.
-        checkpoint_id: Its id, by its name.
+        checkpoint_id: The id in its name.
         error: Its error.
     """
 

@@ -28,7 +28,7 @@ FORMAT: Final = 2
 
 
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
-"""What is told with a checkpoint must fit into a frame, whoever wrote the manifest."""
+"""A text of bounded length: a report with it must fit into a frame, even from a foreign manifest."""
 
 
 class ImageFile(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class ImageFile(msgspec.Struct, frozen=True):
     Attributes:
         name: Its name, without a folder.
         size_bytes: Its size.
-        sha256: Of its content, in hexadecimal digits.
+        sha256: Digest of its content, in hexadecimal digits.
     """
 
     name: Text
@@ -53,7 +53,7 @@ class ImageProcess(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Who it was."""
+        """Identity of the process when the image was written."""
         return ProcessIdentity(Pid(self.pid), self.start_time_ticks)
 
 
@@ -62,8 +62,8 @@ class ImageGpu(msgspec.Struct, frozen=True):
 
     Attributes:
         uuid: Its UUID.
-        model: What NVML calls it.
-        device_memory_bytes: What of its memory was parked. None: NVML couldn't say.
+        model: Its product name in NVML.
+        device_memory_bytes: Device memory of the workload on it. None: unknown to NVML.
     """
 
     uuid: Text
@@ -76,12 +76,12 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         worker_id: The worker.
-        hostname: Its host, for people.
+        hostname: Name of its host.
         boot_id: The boot of the kernel.
-        kernel_release: As of uname.
-        architecture: As of uname: x86_64.
-        criu_version: As 4.2.1.
-        driver_version: Of the GPUs, as 580.95.05. Empty: there are none.
+        kernel_release: Kernel release, as of uname.
+        architecture: Machine, as of uname: x86_64.
+        criu_version: Version of CRIU, such as 4.2.1.
+        driver_version: Version of the GPU driver, such as 580.95.05. Empty: there is none.
     """
 
     worker_id: Text

@@ -1,8 +1,8 @@
 """The number of the journal's last commit, in a file apart from the journal.
 
 SQLite drops the rest of a write-ahead log that has one wrong bit, and opens the database as it was before.
-The journal counts its commits, and each number is also written here, before anything of that commit is told.
-A journal whose number is smaller than the number here has lost commits.
+The journal counts its commits, and each number is also written here, before the commit is reported. A journal
+whose number is smaller than the number here has lost commits.
 
 A number is written only after its commit is on disk, so a number that lags behind does no harm. Numbers are
 therefore written without waiting for the disk. A killed process loses none of them, because the kernel has

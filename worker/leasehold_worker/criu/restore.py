@@ -70,7 +70,7 @@ async def restore(
         facts: The CRIU.
         image: A verified image.
         root_pid: The pid of its first process.
-        pids: Those of all its processes.
+        pids: The pids of all its processes.
         folder: Folder of the launcher, without records of the former run.
         group: Control group that the tree runs in. None: the worker's.
         nursery: Runs the task that waits for the launcher.

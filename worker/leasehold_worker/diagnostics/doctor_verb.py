@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Check this GPU host: every precondition, each ok or with its remedy.
 
-    It changes nothing, and a worker may run meanwhile. It exits with 1 if something failed; warnings are not
-    failures.
+    The command changes nothing, and a worker may run meanwhile. It exits with 1 if a check failed; warnings
+    are not failures.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # it changes nothing, and its children end with it
     from leasehold_worker.diagnostics import doctor  # late: see above

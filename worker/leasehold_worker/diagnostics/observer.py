@@ -76,7 +76,7 @@ class Observer:
             while self.rounds() < before + ROUNDS:
                 if workload.ended.is_set():
                     said = workload.output_path.read_text(errors="replace").strip().splitlines()
-                    raise ValidationError(f"the program ended: {(said[-1] if said else 'without a word')}")
+                    raise ValidationError(f"the program ended: {(said[-1] if said else 'without output')}")
                 await trio.sleep(POLL_S)
         if scope.cancelled_caught:
             raise ValidationError(f"the program's counter stopped for {wait_s:.0f} s, and should advance")

@@ -20,7 +20,7 @@ NOT_PERMITTED: Final = 800
 NOT_SUPPORTED: Final = 801
 
 NOT_CUDA: Final = frozenset({INVALID_VALUE, NOT_INITIALIZED})
-"""A query's answers for a process without CUDA: alive or ended."""
+"""Errors of a query on a process without CUDA, or on none."""
 
 _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType, str]]] = {
     (DriverCall.LOCK, NOT_READY): (

@@ -19,7 +19,7 @@ class DriverCall(enum.StrEnum):
     RESTORE = "restore"
     UNLOCK = "unlock"
     TRACE_PERMISSION = "trace_permission"
-    """Not a driver call: a check of permission, made by the helper, since the calls are made there."""
+    """A check of permission, and not a driver call. The helper makes it, since it makes the driver calls."""
 
 
 class Request(msgspec.Struct, frozen=True):

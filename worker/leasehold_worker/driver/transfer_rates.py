@@ -52,7 +52,7 @@ class Rates:
         return ratio * _planned_s(call, moved_bytes)
 
     def extra_s(self, chip: str, call: DriverCall, moved_bytes: int) -> float:
-        """Time of a transfer's deadline beyond the floor of every call."""
+        """Time that a transfer's deadline adds to the floor of every call."""
         return DEADLINE_FACTOR * self.transfer_s(chip, call, moved_bytes)
 
     def basis(self, chip: str, calls: Iterable[DriverCall], moved_bytes: int) -> str:

@@ -66,9 +66,9 @@ RESET_XIDS: Final[Mapping[int, str]] = {
     156: "a part of it was retired",
     158: "a fatal timeout",
 }
-"""Xids after which a GPU needs a reset, a repair or a new start of the host, and what they tell: those whose
-immediate action is RESET_GPU, RESTART_BM or a workflow that ends there in NVIDIA's "Xid Catalog"
-(docs.nvidia.com/deploy/xid-errors), on any chip from Ampere on."""
+"""Xids after which a GPU needs a reset, a repair or a restart of the host, with their meaning. In NVIDIA's
+"Xid Catalog" (docs.nvidia.com/deploy/xid-errors) their immediate action is RESET_GPU, RESTART_BM or a
+workflow that ends there, on any chip from Ampere on."""
 
 HARMLESS_XIDS: Final[Mapping[int, str]] = {
     8: "the work of a program took too long",
@@ -89,8 +89,8 @@ HARMLESS_XIDS: Final[Mapping[int, str]] = {
     94: "a memory error that hit one application only",  # what it did to the memory, NVML's counters say
     154: "the driver recommends another recovery action",  # speaks of another Xid, which came as well
 }
-"""Xids after which the GPU itself goes on, and what they tell: the catalog's action is to restart the program
-or none. Those in neither table take no GPU out of use either: what they did shows in the readings."""
+"""Xids after which the GPU itself works on, with their meaning: the catalog's action is to restart the
+program, or none. An Xid in neither table excludes no GPU either: the readings show its effect."""
 
 _THROTTLING: Final[Mapping[int, str]] = {
     0x08: "hardware slowdown",
@@ -98,8 +98,8 @@ _THROTTLING: Final[Mapping[int, str]] = {
     0x40: "thermal limit, by hardware",
     0x80: "power brake",
 }
-"""Clock reasons that tell of trouble (nvml.h, nvmlClocksEventReasons). The others are everyday life: idle,
-clocks that somebody set, the power cap that a GPU under full load runs into."""
+"""Clock reasons that indicate a problem (nvml.h, nvmlClocksEventReasons). The others are normal: idle, clocks
+set by an operator, and the power cap of a GPU under full load."""
 
 _FALLEN_OFF_THE_BUS: Final = 79
 _TRUSTED: Final = frozenset(

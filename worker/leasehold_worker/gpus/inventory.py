@@ -205,8 +205,8 @@ class Inventory:
             timeout_s: Time to wait for the first Xid. Simultaneous ones are returned, too.
 
         Returns:
-            What came, or why nothing can come: then it returns without waiting. Ask again later, as a driver
-            that was broken can be well again.
+            The Xids, or the reason why there can be none, without waiting. Call again later, since a broken
+            driver may recover.
         """
         if not self._watched:
             return XidWait(unavailable_reason=self.unavailable_reason or "this host has no GPU")

@@ -332,7 +332,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _numa_node(pci_bus_id: str) -> int | None:
-    """What the kernel says; it writes -1 where there is one node only. Its PCI domain has four digits."""
+    """The NUMA node in sysfs, where -1 means that there is only one. A PCI domain there has four digits."""
     path = Path("/sys/bus/pci/devices") / pci_bus_id.lower()[4:] / "numa_node"
     try:
         node = int(path.read_text(encoding="ascii"))

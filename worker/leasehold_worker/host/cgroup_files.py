@@ -51,7 +51,7 @@ class KernelFiles:
         path.rmdir()
 
     def is_ours(self, path: Path) -> bool:
-        """Whether the worker may write, and a running systemd has delegated the group (if root)."""
+        """Whether the worker may write and, as root under systemd, the group is delegated to it."""
         files = (path, path / "cgroup.procs", path / "cgroup.subtree_control")
         if not all(os.access(file, os.W_OK) for file in files):
             return False

@@ -87,10 +87,10 @@ def scan_tree(
             ever.
         without: Processes that are left out with what is below them, unless the root is there too.
         reaper: The parent of the root, which gets all orphans of the tree and does not belong to it. None:
-            nobody does.
+            there is none.
         patience_s: How long processes are listed again because some ended before they were looked at.
-        mark_uid: The real user whose marked processes count: every user can set the variable. None: no
-            marked process counts.
+        mark_uid: The real user whose marked processes count: every user can set the variable. None: no marked
+            process counts.
         known: A tree of this host. If its scan began just now, only processes that are new since are read;
             one that has ended since and is not reaped counts as alive.
     """

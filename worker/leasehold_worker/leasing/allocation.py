@@ -159,9 +159,7 @@ class Allocation:
             except Exception as error:  # noqa: BLE001 - the rest is given back all the same
                 errors.append(error)
         if errors:
-            raise ExceptionGroup(
-                f"some shares of workload {self.workload_id} were not its own to release", errors
-            )
+            raise ExceptionGroup(f"some shares of workload {self.workload_id} could not be released", errors)
 
     def _release_lease(self) -> None:
         lease = self.hand_over_lease()

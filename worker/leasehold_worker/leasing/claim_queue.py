@@ -34,7 +34,7 @@ class Waiter(Generic[Granted]):
         request: The requested GPUs.
         priority: Higher goes first.
         helper: The workload is preemptible.
-        host: The requested host resources beside GPUs.
+        host: The requested host resources other than GPUs.
         has_host: Whether these are available now, beside those reserved for other claims.
         take_host: Reserves these in the same step; False if they are not available.
         since: Time of its arrival.

@@ -97,7 +97,7 @@ class GpuPool:
             request: The GPUs.
             priority: Higher goes first.
             helper: The claim is preemptible, and waits behind all others.
-            host: The requested host resources beside GPUs.
+            host: The requested host resources other than GPUs.
             has_host: Whether these are available now, beside those of earlier claims.
             take_host: Reserves these in the step of the grant, or returns False. Call :meth:`note_host` after
                 a change.

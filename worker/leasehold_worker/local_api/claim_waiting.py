@@ -39,7 +39,7 @@ from leasehold_worker.workloads.workload import CLAIM, EXEC, Workload
 logger = logging.getLogger(__name__)
 
 COALESCE_S: Final = 0.05
-"""Delay of reports of a place in the queue."""
+"""Shortest time between two reports of a claim's place in the queue."""
 
 
 CLAIMED_LIMIT: Final = 512

@@ -59,7 +59,7 @@ class Adoption:
         foreign: Lists the processes on the GPUs before a release.
         nursery: Runs the tasks that monitor workloads.
         adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
-            worker's own, or everybody's where the worker is root.
+            worker's own, or all if the worker is root.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class CudaSuspend:
         """Suspends the members of a workload, or rolls that back.
 
         Raises:
-            OperationError: It failed and was rolled back; the progress names exceptions.
+            OperationError: It failed and was rolled back, unless the progress reports otherwise.
         """
         async with self.suspended(plan, progress):
             pass
@@ -98,7 +98,7 @@ class CudaSuspend:
         context rolls the suspend back.
 
         Raises:
-            OperationError: It failed and was rolled back; the progress names exceptions.
+            OperationError: It failed and was rolled back, unless the progress reports otherwise.
         """
         async with self._down(plan, SUSPENDING, [], progress) as move, self._settled(move):
             await self._member_suspend.suspend(move)
@@ -114,7 +114,7 @@ class CudaSuspend:
         Members on GPUs that they must leave are suspended first, as in a remap.
 
         Raises:
-            OperationError: It failed and was rolled back; the progress names exceptions.
+            OperationError: It failed and was rolled back, unless the progress reports otherwise.
         """
         if plan.astray:
             await self.remap(plan, reserved, progress)

@@ -262,7 +262,7 @@ class Operations:
         """Restores a suspended workload by any strategy: reserves GPUs, and undoes the suspend.
 
         Raises:
-            OperationError: It failed and was rolled back; the report names exceptions.
+            OperationError: It failed and was rolled back, unless the report says otherwise.
         """
         progress.enter("preflight")
         workload = self._workloads.get(workload_id)

@@ -105,7 +105,7 @@ class ImageCheckpoint:
         """Suspends a workload's processes, writes them to disk, and waits for their end; or rolls that back.
 
         Raises:
-            OperationError: It failed and was rolled back; the progress names exceptions.
+            OperationError: It failed and was rolled back, unless the progress reports otherwise.
         """
         async with self._cuda_suspend.suspended(plan, progress) as move:
             move.kept = await self.keep(plan, progress)

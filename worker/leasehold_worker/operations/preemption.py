@@ -167,7 +167,7 @@ class Preemption:
         return [workload for workload in self._workloads.all() if workload.spec.HasField("helper")]
 
     def _leases(self, *, without: str = "") -> list[HelperLease]:
-        """The leases of preemptible workloads; ``without`` counts as not asked."""
+        """The leases of preemptible workloads; the one of ``without`` never counts as asked."""
         return [
             HelperLease(
                 helper.lease,

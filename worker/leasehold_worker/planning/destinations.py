@@ -46,7 +46,7 @@ class Destinations:
             target.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in target.home)
 
     async def choose(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
-        """Pairs each GPU that was held with the one to wake on."""
+        """Pairs each GPU of the workload with a new one."""
         target, findings = plan.target, plan.findings
         if (pairs := _where_some_run(target)) is not None:
             plan.pairs, target.destination = pairs, moved(target.home, pairs)
@@ -183,7 +183,7 @@ def choose_gpus(
         free: GPUs that can be claimed, in slot order.
         chips: Chip by UUID of every GPU of the host.
         room: Device memory as NVML reports it.
-        parked_bytes: Memory that each parked GPU's content needs; missing where it is unknown.
+        parked_bytes: Device memory that the content of each GPU needs; missing if unknown.
 
     Raises:
         OperationError: NO_FREE_GPU if a GPU has no counterpart, INSUFFICIENT_DEVICE_MEMORY if all free ones

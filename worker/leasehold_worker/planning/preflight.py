@@ -53,7 +53,7 @@ from leasehold_worker.workloads.states import PARKED, RUNNING, SLEEPING, STOPPED
 from leasehold_worker.workloads.workload import Workload, home_of
 
 _DOWNWARD: Final = {"suspended": (RUNNING, SLEEPING), "checkpointed": (RUNNING, SLEEPING, SUSPENDED)}
-"""The states from which a workload can be suspended, by verb."""
+"""The states from which a workload can be suspended, by operation."""
 
 
 @final

@@ -26,18 +26,18 @@ SHORTAGES: Final = {
     errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY: HOST,
     errors_pb2.ERROR_REASON_INSUFFICIENT_DISK: DISK,
 }
-"""Refusals that others can help by moving down, with the tier that is full."""
+"""Refusals that moves of other workloads can resolve, with the full tier."""
 
 
 def choose(
     workloads: Iterable[Workload], tier: Tier.ValueType, missing_bytes: int, *, images: bool
 ) -> list[MoveDown] | None:
-    """Who moves down: those that were parked longest ago, as few as serve. None: all of them would not do.
+    """The workloads to move down, the longest suspended first, as few as suffice. None: too few.
 
     Args:
-        workloads: All of them.
-        tier: Which tier is full.
-        missing_bytes: How much room is needed in it.
+        workloads: All workloads of the worker.
+        tier: The full tier.
+        missing_bytes: Bytes that it lacks.
         images: Whether processes can be moved to disk here.
     """
     states, first = ((SLEEPING, SUSPENDED), CHECKPOINT) if tier == HOST else ((CHECKPOINTED,), STOP)

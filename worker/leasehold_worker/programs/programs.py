@@ -148,10 +148,9 @@ async def relaunch(
     Args:
         folder: Folder of its launcher, without records of the former run.
         criu: The CRIU.
-        request: The request, as bytes of a ``CriuRequest`` with ``rst_sibling`` and
-            ``notify_scripts``.
+        request: The request, as bytes of a ``CriuRequest`` with ``rst_sibling`` and ``notify_scripts``.
         pid: The program's former and new pid.
-        descriptors: Those that the request names. The launcher has them by the same numbers.
+        descriptors: Descriptors in the request. The launcher has them under the same numbers.
         environment: Of CRIU.
         errors: Descriptor of a file for what CRIU and the launcher have to say.
         group: Control group that CRIU and the program run in. None: the worker's.

@@ -14,7 +14,7 @@ from leasehold_worker.workloads.states import ENDED
 from leasehold_worker.workloads.workload import Workload
 
 CHUNK_LIMIT_BYTES: Final = 65_536
-"""Well below the limit of a frame."""
+"""Bytes of one answer, well below the limit of a frame."""
 
 OFFSET_LIMIT: Final = 2**62
 """Larger than any file, and an offset that lseek(2) accepts."""

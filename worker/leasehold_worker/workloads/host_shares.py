@@ -1,4 +1,4 @@
-"""The shares of the host that workloads hold beside GPUs: reservations and control groups."""
+"""The host resources of workloads other than GPUs: reservations and control groups."""
 
 import logging
 from pathlib import Path
@@ -26,7 +26,7 @@ class HostShares:
         self._limits = limits
 
     def give_back(self, workload: Workload) -> None:
-        """Releases the host resources that a workload holds beside GPUs."""
+        """Releases the host resources other than GPUs that a workload holds."""
         if workload.host is not None:
             self._ledger.release(workload.host)
             workload.host = None
@@ -40,7 +40,7 @@ class HostShares:
         return self._limits.create(workload.workload_id, wanted.cpu_millicores, wanted.memory_bytes)
 
     def take(self, workload: Workload) -> None:
-        """Reserves the host resources that a workload needs beside GPUs.
+        """Reserves the host resources other than GPUs that a workload needs.
 
         Raises:
             OperationError: INSUFFICIENT_RESOURCES.

@@ -55,7 +55,7 @@ class ProgramStart:
             name: The name of the workload.
             spec: The spec of the workload.
             lease: Its GPUs. None: it has none.
-            host: Its host resources beside GPUs.
+            host: Its host resources other than GPUs.
             nursery: Runs the task that waits for its shim.
             restores: Its application waits for a restore.
 

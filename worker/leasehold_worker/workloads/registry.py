@@ -164,7 +164,7 @@ class Workloads:
             name: Its name.
             spec: Its spec.
             lease: Its GPUs. None: it has none.
-            host: Its host resources beside GPUs.
+            host: Its host resources other than GPUs.
             nursery: Runs the task that monitors it.
             restores: Its application waits for a restore.
 

@@ -119,7 +119,7 @@ class Workload:
     uid: int | None = None
     """Id of that user. Users are compared by their ids, and no user has the id None."""
     host: HostReservation | None = None
-    """Its host resources beside GPUs, until it has ended."""
+    """Its host resources other than GPUs, until it has ended."""
     mark: str = ""
     """Environment variable that marks the processes of its user. Empty: none."""
     launcher: ProcessIdentity | None = None

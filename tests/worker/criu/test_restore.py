@@ -135,7 +135,7 @@ async def test_one_that_hangs_is_given_up(
             await bring_back(make_criu("restore-hangs"), image, pid, folder)
         assert scope.cancelled_caught
     else:
-        with pytest.raises(OperationError, match=r"not complete within 0\.5 s|said nothing for 0\.5 s"):
+        with pytest.raises(OperationError, match=r"not complete within 0\.5 s|sent nothing for 0\.5 s"):
             await bring_back(make_criu("restore-hangs"), image, pid, folder, timeout_s=0.5)
     assert launched(folder) is None
     assert os.listdir(image.parent) == ["i-1"]

@@ -59,11 +59,11 @@ def test_what_runs_and_what_is_suspended_is_valid() -> None:
         (lambda: workload(state=SUSPENDED, parked=parked()), "is suspended and holds"),
         (lambda: workload(state=SUSPENDED, lease=None, parked=parked(STOP_STRATEGY)), "by strategy"),
         (lambda: workload(state=CHECKPOINTED, lease=None, parked=parked(), absent=True), "no checkpoint"),
-        (lambda: workload(absent=True), "said to be gone"),
-        (lambda: workload(state=UNKNOWN), "nobody says why"),
+        (lambda: workload(absent=True), "recorded as gone"),
+        (lambda: workload(state=UNKNOWN), "without an error"),
         (lambda: workload(home=("GPU-b",)), "come home"),
         (lambda: workload(state=EXITED), "still holds"),
-        (lambda: workload(state=EXITED, lease=None), "nobody who waits"),
+        (lambda: workload(state=EXITED, lease=None), "waiters are not notified"),
     ],
 )
 def test_each_violation_is_seen(broken: Callable[[], Workload], why: str) -> None:

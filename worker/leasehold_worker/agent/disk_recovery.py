@@ -145,7 +145,7 @@ class DiskRecovery:
         """
         parked = workload.parked
         if parked is None:
-            raise ValueError("a workload that is woken has what it is parked by")
+            raise ValueError("a restore needs the record of the suspend")
         error: OperationError | None = _interrupted(f"the processes of workload {workload.name} have ended")
         warning = ""
         alive = not workload.absent and is_alive(workload.root)

@@ -21,7 +21,7 @@ FILES_LIMIT: Final = 100_000
 """Files of an image: CRIU writes some for each process."""
 
 MANIFEST_LIMIT_BYTES: Final = 32 * 2**20
-"""A larger file is no manifest: a hundred thousand files do not fill it."""
+"""Size limit of a manifest, which suffices for a hundred thousand files."""
 
 MANIFEST_FILE: Final = "manifest.json"
 FORMAT: Final = 2

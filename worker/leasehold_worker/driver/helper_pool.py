@@ -42,8 +42,8 @@ CALL_FLOOR_S: Final = 30.0
 """Least deadline of any call. Those that read or unlock take milliseconds; in containers 7 s were seen."""
 
 HELPER_LIMIT: Final = 72
-"""Helpers, and so calls, at once: enough for every command that may run, and a plan beside them, to use as
-many as a group does. Calls that hang in one workload block no other."""
+"""Limit of helpers, and so of calls, at once. It suffices for all commands that run at once and a plan. So
+calls that hang in one workload block no other."""
 
 WARM_LIMIT: Final = 8
 """Helpers that are never ended for idleness."""

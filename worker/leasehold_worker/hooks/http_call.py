@@ -98,7 +98,7 @@ def check_url(url: str) -> SplitResult:
     if parts.port == 0:
         raise ValueError("its port is 0")
     if any(character <= " " or character == "\x7f" for character in url) or not url.isascii():
-        raise ValueError("it has a blank, a control character or one beyond ASCII: percent-encode it")
+        raise ValueError("it has a space, a control character or a non-ASCII one: percent-encode it")
     return parts
 
 

@@ -93,7 +93,7 @@ def _not_permitted(field: str, name: str, what: str) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_NOT_PERMITTED,
         f"hook {name}: {what} are allowed only for root and the worker's own user, since the "
-        "worker runs them as itself: use vllm or sglang of this host, kernel or signal, or "
+        "worker runs them as its own user: use vllm or sglang of this host, kernel or signal, or "
         "have an administrator adopt the process",
         {"field": field},
     )

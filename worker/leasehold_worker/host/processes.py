@@ -211,7 +211,7 @@ def held(identity: ProcessIdentity) -> Iterator[int | None]:
     After its end its pid can be reused, even while the pidfd is open.
 
     Yields:
-        The pidfd, readable once the process has ended; None where the pid is free, or means another by now.
+        The pidfd, readable once the process has ended; None if the process has ended.
 
     Raises:
         OperationError: PERMISSION_OR_OS, after a lack of descriptors or memory. The process may be alive.

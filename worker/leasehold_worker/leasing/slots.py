@@ -162,8 +162,8 @@ class GpuSlots:
         """Sets the foreign processes on the GPUs, and their free memory.
 
         Args:
-            foreign: Foreign processes by GPU. A GPU without an answer from NVML is missing, and keeps its
-                last value.
+            foreign: Foreign processes by GPU. A GPU that NVML can't read is missing here, and keeps
+                its last value.
             free_bytes: Free memory by GPU; missing likewise.
             asleep_bytes: Memory of all sleeping workloads, by GPU; missing likewise. None: unknown, which
                 counts as all of the GPU's memory.

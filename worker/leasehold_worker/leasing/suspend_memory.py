@@ -28,7 +28,7 @@ class MemoryNeed:
 
     Attributes:
         bytes_by_pid: Device memory of each process.
-        bytes_by_group: The same by control group, of all groups that count the memory of a process.
+        bytes_by_group: Sum of the processes in each control group that counts their memory.
         available_bytes: Available memory of the host, less the reserve and the charges. None: unknown.
         cgroup: The control group with the least room, and its available memory. None: none is limited.
     """

@@ -36,7 +36,7 @@ class _Found(NamedTuple):
 
 @final
 class MemberSuspend:
-    """Suspends members off their GPUs.
+    """Suspends members, which frees their GPUs.
 
     Args:
         driver: The driver.

@@ -247,7 +247,7 @@ class ImageCheckpoint:
         workload = plan.target.workload
         before, parked = workload.members, workload.parked
         if parked is None:
-            raise ValueError("a workload that is parked has what it is parked by")
+            raise ValueError("a restore needs the record of the suspend")
         self._workloads.set_state(workload, RESTORING)
         try:
             self._workloads.host_shares.take(workload)

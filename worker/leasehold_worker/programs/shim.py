@@ -215,7 +215,7 @@ def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> 
             raise RestoreError("criu ended without an answer")
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise RestoreError(f"criu said nothing for {timeout_s:g} s")
+            raise RestoreError(f"criu sent nothing for {timeout_s:g} s")
         ended = has_ended(pid)  # what it had said is there by now
         pause_s = 0.0 if ended else min(LOOK_INTERVAL_S, left_s)
     if criu not in ready:

@@ -24,7 +24,7 @@ REFUSED_BACKOFF_S: Final = 60.0
 """Wait after an answer that a retry does not change."""
 
 _SERVICE: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"]
-_MALFORMED: Final = "what came is no frame of this protocol"
+_MALFORMED: Final = "the received bytes are not a frame of this protocol"
 _FINAL_CODES: Final = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,

@@ -35,13 +35,13 @@ def violations(workload: Workload) -> Iterator[str]:
             yield f"{name} is on disk, and no checkpoint is named"
     if (state in AWAY) != workload.absent and state not in ENDED:
         found = "gone" if workload.absent else "there"
-        yield f"{name} is in state {state}, and its processes are said to be {found}"
+        yield f"{name} is in state {state}, and its processes are recorded as {found}"
     if state in (UNKNOWN, WEDGED) and workload.error is None:
-        yield f"{name} is unknown or wedged, and nobody says why"
+        yield f"{name} is unknown or wedged, without an error"
     if state == RUNNING and workload.home:
         yield f"{name} runs, and has GPUs to come home to: {workload.home}"
     if state in ENDED:
         if workload.lease is not None or workload.host is not None or workload.members:
             yield f"{name} has ended, and still holds something"
         if not workload.ended.is_set():
-            yield f"{name} has ended, and nobody who waits for that is told"
+            yield f"{name} has ended, and its waiters are not notified"

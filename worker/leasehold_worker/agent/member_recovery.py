@@ -60,7 +60,7 @@ ON_THE_WAY: Final = frozenset({RUNNING, LOCKED, CHECKPOINTED})
 
 @final
 class MemberRecovery:
-    """Reads the states of members, and brings interrupted moves to one side."""
+    """Reads the states of members, and completes or rolls back interrupted moves."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -160,7 +160,7 @@ class MemberRecovery:
             for target, workload in zip(intent.targets, workloads, strict=True)
         ]
         plan = Plan(targets, pairs=intent.pairs, policy=intent.policy)
-        cuda_suspend = intent.phase == "restore"
+        restoring = intent.phase == "restore"
         by_suspend = plan.policy is None or plan.policy.process_strategy == CUDA_SUSPEND
         were_down = any(
             found.parked and not target.workload.is_asleep
@@ -173,11 +173,11 @@ class MemberRecovery:
         try:
             for target in targets:
                 outcomes[target.workload.workload_id] = await self._observe(
-                    target, intent.pairs if cuda_suspend else ()
+                    target, intent.pairs if restoring else ()
                 )
             crash_point("workload-probed")
             if ran and _all_parked(outcomes):
-                await self._return(plan, outcomes, intent.pairs if cuda_suspend else ())
+                await self._return(plan, outcomes, intent.pairs if restoring else ())
             else:
                 await self._bring_together(plan, outcomes, back=back)
         except OperationError as error:

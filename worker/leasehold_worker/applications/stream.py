@@ -74,7 +74,7 @@ class ApplicationStream:
         self.gone.set()
 
     def drop(self) -> None:
-        """Ends the stream after the other side has. Waiters return."""
+        """Closes this side after the application has closed the stream. Pending calls end."""
         self.close()
         self._handed_out.close()
         self._taken_in.close()

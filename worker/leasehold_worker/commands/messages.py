@@ -11,7 +11,7 @@ from leasehold_worker.driver.messages import pair_messages
 from leasehold_worker.timestamps import duration
 
 UPDATE_LIMIT_BYTES: Final = 131_072
-"""Half a frame, as for hello."""
+"""Size of the message: half a frame, as for hello."""
 
 MESSAGE_LIMIT: Final = 1024
 """Characters of an error's message that remain if nothing else fits."""

@@ -53,7 +53,7 @@ class HealthMonitor:
         self._report = report
         self._interval_s = interval_s
         self._told: set[str] = set()
-        """Logged gaps of the readings."""
+        """Values missing in the readings that have been logged."""
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self) -> None:

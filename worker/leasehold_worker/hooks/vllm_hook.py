@@ -145,13 +145,13 @@ async def _reset_prefix_cache(turn: Turn) -> None:
 
 async def _is_sleeping(turn: Turn) -> bool:
     answer = await _control(turn, "GET", "/is_sleeping")
-    keep_running = answer.field("is_sleeping")
-    if not isinstance(keep_running, bool):
+    is_sleeping = answer.field("is_sleeping")
+    if not isinstance(is_sleeping, bool):
         raise HookFailedError(
             f"GET /is_sleeping of {turn.hook.vllm.url} answered {answer}, without "
             "is_sleeping: check that a vLLM server listens there"
         )
-    return keep_running
+    return is_sleeping
 
 
 async def _remote_call(turn: Turn, method: str) -> None:

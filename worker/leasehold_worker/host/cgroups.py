@@ -95,9 +95,9 @@ def _version_1_root(controllers: str, controller: str) -> Path:
 
 
 def _version_2_root() -> Path:
-    """Beside version 1, version 2 is mounted below it."""
-    operation_hooks = _CGROUP / "unified"
-    return operation_hooks if operation_hooks.is_dir() else _CGROUP
+    """The mount point of version 2. On hosts with both versions it is below that of version 1."""
+    unified = _CGROUP / "unified"
+    return unified if unified.is_dir() else _CGROUP
 
 
 def _memory_limit(group: Path) -> MemoryLimit | None:

@@ -1,4 +1,4 @@
-"""The unix socket of the local API, which identifies its peers by the kernel for gRPC's handlers.
+"""The unix socket of the local API. The kernel identifies its peers.
 
 gRPC does not expose the sockets of its peers. So connections are accepted here, where the kernel identifies
 the peer (unix(7)), and are forwarded byte by byte to gRPC's own listener. Each has a name by which a handler

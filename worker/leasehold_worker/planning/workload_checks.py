@@ -89,9 +89,9 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
     for member in members:
         if member.state != RUNNING:
             state = state_name(member.state)
-            cuda_suspend = member.state in (LOCKED, CHECKPOINTED)
+            suspended = member.state in (LOCKED, CHECKPOINTED)
             remedy = (
-                "let its debugger or shell resume it" if cuda_suspend else "stop the workload if it stays so"
+                "let its debugger or shell resume it" if suspended else "stop the workload if it stays so"
             )
             if member.state == FAILED:
                 remedy = "stop the workload: the process is permanently FAILED"

@@ -14,7 +14,7 @@ from leasehold_worker.errors import OperationError, defect
 logger = logging.getLogger(__name__)
 
 ANSWER_LIMIT_BYTES: Final = 131_072
-"""Half a frame, as for hello."""
+"""Size of the message: half a frame, as for hello."""
 
 
 async def answer_checkpoints(

@@ -216,8 +216,8 @@ class ForeignWatch:
             logger.warning("the processes on the GPUs can't be listed for now: %s", error)
             usage, found = {}, _Found({}, {})
         now = self._leases()
-        cuda_suspend = _changed(ours, workloads)
-        for workload_id in found.present - cuda_suspend:
+        changed = _changed(ours, workloads)
+        for workload_id in found.present - changed:
             self._note_cuda(workloads.get(workload_id), workloads)
         # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
         # NVML lists the GPUs of other workers of this host too.
@@ -225,7 +225,7 @@ class ForeignWatch:
         same = {gpu_uuid for gpu_uuid in ours_now if before.get(gpu_uuid) == now[gpu_uuid]}
         seen = {
             gpu_uuid: tuple(
-                process for process in who if now[gpu_uuid] is None or process.workload_id not in cuda_suspend
+                process for process in who if now[gpu_uuid] is None or process.workload_id not in changed
             )
             for gpu_uuid, who in found.foreign.items()
             if gpu_uuid in same

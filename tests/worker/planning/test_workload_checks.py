@@ -66,9 +66,7 @@ def test_a_wrong_state_is_told_with_what_leads_to_the_right_one(state: int, reme
     with pytest.raises(OperationError) as raised:
         require_state(workload, (workload_pb2.WORKLOAD_STATE_SUSPENDED,), "restored")
     name = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
-    assert raised.value.message == (
-        f"workload w-1 is {name}, and must be SUSPENDED to be restored: {remedy}"
-    )
+    assert raised.value.message == (f"workload w-1 is {name}, and must be SUSPENDED to be restored: {remedy}")
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ _CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: grpc.StatusCode.INTERNAL,
     errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
 }
-"""The rest are FAILED_PRECONDITION. UNAVAILABLE is none of ours: it means that there is no coordinator."""
+"""All other reasons are FAILED_PRECONDITION. Only gRPC itself answers UNAVAILABLE, without a coordinator."""
 
 
 def _packed(message: Message) -> any_pb2.Any:

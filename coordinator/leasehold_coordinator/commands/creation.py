@@ -428,7 +428,8 @@ class CommandCreation:
         if not _NAME.fullmatch(wanted):
             raise invalid(
                 "name",
-                f"{wanted!r} is no name: take a letter, then letters, digits, '-', '_' or '.', 63 in all",
+                f"invalid name {wanted!r}: start with a letter, then use letters, digits, '-', '_' or '.', "
+                "63 in all",
             )
         if wanted in self._fleet.workloads or any(
             workload.name == wanted for workload in self._fleet.workloads.values()

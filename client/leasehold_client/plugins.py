@@ -35,7 +35,7 @@ PLUGINS: Final = {
         "simgpu",
     ),
     "validate": Plugin(
-        "Suspend, restore and move a built-in program on this host's GPUs, and prove each step.",
+        "Suspend, restore and move a built-in program on this host's GPUs, and verify each step.",
         "leasehold_worker.diagnostics.validate_verb:command",
         "worker",
     ),

@@ -242,7 +242,7 @@ def troubles(weights: str, process: str, way: str) -> Iterator[Trouble]:
         yield Trouble(Kind.CRIU, "fails")
         yield Trouble(Kind.CRIU, "full" if way == DOWN else "killed")
         if way == UP:
-            yield Trouble(Kind.DISK, "modified")
+            yield Trouble(Kind.DISK, "altered")
             yield Trouble(Kind.DISK, "gone")
             yield Trouble(Kind.PID, "taken")
             yield Trouble(Kind.PORT, "taken")
@@ -253,7 +253,7 @@ def troubles(weights: str, process: str, way: str) -> Iterator[Trouble]:
             yield Trouble(Kind.SERVER, "start", "ends")
             yield Trouble(Kind.PROGRAM, "gone")
             yield Trouble(Kind.SERVER, "kernel.restore", "raise", ALWAYS)
-            yield Trouble(Kind.DISK, "modified")
+            yield Trouble(Kind.DISK, "altered")
 
 
 KILLED_FURTHER_DOWN: Final = {

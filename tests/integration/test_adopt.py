@@ -79,7 +79,7 @@ def test_a_tree_is_adopted_with_all_its_gpus(fleet: Fleet, alpha: LocalHost) -> 
     adopt(fleet, tree, "tree")
     fleet.wait(lambda: fleet.leases() == {"alpha/2": "tree", "alpha/3": "tree"})
     child = int(alpha.err(tree).split()[0])
-    refuse(fleet, child, "belongs to workload tree already.*ALREADY_REGISTERED")
+    refuse(fleet, child, "already belongs to workload tree.*ALREADY_REGISTERED")
     fleet.cli("suspend", "tree")
     fleet.wait(lambda: not fleet.leases())
     fleet.cli("restore", "tree", "--to", "alpha/0,alpha/1")
@@ -92,9 +92,9 @@ def test_what_can_not_be_adopted_is_refused_with_the_reason(fleet: Fleet, alpha:
     assert alpha.simulated is not None
     refuse(fleet, 2**22 - 1, "it has ended.*UNKNOWN_PROCESS")
     worker = fleet.processes["alpha"].pid
-    refuse(fleet, worker, "the worker's own.*UNKNOWN_PROCESS")
+    refuse(fleet, worker, "belongs to the system or the worker.*UNKNOWN_PROCESS")
     assert parent(parent(worker)) == os.getpid()
-    refuse(fleet, parent(worker), "the worker's own.*UNKNOWN_PROCESS")
+    refuse(fleet, parent(worker), "belongs to the system or the worker.*UNKNOWN_PROCESS")
     refuse(fleet, os.getpid(), "the worker itself is among its descendants.*UNKNOWN_PROCESS")
     sleeper = alpha.start("sleep", "1000")
     refuse(fleet, sleeper.pid, "neither process .* uses a GPU.*NOT_A_CUDA_PROCESS")
@@ -115,10 +115,10 @@ def test_what_can_not_be_adopted_is_refused_with_the_reason(fleet: Fleet, alpha:
     intruder = start_counter(alpha, int(slot[-1]))
     refuse(fleet, intruder.pid, "is leased for workload.*NO_FREE_GPU")
     leased = alpha.workloads()["leased"]
-    refuse(fleet, leased.status.root_pid, "belongs to workload leased already.*ALREADY_REGISTERED")
+    refuse(fleet, leased.status.root_pid, "already belongs to workload leased.*ALREADY_REGISTERED")
     fleet.cli("stop", "leased")
     adopt(fleet, counter, "counter")
-    refuse(fleet, counter.pid, "belongs to workload counter already.*ALREADY_REGISTERED")
+    refuse(fleet, counter.pid, "already belongs to workload counter.*ALREADY_REGISTERED")
     alpha.wait_counting(counter)
     alpha.wait_counting(intruder)
 

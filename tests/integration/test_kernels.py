@@ -36,7 +36,7 @@ def test_a_kernel_comes_back_to_the_next_start_of_the_worker(restarting_host: Lo
         host.wait(lambda: asks(host, process, "lost"))
         host.start_worker()
         host.wait(lambda: asks(host, process, "served"))
-    assert host.log.count("saves itself") == 3
+    assert host.log.count("is checkpointable") == 3
     assert process.stdin is not None
     process.stdin.close()
     process.stdin = None

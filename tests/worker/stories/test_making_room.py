@@ -161,7 +161,7 @@ def test_who_is_parked_longest_on_a_full_disk_is_stopped_where_it_allows_that(
     assert session.run("s-a", "a", suspend=SuspendOperation()).state == SUCCEEDED
     (image,) = checkpoints(session).checkpoints
     plan = plan_of(session, "b", suspend=SuspendOperation())
-    moved = "workload a is suspended by stop first, which frees  "
+    moved = "workload a is suspended by stop first, which frees "
     assert [check.detail.startswith(moved) for check in plan.checks if check.name == "disk"] == [True]
     assert (tmp_path / f"state/images/a/{image.checkpoint_id}").is_dir(), "a plan changes nothing"
 

@@ -232,7 +232,7 @@ def test_who_waits_for_memory_is_told_so(new_host: Callable[[int], LocalHost]) -
     gpu = hold(host)
     memory = hold(host, "--gpus", "0", "--memory", "768MiB")
     waiting = queue(host, "--memory", "512MiB")
-    assert "none is free (1 leased)" in host.err(waiting)
+    assert "0 free (1 leased)" in host.err(waiting)
     gpu.kill()
     lacks = "the request needs 512 MiB of host memory, and 256 MiB of 1 GiB are free"
     host.wait_line(waiting, f"waiting, 1 of 1 in the queue: {lacks}", "err")

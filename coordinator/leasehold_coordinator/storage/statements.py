@@ -6,7 +6,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.row_digests import COLUMN, row_digest
+from leasehold_coordinator.storage.database import Database
+from leasehold_coordinator.storage.read_errors import damaged
+from leasehold_coordinator.storage.row_digests import COLUMN, is_whole, row_digest
 from leasehold_coordinator.storage.rows import Change, OldRows, Row
 
 DELETE_LIMIT: Final = 500
@@ -56,3 +58,18 @@ def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
     (key,) = rows.table.primary_key.columns
     column = rows.table.c.served_s
     return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)
+
+
+def read_served_s(database: Database) -> int:
+    """For how long the store had been served when it was last written.
+
+    Raises:
+        FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+    """
+    with database.read() as connection:
+        row = connection.execute(sa.select(schema.clock)).first()
+    if row is None:
+        return 0
+    if not is_whole(schema.clock, row._mapping):
+        raise damaged(schema.clock, row)
+    return row.served_s or 0

@@ -32,7 +32,7 @@ from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, is_locked, unavailable
 from leasehold_coordinator.storage.row_digests import is_whole
 from leasehold_coordinator.storage.rows import Change, StoredWorker
-from leasehold_coordinator.storage.statements import apply_changes
+from leasehold_coordinator.storage.statements import apply_changes, read_served_s
 from leasehold_coordinator.storage.store_file import unusable
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._opened_s = time.monotonic()
-        self._served_before_s = _served_s(database)
+        self._served_before_s = read_served_s(database)
         self._told_damage: set[tuple[str, str]] = set()
         """Table and key of the damaged rows that the log has."""
         self._waiting: list[_Write] = []
@@ -391,18 +391,3 @@ def _not_ended(table: sa.Table) -> sa.Select[Any]:
     """
     is_open = sa.or_(~table.c.ended, table.c.served_s.is_(None))
     return sa.select(table).where(is_open).order_by(table.c.create_time_ns)
-
-
-def _served_s(database: Database) -> int:
-    """For how long the store had been served when it was last written.
-
-    Raises:
-        FleetError: STORAGE_UNAVAILABLE, the row is damaged.
-    """
-    with database.read() as connection:
-        row = connection.execute(sa.select(schema.clock)).first()
-    if row is None:
-        return 0
-    if not is_whole(schema.clock, row._mapping):
-        raise damaged(schema.clock, row)
-    return row.served_s or 0

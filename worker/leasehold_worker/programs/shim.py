@@ -37,10 +37,8 @@ EXIT_FILE = "exit"
 RESTORE = "--restore"
 GIVEN_UP = "the worker has given up this start"
 
-# What is needed of CRIU's messages (protos/leasehold/v1/criu.proto), where there is no protobuf.
-TYPE, SUCCESS, NOTIFICATION = 1, 2, 5
-NOTIFY = 6
-SCRIPT = 1
+# Numbers of CRIU's messages (protos/leasehold/v1/criu.proto), where there is no protobuf.
+TYPE, SUCCESS, NOTIFICATION, NOTIFY, SCRIPT = 1, 2, 5, 6, 1
 POST_RESTORE = b"post-restore"
 GO_ON, FAIL = b"\x08\x06\x18\x01", b"\x08\x06\x18\x00"
 PACKET_BYTES = 1 << 20
@@ -394,9 +392,8 @@ def sync_folder(folder: str) -> None:
 
 def tell(status: int, content: dict[str, object]) -> None:
     """Reports the start to the worker, if it still listens."""
-    with contextlib.suppress(BrokenPipeError):
-        os.write(status, json.dumps(content).encode())
-    os.close(status)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(status, "wb", 0) as pipe:
+        pipe.write(json.dumps(content).encode())
 
 
 if __name__ == "__main__":

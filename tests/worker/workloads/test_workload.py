@@ -19,7 +19,7 @@ from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.host import process_readings
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.process_trees import process_tree
-from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive, send_signal
+from leasehold_worker.host.processes import ProcessIdentity, has_variable, identify, is_alive, send_signal
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.workloads import workload
 from leasehold_worker.workloads.foreign_processes import owner
@@ -29,6 +29,8 @@ from leasehold_worker.workloads.workload import (
     WORKLOAD_ID_VARIABLE,
     Workload,
 )
+
+from tests.simgpu.programs import wait_until
 
 SLEEP = "import time; time.sleep(1000)"
 NOBODY = 65534
@@ -194,6 +196,8 @@ def test_a_mark_counts_in_processes_of_the_workload_s_user_only(start: Start) ->
     root = start(SLEEP)
     # An orphan: a descendant of the worker is in no workload.
     orphan = told(start(ORPHANING, LEASEHOLD_WORKLOAD_ID="w-users"))[0]
+    # /proc shows no environment within execve(2).
+    wait_until(lambda: has_variable(sure(orphan), WORKLOAD_ID_VARIABLE), "the orphan has its mark")
     for uid, counts in ((os.getuid(), True), (os.getuid() + 1, False)):
         mine = make("w-users", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-users", uid)
         found = {identity.pid for identity in process_tree(mine.root, mine.mark, mark_uid=mine.uid)}

@@ -449,7 +449,7 @@ def measure_echo(count: int, seconds: float) -> dict[str, Any]:
 
 
 def measure_others(python: str) -> list[dict[str, Any]]:
-    """What idle workers cost the schedulers of Dask and Ray, which that Python has."""
+    """The cost of idle workers in the schedulers of Dask and Ray, run by another Python that has both."""
     script = str(Path(__file__).with_name("other_schedulers.py"))
     found = []
     for name, count in OTHER_WORKERS.items():

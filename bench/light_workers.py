@@ -47,7 +47,7 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-"""Those of a real worker. They are not imported, since the light workers run beside older commits too."""
+"""Channel options of a real worker, copied: the light workers run beside older commits too."""
 
 ECHO = "/bench.Echo/Echo"
 

@@ -1,4 +1,4 @@
-"""What the coordinator refuses, as google.rpc.Status on unary calls and as Error in frames."""
+"""Refusals of the coordinator: google.rpc.Status on unary calls, Error in frames."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,7 +19,7 @@ RETRY_AFTER: Final[dict[ErrorReason.ValueType, duration_pb2.Duration]] = {
 
 MESSAGE_LIMIT_BYTES: Final = 1_536
 METADATA_LIMIT_BYTES: Final = 1_024
-"""What a refusal may have: it travels in the trailers of a call, twice and encoded, and these hold 8 KiB."""
+"""Bounds of a refusal. The trailers of a call carry each refusal twice, encoded, and hold 8 KiB."""
 
 
 class FleetError(Exception):

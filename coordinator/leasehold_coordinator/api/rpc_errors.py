@@ -33,7 +33,7 @@ WORKERS: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionSe
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
-"""What serves a call. Its result is the response, unless responses are a stream."""
+"""A function that serves a call. The result is the response of a call without a response stream."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""What the ledger of commands asks for: to store, to send, to acknowledge."""
+"""Effects of the command ledger: to store, to note, to send and to acknowledge."""
 
 from dataclasses import dataclass
 from typing import Final, TypeAlias

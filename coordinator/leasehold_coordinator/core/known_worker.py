@@ -76,7 +76,7 @@ class KnownWorker:
 
     @property
     def conditions(self) -> Conditions:
-        """What it last said against itself and its GPUs."""
+        """The cordon and the GPU conditions that the worker last reported."""
         return Conditions(self.cordon, {lease.gpu_uuid: lease for lease in self.leases})
 
     def held_gpus(self, workload_id: str) -> int:

@@ -1,4 +1,4 @@
-"""The commands that ended last, so that whoever asks for one of them soon reads no disk."""
+"""The commands that ended last, in memory: a late watch of such a command reads no disk."""
 
 from collections import OrderedDict
 from typing import Final, final
@@ -7,7 +7,7 @@ from leasehold.v1.command_pb2 import Command
 
 RECENT_LIMIT: Final = 500
 RECENT_BYTES: Final = 2**20
-"""What they may have in all, as they go over the wire. In memory each takes about five times that."""
+"""Bound of all recent commands, in serialized bytes. A command takes about five times as much in memory."""
 
 
 @final

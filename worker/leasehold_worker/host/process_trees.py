@@ -105,7 +105,7 @@ def scan_tree(
         members, theirs = _descend(root, without, reaper, stats)
         if not mark:
             break
-        # Whoever inherited the variable came after the first that had it.
+        # A process that inherited the variable is younger than the root.
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
         marked, unread = _find_marked(
             (stats[pid] for pid in younger - members - theirs), mark, mark_uid, asked

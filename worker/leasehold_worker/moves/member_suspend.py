@@ -60,7 +60,7 @@ class MemberSuspend:
 
         async def size() -> None:
             nonlocal usage
-            # They may have taken memory since the plan. Now they can't.
+            # Members may have allocated memory since the plan. Locked members can't.
             usage = await self._verification.usage()
             if more := _size_again(move, usage):
                 self._host_memory.need(more, parks=plan.stays_in_memory).check()

@@ -99,10 +99,10 @@ class Destinations:
         room = await self._room(plan.members)
         for target in plan.targets:
             needed = needed_by_gpu(target.members, target.home)
-            # What it is to have once its framework has taken the weights back.
+            # The size after the framework has loaded the weights again.
             needed = {uuid: max(size, target.full_bytes.get(uuid, 0)) for uuid, size in needed.items()}
             for old, new in zip(target.home, target.destination, strict=True):
-                # What the workloads themselves give up is free by the time that it is needed.
+                # The memory that these workloads release is free before the restore.
                 free = room.free_bytes
                 free_then = {new: free[new] + resident.get(new, 0)} if new in free else {}
                 plan.destinations.append(

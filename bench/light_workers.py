@@ -33,7 +33,7 @@ from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
 
 GPUS = 8
 REPORT_S = 0.2
-BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 15.0
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 8.0
 OPTIONS = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -142,7 +142,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     released = threading.Event()
     has_entries, has_real_user = processes._has_entries, processes.has_real_user
 
-    def read(pid: int, mark: str) -> bool:
+    def read(pid: int, mark: str) -> bool | None:
         return not released.wait(60) if mark == MARK else has_entries(pid, mark)
 
     monkeypatch.setattr("leasehold_worker.host.process_trees._has_entries", read)

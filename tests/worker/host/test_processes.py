@@ -506,3 +506,42 @@ def test_a_mark_of_several_variables_is_that_of_processes_with_all_of_them() -> 
         running.callback(marked.kill)
         found = scan_tree(root, mark, mark_uid=os.getuid(), patience_s=5).processes
     assert [identity.pid for identity in found] == [marked.pid]
+
+
+EXECUTING = """
+import os, sys
+environment = {"MARK": "executing"} | {f"E{number}": "" for number in range(100_000)}
+os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+"""
+"""A program that starts itself again and again, with an environment that takes the kernel some time."""
+
+
+def test_a_process_within_execve_is_found_or_the_tree_is_not_complete() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    root = ProcessIdentity(Pid(2**22 + 1), me.start_time_ticks)
+    missed = 0
+    program = [sys.executable, "-ISE", "-c", EXECUTING]
+    with subprocess.Popen(program, env={"MARK": "executing"}) as executing:
+        try:
+            while missed < 20:
+                tree = scan_tree(root, "MARK=executing", mark_uid=os.getuid())
+                found = [identity.pid for identity in tree.processes]
+                assert found == ([executing.pid] if tree.complete else [])
+                missed += not tree.complete
+            tree = scan_tree(root, "MARK=executing", mark_uid=os.getuid(), patience_s=60)
+            assert tree.complete
+        finally:
+            executing.kill()
+
+
+def test_a_process_without_an_environment_keeps_no_tree_incomplete() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    root = ProcessIdentity(Pid(2**22 + 1), me.start_time_ticks)
+    with subprocess.Popen(["sleep", "1000"], env={}) as bare:
+        try:
+            wait_until(lambda: command_line(bare.pid) == ["sleep", "1000"])
+            assert scan_tree(root, "MARK=bare", mark_uid=os.getuid(), patience_s=60).complete
+        finally:
+            bare.kill()

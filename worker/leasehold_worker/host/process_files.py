@@ -20,6 +20,12 @@ _OF_MEMORY: Final = frozenset({"environ", "cmdline"})
 """Files that are empty for a process whose first thread has ended."""
 
 
+_PF_KTHREAD: Final = 0x200000
+"""Flag of a thread of the kernel (linux/sched.h)."""
+
+_FLAGS, _CODE_START, _ENVIRONMENT_START, _ENVIRONMENT_END = 6, 23, 47, 48
+"""Places after the name in /proc/PID/stat. The last three are addresses."""
+
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of this host's own shortage, which tell nothing about the process."""
 
@@ -71,6 +77,24 @@ def read_status(pid: int) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
 
 
+def may_have_environment(pid: int) -> bool:
+    """Whether a process whose environment was just read as empty has one nevertheless.
+
+    Within execve(2) a process gets a new memory, and the kernel copies the environment there. The kernel sets
+    the addresses of environment and program after that, the program's last (load_elf_binary in
+    fs/binfmt_elf.c of Linux). A process that is ending has no memory any more. Where the worker may not read
+    a process, the kernel shows 1 as the address of the program, and nobody can say more.
+    """
+    try:
+        fields = stat_fields(_read_visible(f"{facts_folder(pid)}/stat").decode(errors="replace"))
+        flags, code, start, end = (
+            int(fields[place]) for place in (_FLAGS, _CODE_START, _ENVIRONMENT_START, _ENVIRONMENT_END)
+        )
+    except (ValueError, IndexError):
+        return False
+    return not flags & _PF_KTHREAD and (code == 0 or start != end)
+
+
 def number(text: str, base: int = 10) -> int | None:
     """A number of /proc. None: there is none."""
     try:
@@ -85,9 +109,13 @@ def read_process_file(pid: int, name: str) -> bytes:
     Raises:
         OSError: This host is short of descriptors or memory.
     """
+    # A scan reads every process of the host: a Path and a file object take as long as the kernel does.
+    return _read_visible(f"{facts_folder(pid) if name in _OF_MEMORY else f'{PROC}/{pid}'}/{name}")
+
+
+def _read_visible(path: str) -> bytes:
     try:
-        # A scan reads every process of the host: a Path and a file object take as long as the kernel does.
-        return _read_file(f"{facts_folder(pid) if name in _OF_MEMORY else f'{PROC}/{pid}'}/{name}")
+        return _read_file(path)
     except OSError as error:
         if error.errno in _SHORT:
             raise

@@ -155,21 +155,27 @@ def _descend(
 def _find_marked(
     strangers: Iterable[ProcessStat], mark: str, mark_uid: int | None, asked: dict[ProcessIdentity, bool]
 ) -> tuple[set[Pid], bool]:
-    """The other processes with a mark, and whether one ended before its environment was read.
+    """The other processes with a mark, and whether the environment of one could not be read.
 
-    Such a process may have had the mark and a child, which another listing shows. Each process is read once.
+    A process that ended before that may have had the mark and a child, which another listing shows. One that
+    is within execve(2) shows its environment later. Each environment is read once.
     """
     marked: set[Pid] = set()
     fresh: list[ProcessStat] = []
+    unread = False
     for stat in strangers:
         identity = ProcessIdentity(stat.pid, stat.start_time_ticks)
         if identity not in asked:
-            asked[identity] = has_real_user(stat.pid, mark_uid) and _has_entries(stat.pid, mark)
-            if not (asked[identity] or stat.over):
+            has_mark = has_real_user(stat.pid, mark_uid) and _has_entries(stat.pid, mark)
+            if has_mark is None and not _ended_since(stat):
+                unread = True
+                continue
+            asked[identity] = bool(has_mark)
+            if not (has_mark or stat.over):
                 fresh.append(stat)
         if asked[identity]:
             marked.add(stat.pid)
-    return marked, any(map(_ended_since, fresh))
+    return marked, unread or any(map(_ended_since, fresh))
 
 
 def _ended_since(stat: ProcessStat) -> bool:

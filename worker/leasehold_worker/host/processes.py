@@ -19,6 +19,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host import cgroups
 from leasehold_worker.host.process_files import (
     Pid,
+    may_have_environment,
     number,
     read_process_file,
     read_stat,
@@ -128,8 +129,12 @@ def has_variable(identity: ProcessIdentity, name: str) -> bool:
     return any(entry.startswith(name.encode() + b"=") for entry in _environment(identity.pid))
 
 
-def _has_entries(pid: int, mark: str) -> bool:
-    return set(mark.encode().split(b"\0")).issubset(_environment(pid))
+def _has_entries(pid: int, mark: str) -> bool | None:
+    """Whether a process was started with a mark. None: it has an environment, which can't be read yet."""
+    environment = _environment(pid)
+    if environment == [b""] and may_have_environment(pid):
+        return None
+    return set(mark.encode().split(b"\0")).issubset(environment)
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -66,7 +66,7 @@ QUESTIONS_LIMIT: Final = 256
 """Questions that may wait for their answers, of 64 KiB at most each. Further questions are refused."""
 
 BACKOFF_MIN_S: Final = 0.5
-BACKOFF_MAX_S: Final = 15.0
+BACKOFF_MAX_S: Final = 8.0
 HEALTHY_AFTER_S: Final = 60.0
 """A stream that lived this long resets the back-off."""
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from leasehold.v1 import events_pb2, gpu_pb2, lease_pb2
-from leasehold.v1.events_pb2 import EventKind
+from leasehold.v1 import event_pb2, gpu_pb2, lease_pb2
+from leasehold.v1.event_pb2 import EventKind
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease, SlotState
 
@@ -84,17 +84,17 @@ def changes(before: Conditions, after: Conditions) -> Iterator[ConditionChange]:
     Of one that is gone nothing is told.
     """
     if message := _cordon_change(before.cordon, after.cordon):
-        yield ConditionChange(events_pb2.EVENT_KIND_CORDON, message)
+        yield ConditionChange(event_pb2.EVENT_KIND_CORDON, message)
     for uuid, now in after.gpus.items():
         if uuid not in before.gpus and not _has_condition(now):
             continue
         was = before.gpus.get(uuid, GpuLease())
         if message := _health_change(was, now):
-            yield ConditionChange(events_pb2.EVENT_KIND_GPU_HEALTH, message, now)
+            yield ConditionChange(event_pb2.EVENT_KIND_GPU_HEALTH, message, now)
         if message := _cordon_change(_cordon_of(was), _cordon_of(now)):
-            yield ConditionChange(events_pb2.EVENT_KIND_CORDON, message, now)
+            yield ConditionChange(event_pb2.EVENT_KIND_CORDON, message, now)
         for message in _foreign_changes(was.foreign_processes, now.foreign_processes):
-            yield ConditionChange(events_pb2.EVENT_KIND_GPU_FOREIGN, message, now)
+            yield ConditionChange(event_pb2.EVENT_KIND_GPU_FOREIGN, message, now)
 
 
 def _has_condition(lease: GpuLease) -> bool:

@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PROTOS := $(wildcard protos/leasehold/v1/*.proto)
 # Four even on two cores: tests wait as much as they compute.
 PYTEST_WORKERS ?= 4
 # Some images set it: each of the processes that tests start would compile all of our modules anew.

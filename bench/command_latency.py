@@ -25,7 +25,16 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
-from leasehold.v1 import command_pb2, fleet_pb2, fleet_pb2_grpc, workload_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    command_service_pb2_grpc,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    workload_pb2,
+    workload_service_pb2,
+    workload_service_pb2_grpc,
+)
 from leasehold_simgpu import SimulatedHost, Timing
 
 COUNTER = Path(__file__).resolve().parents[1] / "examples/counter.py"
@@ -78,15 +87,19 @@ def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
         worker_options += ["--stop-workloads", "stop"]  # by default they outlive their worker
         stack.enter_context(process("worker", *worker_options, **host.environment()))
         channel = stack.enter_context(grpc.insecure_channel(address))
-        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
-        workers = fleet_pb2_grpc.FleetServiceStub(channel)
-        wait_for(lambda: bool(workers.ListGpus(fleet_pb2.ListGpusRequest()).gpus), "the worker's hello")
+        workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
+        workers = fleet_service_pb2_grpc.FleetServiceStub(channel)
+        wait_for(
+            lambda: bool(workers.ListGpus(fleet_service_pb2.ListGpusRequest()).gpus), "the worker's hello"
+        )
         spec = workload_pb2.WorkloadSpec(
             arguments=[sys.executable, str(COUNTER), "--bytes", "1MiB"],
             resources=workload_pb2.Resources(gpu_count=1),
         )
         for number in range(parked):
-            workloads.CreateWorkload(fleet_pb2.CreateWorkloadRequest(name=f"parked-{number}", spec=spec))
+            workloads.CreateWorkload(
+                workload_service_pb2.CreateWorkloadRequest(name=f"parked-{number}", spec=spec)
+            )
             while suspend(channel, number) != command_pb2.COMMAND_STATE_SUCCEEDED:
                 time.sleep(0.02)
         yield channel
@@ -94,15 +107,15 @@ def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
 
 def suspend(channel: grpc.Channel, number: int = 0) -> int:
     """Suspends a workload, and waits for the outcome as a client does."""
-    workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
+    workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
     try:
-        request = fleet_pb2.SuspendWorkloadRequest(workload=f"parked-{number}")
+        request = workload_service_pb2.SuspendWorkloadRequest(workload=f"parked-{number}")
         command = workloads.SuspendWorkload(request).command
     except grpc.RpcError:
         return command_pb2.COMMAND_STATE_UNSPECIFIED
-    watch = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+    watch = command_service_pb2.WatchCommandRequest(command_id=command.command_id)
     state = command.state
-    for response in fleet_pb2_grpc.CommandServiceStub(channel).WatchCommand(watch):
+    for response in command_service_pb2_grpc.CommandServiceStub(channel).WatchCommand(watch):
         state = response.command.state
     return state
 

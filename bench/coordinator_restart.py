@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1 import command_pb2, operation_pb2, workload_pb2
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.storage.rows import command_row, workload_row
 from leasehold_coordinator.storage.store import Store
@@ -46,7 +46,7 @@ def make_command(number: int, workloads: int) -> StoredCommand:
         command_id=f"c-{number}",
         worker_id=f"worker-{number % WORKERS}",
         workload_id=f"w-{number % workloads}",
-        operation=command_pb2.Operation(suspend=command_pb2.SuspendOperation()),
+        operation=operation_pb2.Operation(suspend=operation_pb2.SuspendOperation()),
         state=command_pb2.COMMAND_STATE_SUCCEEDED if ended else command_pb2.COMMAND_STATE_RUNNING,
     )
     command.create_time.GetCurrentTime()

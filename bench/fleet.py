@@ -31,9 +31,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from leasehold.v1 import command_pb2, fleet_pb2, fleet_pb2_grpc, workload_pb2
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, ConnectResponse, WorkerLoad
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    command_service_pb2_grpc,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    worker_pb2,
+    workload_pb2,
+    workload_service_pb2,
+    workload_service_pb2_grpc,
+)
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, ConnectResponse, WorkerLoad
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 from bench.light_workers import ECHO, hello, leases
 
@@ -166,7 +176,7 @@ class Probe:
         self._down: queue.Queue[ConnectResponse] = queue.Queue()
         self._sequence = 0
         self._up.put(hello(PROBE_NUMBER, 0))
-        self._call = WorkerSessionServiceStub(self._channel).Connect(iter(self._up.get, None))
+        self._call = SessionServiceStub(self._channel).Connect(iter(self._up.get, None))
         threading.Thread(target=self._read, daemon=True).start()
         welcome = self._next("welcome").welcome
         self.session_id = welcome.session_id
@@ -212,7 +222,9 @@ def time_watcher(address: str, probe: Probe) -> list[float]:
     """How long changes of a lease take from the worker to a watcher."""
     times_s: list[float] = []
     with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
-        watch = fleet_pb2_grpc.FleetServiceStub(channel).WatchFleet(fleet_pb2.WatchFleetRequest())
+        watch = fleet_service_pb2_grpc.FleetServiceStub(channel).WatchFleet(
+            fleet_service_pb2.WatchFleetRequest()
+        )
         changes = iter(watch)
         while not next(changes).bookmark.snapshot_end:
             pass
@@ -234,10 +246,12 @@ def time_silence(address: str, probe: Probe) -> dict[str, float]:
     began = time.monotonic()
     seen: dict[str, float] = {}
     with grpc.insecure_channel(address) as channel:
-        stub = fleet_pb2_grpc.FleetServiceStub(channel)
+        stub = fleet_service_pb2_grpc.FleetServiceStub(channel)
         while "LOST" not in seen and time.monotonic() - began < 1.5 * lost_s + 30:
-            worker = stub.GetWorker(fleet_pb2.GetWorkerRequest(worker=f"worker-{PROBE_NUMBER:06d}")).worker
-            state = fleet_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_")
+            worker = stub.GetWorker(
+                fleet_service_pb2.GetWorkerRequest(worker=f"worker-{PROBE_NUMBER:06d}")
+            ).worker
+            state = worker_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_")
             seen.setdefault(state, round(time.monotonic() - began, 2))
             time.sleep(0.05)
     return {
@@ -256,15 +270,17 @@ def time_commands(address: str, workers: int, seconds: float) -> dict[str, Any]:
 
     def ask(client: int) -> None:
         with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
-            commands = fleet_pb2_grpc.CommandServiceStub(channel)
+            workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
+            commands = command_service_pb2_grpc.CommandServiceStub(channel)
             number = client
             while time.monotonic() < deadline:
                 began = time.perf_counter()
-                request = fleet_pb2.CreateWorkloadRequest(spec=spec, worker=f"worker-{number % workers:06d}")
+                request = workload_service_pb2.CreateWorkloadRequest(
+                    spec=spec, worker=f"worker-{number % workers:06d}"
+                )
                 command = workloads.CreateWorkload(request).command
                 for response in commands.WatchCommand(
-                    fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+                    command_service_pb2.WatchCommandRequest(command_id=command.command_id)
                 ):
                     state = response.command.state
                 if state == command_pb2.COMMAND_STATE_SUCCEEDED:
@@ -286,18 +302,20 @@ async def ask(address: str, client: int, clients: int, workers: int, deadline: f
     times_s: list[float] = []
     spec = workload_pb2.WorkloadSpec(arguments=["true"])
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
-        commands = fleet_pb2_grpc.CommandServiceStub(channel)
+        workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
+        commands = command_service_pb2_grpc.CommandServiceStub(channel)
         number = client
         while time.monotonic() < deadline:
             began = time.perf_counter()
-            request = fleet_pb2.CreateWorkloadRequest(spec=spec, worker=f"worker-{number % workers:06d}")
+            request = workload_service_pb2.CreateWorkloadRequest(
+                spec=spec, worker=f"worker-{number % workers:06d}"
+            )
             number += clients
             state = command_pb2.COMMAND_STATE_UNSPECIFIED
             left_s = deadline + LATEST_S - time.monotonic()
             try:
                 command = (await workloads.CreateWorkload(request, timeout=left_s)).command
-                watch = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+                watch = command_service_pb2.WatchCommandRequest(command_id=command.command_id)
                 async for response in commands.WatchCommand(watch, timeout=left_s):
                     state = response.command.state
             except grpc.aio.AioRpcError:  # a coordinator that is too late takes workers for silent

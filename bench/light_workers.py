@@ -20,16 +20,16 @@ from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.worker_pb2 import HostFacts
+from leasehold.worker.v1.session_pb2 import (
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
     Hello,
-    HostFacts,
     ProtocolVersion,
     WorkerLoad,
 )
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 GPUS = 8
 REPORT_S = 0.2
@@ -124,7 +124,7 @@ class LightWorker:
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
-        call: Call = WorkerSessionServiceStub(channel).Connect()
+        call: Call = SessionServiceStub(channel).Connect()
         await call.write(hello(self._number, self._epoch))
         ticking: asyncio.Task[None] | None = None
         try:

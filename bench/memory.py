@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from leasehold.v1 import command_pb2, fleet_pb2, fleet_pb2_grpc, workload_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    command_service_pb2_grpc,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    workload_pb2,
+    workload_service_pb2,
+    workload_service_pb2_grpc,
+)
 from leasehold_simgpu import SimulatedHost, Timing
 
 from bench.command_latency import COUNTER, process, suspend
@@ -86,20 +95,20 @@ async def ask(address: str, client: int, progress: Progress) -> None:
     is_real = client < REAL_CLIENTS
     spec = workload_pb2.WorkloadSpec(arguments=["true"])
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
-        commands = fleet_pb2_grpc.CommandServiceStub(channel)
+        workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
+        commands = command_service_pb2_grpc.CommandServiceStub(channel)
         number = client
         while progress.may_ask():
             number += LIGHT_CLIENTS
             if is_real:
-                parked = fleet_pb2.SuspendWorkloadRequest(workload=f"parked-{client}")
+                parked = workload_service_pb2.SuspendWorkloadRequest(workload=f"parked-{client}")
                 command = (await workloads.SuspendWorkload(parked, timeout=COMMAND_TIMEOUT_S)).command
             else:
-                run = fleet_pb2.CreateWorkloadRequest(
+                run = workload_service_pb2.CreateWorkloadRequest(
                     spec=spec, worker=f"worker-{number % LIGHT_WORKERS:06d}"
                 )
                 command = (await workloads.CreateWorkload(run, timeout=COMMAND_TIMEOUT_S)).command
-            watch = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+            watch = command_service_pb2.WatchCommandRequest(command_id=command.command_id)
             state = command.state
             async for response in commands.WatchCommand(watch, timeout=COMMAND_TIMEOUT_S):
                 state = response.command.state
@@ -110,17 +119,22 @@ async def ask(address: str, client: int, progress: Progress) -> None:
 def park(address: str) -> None:
     """Gives the real worker a parked workload for each of its clients."""
     with grpc.insecure_channel(address) as channel:
-        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
-        workers = fleet_pb2_grpc.FleetServiceStub(channel)
-        wait_for(lambda: bool(workers.ListGpus(fleet_pb2.ListGpusRequest()).gpus), "the real worker's hello")
-        (gpu,) = workers.ListGpus(fleet_pb2.ListGpusRequest()).gpus
+        workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
+        workers = fleet_service_pb2_grpc.FleetServiceStub(channel)
+        wait_for(
+            lambda: bool(workers.ListGpus(fleet_service_pb2.ListGpusRequest()).gpus),
+            "the real worker's hello",
+        )
+        (gpu,) = workers.ListGpus(fleet_service_pb2.ListGpusRequest()).gpus
         spec = workload_pb2.WorkloadSpec(
             arguments=[sys.executable, str(COUNTER), "--bytes", "1MiB"],
             resources=workload_pb2.Resources(gpu_count=1),
         )
         for number in range(REAL_CLIENTS):
             workloads.CreateWorkload(
-                fleet_pb2.CreateWorkloadRequest(name=f"parked-{number}", spec=spec, worker=gpu.worker_id)
+                workload_service_pb2.CreateWorkloadRequest(
+                    name=f"parked-{number}", spec=spec, worker=gpu.worker_id
+                )
             )
             while suspend(channel, number) != command_pb2.COMMAND_STATE_SUCCEEDED:
                 time.sleep(0.02)

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 import trio
 from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are compared with
-from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import command_pb2, gpu_pb2, operation_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
@@ -85,7 +85,7 @@ class Worker:
     workloads: Workloads
     commands: Commands
 
-    async def carry_out(self, workload_id: str, operation: command_pb2.Operation) -> None:
+    async def carry_out(self, workload_id: str, operation: operation_pb2.Operation) -> None:
         """Carries out one command, until its outcome is on disk."""
         outcome = await self.commands.carry_out(workload_id, operation)
         if outcome.state != command_pb2.COMMAND_STATE_SUCCEEDED:
@@ -97,8 +97,8 @@ class Worker:
             arguments=[sys.executable, str(MEMBERS), "--members", str(members), "--bytes", str(size)],
             resources=workload_pb2.Resources(gpu_count=gpu_count),
         )
-        run = command_pb2.RunOperation(name=name, spec=spec)
-        await self.carry_out(name, command_pb2.Operation(run=run))
+        run = operation_pb2.RunOperation(name=name, spec=spec)
+        await self.carry_out(name, operation_pb2.Operation(run=run))
         workload = self.workloads.get(name)
         with trio.fail_after(START_TIMEOUT_S):
             while workload.output_path.read_text().count("ready") < members:
@@ -109,20 +109,20 @@ class Worker:
 
     async def suspend(self, workload: Workload) -> None:
         """Suspends a workload."""
-        suspend = command_pb2.SuspendOperation()
-        await self.carry_out(workload.workload_id, command_pb2.Operation(suspend=suspend))
+        suspend = operation_pb2.SuspendOperation()
+        await self.carry_out(workload.workload_id, operation_pb2.Operation(suspend=suspend))
 
     async def restore(self, workload: Workload) -> None:
         """Restores a workload on the GPUs that it had."""
-        restore = command_pb2.RestoreOperation()
-        await self.carry_out(workload.workload_id, command_pb2.Operation(restore=restore))
+        restore = operation_pb2.RestoreOperation()
+        await self.carry_out(workload.workload_id, operation_pb2.Operation(restore=restore))
 
     async def remap(self, workload: Workload, old: str, new: str) -> None:
         """Moves a workload from one GPU to another."""
         pairs = [gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)]
-        move = command_pb2.Move(workload_id=workload.workload_id, pairs=pairs)
-        remap = command_pb2.RemapOperation(moves=[move])
-        await self.carry_out(workload.workload_id, command_pb2.Operation(remap=remap))
+        move = operation_pb2.Move(workload_id=workload.workload_id, pairs=pairs)
+        remap = operation_pb2.RemapOperation(moves=[move])
+        await self.carry_out(workload.workload_id, operation_pb2.Operation(remap=remap))
 
     async def stop(self, workload: Workload) -> None:
         """Ends a workload, which must be as healthy as it was at the start."""

@@ -29,7 +29,8 @@ from pathlib import Path
 import grpc
 import trio
 import trio.testing
-from leasehold.v1 import local_pb2, workload_pb2
+from leasehold.local.v1 import local_service_pb2
+from leasehold.v1 import workload_pb2
 from leasehold_client import local
 from leasehold_client.local import LocalWorker
 from leasehold_simgpu import SimulatedHost, Timing
@@ -187,13 +188,13 @@ def worker(folder: Path) -> Iterator[Path]:
 
 def grant_by(connection: LocalWorker) -> float:
     """How long a grant takes by a channel that is open, in seconds. It is released afterwards."""
-    opened = local_pb2.ClaimOpen(
+    opened = local_service_pb2.ClaimOpen(
         spec=workload_pb2.WorkloadSpec(resources=workload_pb2.Resources(gpu_count=1)),
-        hold=local_pb2.CLAIM_HOLD_STREAM,
+        hold=local_service_pb2.CLAIM_HOLD_STREAM,
     )
     took_s = 0.0
     began = time.perf_counter()
-    for response in connection.claim(local_pb2.ClaimRequest(open=opened)):
+    for response in connection.claim(local_service_pb2.ClaimRequest(open=opened)):
         if response.WhichOneof("frame") == "granted":
             took_s = time.perf_counter() - began
             connection.release(response.granted.workload_id)

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
-from leasehold.v1 import command_pb2, lease_pb2, worker_session_pb2
+from leasehold.v1 import command_pb2, lease_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.worker_pb2 import HostFacts
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
     CheckpointQuery,
     CommandFrame,
@@ -18,14 +21,12 @@ from leasehold.v1.worker_session_pb2 import (
     ConnectRequest,
     ConnectResponse,
     Hello,
-    HostFacts,
     PlanAnswer,
     PlanQuery,
     ProtocolVersion,
     WorkerLoad,
 )
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 TIMEOUT_S = 20
 
@@ -64,7 +65,7 @@ class ScriptedWorker:
     sequence: int = 0
 
     def __post_init__(self) -> None:
-        self.call = WorkerSessionServiceStub(self.channel).Connect(self._requests())
+        self.call = SessionServiceStub(self.channel).Connect(self._requests())
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -113,7 +114,7 @@ class ScriptedWorker:
         self.wait_ended()
         return self.frames[-1]
 
-    def welcome(self) -> worker_session_pb2.Welcome:
+    def welcome(self) -> session_pb2.Welcome:
         """The coordinator's welcome."""
         return self.wait(lambda frame: frame.HasField("welcome")).welcome
 

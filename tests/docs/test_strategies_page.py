@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
+from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_worker.workloads.eviction import TABLE, policy_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/strategies.md"

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import Command, RunOperation
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.operation_pb2 import RunOperation
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.journal_file import JournalFile, connect

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, worker_session_pb2
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1 import command_pb2, operation_pb2
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     CommandAck,
     CommandFrame,
     CommandUpdate,
@@ -88,7 +89,7 @@ def make_command(command_id: str, workload_id: str, **operation: object) -> comm
         command_id=command_id,
         workload_id=workload_id,
         timeout=duration_pb2.Duration(seconds=60),
-        operation=command_pb2.Operation(**operation),  # type: ignore[arg-type]  # a field by name
+        operation=operation_pb2.Operation(**operation),  # type: ignore[arg-type]  # a field by name
     )
 
 
@@ -109,7 +110,7 @@ class ScriptedCoordinator:
         handler = grpc.stream_stream_rpc_method_handler(
             self.Connect, request_deserializer=ConnectRequest.FromString, response_serializer=_serialize
         )
-        service = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"].full_name
+        service = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
         methods = grpc.method_handlers_generic_handler(service, {"Connect": handler})
         self._server.add_generic_rpc_handlers((methods,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
@@ -171,6 +172,6 @@ class ScriptedCoordinator:
             session.arrived.notify_all()
 
 
-def is_goodbye(reason: worker_session_pb2.GoodbyeReason.ValueType) -> Callable[[ConnectRequest], bool]:
+def is_goodbye(reason: session_pb2.GoodbyeReason.ValueType) -> Callable[[ConnectRequest], bool]:
     """Whether a frame is a goodbye for this reason."""
     return lambda frame: frame.HasField("goodbye") and frame.goodbye.reason == reason

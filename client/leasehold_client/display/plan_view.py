@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from leasehold.v1 import plan_pb2
-from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.plan_pb2 import (
     Check,
     CheckResult,
@@ -15,6 +14,7 @@ from leasehold.v1.plan_pb2 import (
     Tier,
     TierPlan,
 )
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import MemberState
 
 from leasehold_client.arguments.gpu_names import gpu_places, with_places

@@ -4,12 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import final
 
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.fleet_pb2 import (
-    Bookmark,
+from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
     CordonResponse,
-    FleetGpu,
     ForgetWorkerRequest,
     ForgetWorkerResponse,
     GetGpuRequest,
@@ -26,9 +23,11 @@ from leasehold.v1.fleet_pb2 import (
     UncordonResponse,
     WatchFleetRequest,
     WatchFleetResponse,
-    Worker,
 )
-from leasehold.v1.fleet_pb2_grpc import FleetServiceServicer
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceServicer
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.v1.watch_pb2 import Bookmark
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.creation import CommandCreation

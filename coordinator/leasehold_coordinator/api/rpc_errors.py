@@ -16,9 +16,11 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import errors_pb2, worker_session_pb2
+from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.core.message_values import find_problem
 from leasehold_coordinator.errors import DOMAIN, RETRY_AFTER, FleetError, invalid, reason_name
 from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
 
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S: Final = 5.0
 """How long a request may take to arrive after the headers of its call."""
 
-WORKERS: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"].full_name
+WORKERS: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
 """The service for workers, which limits its calls itself."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
@@ -150,6 +152,8 @@ async def _read(context: Context) -> object:
         raise invalid("request", f"no request came: send it within {REQUEST_TIMEOUT_S:g} s")
     if request is None:
         raise invalid("request", "the request can't be parsed: send the request message of this method")
+    if isinstance(request, Message) and (problem := find_problem(request)):
+        raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
     return request
 
 

@@ -11,8 +11,9 @@ from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
-from leasehold.v1 import errors_pb2, worker_session_pb2
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1 import errors_pb2
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     ConnectRequest,
     ConnectResponse,
     Goodbye,
@@ -22,12 +23,12 @@ from leasehold.v1.worker_session_pb2 import (
     Welcome,
     WorkerLoad,
 )
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceServicer
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 
 from leasehold_coordinator import __version__
 from leasehold_coordinator.api.rpc_errors import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.core.hello_rules import check_hello, check_times
+from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits
@@ -73,7 +74,7 @@ Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
 
 @final
-class WorkerSessionService(WorkerSessionServiceServicer):
+class SessionService(SessionServiceServicer):
     """Serves the workers' streams."""
 
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
@@ -101,7 +102,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 await abort(context, error)
             if is_told:
                 self._fleet.events.refused(error)
-            refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
+            refusal = Goodbye(reason=session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
             return
         try:
@@ -115,7 +116,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
                 await abort(context, error)  # not a refusal: the worker tries again, with backoff
             if is_told:
                 self._fleet.events.refused(error, session.hello.worker_id, session.hello.name)
-            refusal = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
+            refusal = Goodbye(reason=session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
         finally:
             self._forget(session)
@@ -130,7 +131,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             request_deserializer=_parse,
             response_serializer=ConnectResponse.SerializeToString,
         )
-        name = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"].full_name
+        name = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Connect": handler}),))
 
     def _check(self, hello: Hello) -> None:
@@ -139,11 +140,11 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             ours_text, theirs_text = (f"{v.major}.{v.minor}" for v in (PROTOCOL_VERSION, theirs))
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
-                f"the worker speaks protocol {theirs_text} and the coordinator {ours_text}: update the older",
+                f"the worker has protocol {theirs_text} and the coordinator {ours_text}: update the older",
                 worker=theirs_text,
                 coordinator=ours_text,
             )
-        check_times(hello)
+        check_values(hello)
         check_hello(hello)
 
     async def _welcome(self, session: Session) -> None:
@@ -183,7 +184,7 @@ class WorkerSessionService(WorkerSessionServiceServicer):
         fleet.sessions[hello.worker_id] = session
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
-            older.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
+            older.end(session_pb2.GOODBYE_REASON_SUPERSEDED)
         await fleet.save_worker(hello, session.epoch, robbed)
         crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
@@ -255,13 +256,13 @@ class WorkerSessionService(WorkerSessionServiceServicer):
             else:
                 if is_told:
                     self._fleet.events.protocol_error(error, session.hello.worker_id, session.hello.name)
-                session.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
+                session.end(session_pb2.GOODBYE_REASON_PROTOCOL_ERROR, error)
         finally:
             session.end()
 
     def _take(self, session: Session, frame: ConnectRequest) -> Coroutine[Any, Any, None] | None:
         """Applies a frame. Returns the remaining work as a coroutine, or None."""
-        check_times(frame)
+        check_values(frame)
         match frame.WhichOneof("frame"):
             case "worker_load":
                 self._take_load(session, frame.worker_load)

@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator
 from typing import TypeAlias, final
 
-from leasehold.v1.command_pb2 import CheckpointOperation, Command, Operation, ReleaseOperation
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.operation_pb2 import CheckpointOperation, Operation, ReleaseOperation
+from leasehold.v1.watch_pb2 import Bookmark
+from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
     AdoptProcessResponse,
-    Bookmark,
     CheckpointWorkloadRequest,
     CheckpointWorkloadResponse,
     CreateWorkloadRequest,
@@ -39,7 +40,7 @@ from leasehold.v1.fleet_pb2 import (
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
 )
-from leasehold.v1.fleet_pb2_grpc import WorkloadServiceServicer
+from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.checkpoint_list import list_checkpoints

@@ -8,8 +8,8 @@ from typing import Final, final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
-from leasehold.v1.fleet_pb2 import ListCheckpointsResponse
-from leasehold.v1.worker_session_pb2 import CheckpointQuery
+from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse
+from leasehold.worker.v1.session_pb2 import CheckpointQuery
 
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.errors import FleetError

@@ -12,21 +12,24 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 from weakref import WeakValueDictionary
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import AdoptOperation, Command, Operation
-from leasehold.v1.fleet_pb2 import (
-    AdoptProcessRequest,
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
-    CreateWorkloadRequest,
-    DeleteCheckpointsRequest,
     ForgetWorkerResponse,
     ResetGpuHealthRequest,
+    UncordonRequest,
+)
+from leasehold.v1.operation_pb2 import AdoptOperation, Operation
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import (
+    AdoptProcessRequest,
+    CreateWorkloadRequest,
+    DeleteCheckpointsRequest,
     SuspendWorkerRequest,
     SuspendWorkerResponse,
-    UncordonRequest,
     WorkloadRefusal,
 )
-from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.dispatcher import Dispatcher
@@ -161,7 +164,7 @@ class CommandCreation:
         async def decide() -> Decision[tuple[Workload, Command | None]]:
             workload = self._new_workload(request, holders)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
-            run = command_pb2.RunOperation(
+            run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
                 gpu_uuids=request.gpu_uuids,

@@ -6,10 +6,10 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, final
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import errors_pb2, fleet_pb2
+from leasehold.v1 import errors_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.worker_session_pb2 import CommandAck, CommandUpdate, ConnectResponse
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import CommandAck, CommandUpdate, ConnectResponse
 
 from leasehold_coordinator.core.command_effects import Acknowledge, Effect, Note, Send, Store, frame_of
 from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
@@ -35,7 +35,7 @@ NOTE_DELAY_S: Final = 0.05
 STEPS: Final = REPORTED - OUTCOMES
 """States that workers report and that are no outcome. Nothing waits for their write."""
 
-OUT_OF_CONTACT: Final = (fleet_pb2.WORKER_STATE_LOST, fleet_pb2.WORKER_STATE_DISCONNECTED)
+OUT_OF_CONTACT: Final = (worker_pb2.WORKER_STATE_LOST, worker_pb2.WORKER_STATE_DISCONNECTED)
 
 
 @final

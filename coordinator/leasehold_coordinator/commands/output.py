@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from leasehold.v1 import errors_pb2
-from leasehold.v1.fleet_pb2 import ReadWorkloadOutputResponse
-from leasehold.v1.worker_session_pb2 import ReadOutput
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse
+from leasehold.worker.v1.session_pb2 import ReadOutput
 
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -31,8 +31,8 @@ SHARED_BYTES: Final = 4_096
 All places together have less than 80 KB in flight: a link of 20 KB/s must carry answers to pings within 5 s.
 """
 
-OFFSET_LIMIT: Final = 2**63
-"""The first offset above the size of any file."""
+OFFSET_LIMIT: Final = 2**62
+"""The first invalid offset: no file is so large, and the length of an answer can be added without overflow."""
 
 
 async def read_output(

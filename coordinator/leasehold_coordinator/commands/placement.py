@@ -5,8 +5,8 @@ from heapq import heapify, heappop
 
 from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import CreateWorkloadRequest
 from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 
 from leasehold_coordinator.core.client_views import gpu_slots
 from leasehold_coordinator.core.gpu_conditions import seen_state, state_without_lease

@@ -6,9 +6,9 @@ from typing import Final, final
 
 from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.plan_pb2 import Plan
-from leasehold.v1.worker_session_pb2 import PlanQuery
+from leasehold.worker.v1.session_pb2 import PlanQuery
 
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.targets import Target, find_target

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from leasehold.v1.command_pb2 import Operation
+from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.operation_rules import check_operation

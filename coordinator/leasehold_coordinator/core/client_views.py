@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
+from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
 from leasehold_coordinator.core.known_worker import KnownWorker

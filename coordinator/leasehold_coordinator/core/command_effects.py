@@ -5,7 +5,7 @@ from typing import Final, TypeAlias
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.worker_session_pb2 import CommandFrame
+from leasehold.worker.v1.session_pb2 import CommandFrame
 
 LEAST_TIMEOUT_NS: Final = 1_000_000
 """The timeout sent with an overdue command. Zero would mean no limit."""

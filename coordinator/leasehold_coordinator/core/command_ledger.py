@@ -14,7 +14,7 @@ from typing import Final, final
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 
 from leasehold_coordinator.core.command_effects import (
     Acknowledge,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from leasehold.v1 import events_pb2, gpu_pb2, lease_pb2
-from leasehold.v1.events_pb2 import EventKind
+from leasehold.v1 import event_pb2, gpu_pb2, lease_pb2
+from leasehold.v1.event_pb2 import EventKind
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease, SlotState
 
@@ -84,17 +84,17 @@ def changes(before: Conditions, after: Conditions) -> Iterator[ConditionChange]:
     A GPU that ``before`` lacks counts as one without conditions. A GPU that ``after`` lacks is ignored.
     """
     if message := _cordon_change(before.cordon, after.cordon):
-        yield ConditionChange(events_pb2.EVENT_KIND_CORDON, message)
+        yield ConditionChange(event_pb2.EVENT_KIND_CORDON, message)
     for uuid, now in after.gpus.items():
         if uuid not in before.gpus and not _has_condition(now):
             continue
         was = before.gpus.get(uuid, GpuLease())
         if message := _health_change(was, now):
-            yield ConditionChange(events_pb2.EVENT_KIND_GPU_HEALTH, message, now)
+            yield ConditionChange(event_pb2.EVENT_KIND_GPU_HEALTH, message, now)
         if message := _cordon_change(_cordon_of(was), _cordon_of(now)):
-            yield ConditionChange(events_pb2.EVENT_KIND_CORDON, message, now)
+            yield ConditionChange(event_pb2.EVENT_KIND_CORDON, message, now)
         for message in _foreign_changes(was.foreign_processes, now.foreign_processes):
-            yield ConditionChange(events_pb2.EVENT_KIND_GPU_FOREIGN, message, now)
+            yield ConditionChange(event_pb2.EVENT_KIND_GPU_FOREIGN, message, now)
 
 
 def _has_condition(lease: GpuLease) -> bool:
@@ -126,7 +126,7 @@ def _foreign_changes(before: Sequence[ForeignProcess], after: Sequence[ForeignPr
     if come := [process for process in after if process.pid not in known]:
         for workload_id, name in dict.fromkeys((each.workload_id, each.workload_name) for each in come):
             some = [process for process in come if process.workload_id == workload_id]
-            whose = f"of workload {name}, which does not lease it: suspend and restore {name}"
+            whose = f"of workload {name}, which has no lease of the GPU: suspend and restore {name}"
             held_by = foreign_text(GpuLease(foreign_processes=some))
             yield f"is held by {held_by}, {whose if workload_id else 'which belongs to no workload'}"
     if left := [process for process in before if process.pid not in now]:

@@ -7,8 +7,8 @@ from typing import Final, NewType
 from google.protobuf import timestamp_pb2
 from leasehold.v1 import lease_pb2
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
-from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
+from leasehold.v1.worker_pb2 import MachineResources
+from leasehold.worker.v1.session_pb2 import Hello, WorkerLoad
 
 from leasehold_coordinator.core.gpu_conditions import Conditions, seen_state
 from leasehold_coordinator.timestamps import timestamp

@@ -4,13 +4,14 @@ from collections.abc import Container, Sequence
 from typing import Final
 
 from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import Command, Operation
+from leasehold.v1.command_pb2 import Command
 from leasehold.v1.errors_pb2 import (
     ERROR_REASON_DUPLICATE_GPU,
     ERROR_REASON_GENERATION_MISMATCH,
     ERROR_REASON_UNKNOWN_GPU,
     ERROR_REASON_WRONG_STATE,
 )
+from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text

@@ -3,15 +3,10 @@
 from typing import Final
 
 from google.protobuf.descriptor import EnumDescriptor
-from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import AdoptOperation
-from leasehold.v1.workload_pb2 import (
-    EvictionPolicy,
-    HelperTerms,
-    ProcessStrategy,
-    WeightStrategy,
-    WorkloadSpec,
-)
+from leasehold.v1 import eviction_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
+from leasehold.v1.operation_pb2 import AdoptOperation
+from leasehold.v1.workload_pb2 import HelperTerms, WorkloadSpec
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.errors import invalid
@@ -30,17 +25,17 @@ SIGNAL_LIMIT: Final = 64
 
 HELPER_STRATEGIES: Final = frozenset(
     {
-        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
-        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-        workload_pb2.PROCESS_STRATEGY_STOP,
+        eviction_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+        eviction_pb2.PROCESS_STRATEGY_STOP,
     }
 )
 
 LADDER: Final = (
-    workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING,
-    workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-    workload_pb2.PROCESS_STRATEGY_CHECKPOINT,
-    workload_pb2.PROCESS_STRATEGY_STOP,
+    eviction_pb2.PROCESS_STRATEGY_KEEP_RUNNING,
+    eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+    eviction_pb2.PROCESS_STRATEGY_CHECKPOINT,
+    eviction_pb2.PROCESS_STRATEGY_STOP,
 )
 """The process strategies from weak to strong. A stronger one leaves less of the processes on the host."""
 
@@ -118,7 +113,7 @@ def check_policy(field: str, policy: EvictionPolicy) -> None:
     _check_known(f"{field}.weight_strategy", WeightStrategy.DESCRIPTOR, policy.weight_strategy)
     _check_known(f"{field}.process_strategy", ProcessStrategy.DESCRIPTOR, policy.process_strategy)
     _check_known(f"{field}.escalate_to", ProcessStrategy.DESCRIPTOR, policy.escalate_to)
-    begin = policy.process_strategy or workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+    begin = policy.process_strategy or eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
     if policy.escalate_to and LADDER.index(policy.escalate_to) < LADDER.index(begin):
         raise invalid(
             f"{field}.escalate_to",

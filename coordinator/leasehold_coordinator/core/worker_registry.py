@@ -7,10 +7,10 @@ of a worker that has not reported are unknown.
 from collections.abc import Iterator
 from typing import Final, NewType, final
 
-from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
+from leasehold.v1 import errors_pb2, lease_pb2, worker_pb2
 from leasehold.v1.command_pb2 import CommandResult
-from leasehold.v1.fleet_pb2 import WorkerState
-from leasehold.v1.worker_session_pb2 import Hello, WorkerLoad
+from leasehold.v1.worker_pb2 import WorkerState
+from leasehold.worker.v1.session_pb2 import Hello, WorkerLoad
 
 from leasehold_coordinator.core.gpu_conditions import state_without_lease
 from leasehold_coordinator.core.hello_rules import description
@@ -42,9 +42,9 @@ EPOCH_JUMP_LIMIT: Final = 2**32
 """Most sessions of a worker that the store may have missed. The store may be an old copy."""
 
 IN_USE: Final = (
-    fleet_pb2.WORKER_STATE_CONNECTED,
-    fleet_pb2.WORKER_STATE_STALE,
-    fleet_pb2.WORKER_STATE_UNCONFIRMED,
+    worker_pb2.WORKER_STATE_CONNECTED,
+    worker_pb2.WORKER_STATE_STALE,
+    worker_pb2.WORKER_STATE_UNCONFIRMED,
 )
 """A worker in one of these states keeps its name and its GPUs, since it may reconnect soon."""
 
@@ -147,7 +147,7 @@ class Registry:
             known is not None
             and known.session_id is not None
             and (_host(known.hello), known.hello.instance_id) != (_host(hello), hello.instance_id)
-            and self.state(known, now) == fleet_pb2.WORKER_STATE_CONNECTED
+            and self.state(known, now) == worker_pb2.WORKER_STATE_CONNECTED
         )
 
     def check_newcomer(self, hello: Hello, now: float) -> None:
@@ -336,17 +336,17 @@ class Registry:
         """The state of a worker's contact at the time ``now``."""
         if not known.reported:
             confirming = now - self._started < CONFIRM_WITHIN_S
-            return fleet_pb2.WORKER_STATE_UNCONFIRMED if confirming else fleet_pb2.WORKER_STATE_LOST
+            return worker_pb2.WORKER_STATE_UNCONFIRMED if confirming else worker_pb2.WORKER_STATE_LOST
         if known.left:
-            return fleet_pb2.WORKER_STATE_DISCONNECTED
+            return worker_pb2.WORKER_STATE_DISCONNECTED
         silent_s = now - known.last_seen
         if silent_s > max(LOST_INTERVALS * known.load_interval_s, LOST_MIN_S):
-            return fleet_pb2.WORKER_STATE_LOST
+            return worker_pb2.WORKER_STATE_LOST
         if known.session_id is None or silent_s > STALE_INTERVALS * known.load_interval_s:
-            return fleet_pb2.WORKER_STATE_STALE
+            return worker_pb2.WORKER_STATE_STALE
         if known.loads_since_silence < LOADS_TO_COME_BACK:
-            return fleet_pb2.WORKER_STATE_STALE
-        return fleet_pb2.WORKER_STATE_CONNECTED
+            return worker_pb2.WORKER_STATE_STALE
+        return worker_pb2.WORKER_STATE_CONNECTED
 
 
 def _host(hello: Hello) -> tuple[str, str]:

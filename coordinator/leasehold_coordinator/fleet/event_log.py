@@ -11,10 +11,10 @@ import time
 from collections import deque
 from typing import Final, final
 
-from leasehold.v1 import command_pb2, events_pb2, fleet_pb2
+from leasehold.v1 import command_pb2, event_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.events_pb2 import Event, EventKind
-from leasehold.v1.fleet_pb2 import WorkerState
+from leasehold.v1.event_pb2 import Event, EventKind
+from leasehold.v1.worker_pb2 import WorkerState
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.command_states import is_terminal
@@ -33,10 +33,10 @@ WAITING_LIMIT: Final = 4_096
 """Most events that may wait for the store. Beyond the limit, the oldest are dropped."""
 
 _OF_WORKERS: Final = {
-    fleet_pb2.WORKER_STATE_CONNECTED: (events_pb2.EVENT_KIND_WORKER_CONNECTED, "is in contact"),
-    fleet_pb2.WORKER_STATE_STALE: (events_pb2.EVENT_KIND_WORKER_STALE, "is silent"),
-    fleet_pb2.WORKER_STATE_LOST: (events_pb2.EVENT_KIND_WORKER_LOST, "is lost, and keeps what it leases"),
-    fleet_pb2.WORKER_STATE_DISCONNECTED: (events_pb2.EVENT_KIND_WORKER_LEFT, "has left"),
+    worker_pb2.WORKER_STATE_CONNECTED: (event_pb2.EVENT_KIND_WORKER_CONNECTED, "is in contact"),
+    worker_pb2.WORKER_STATE_STALE: (event_pb2.EVENT_KIND_WORKER_STALE, "is silent"),
+    worker_pb2.WORKER_STATE_LOST: (event_pb2.EVENT_KIND_WORKER_LOST, "is lost, and keeps what it leases"),
+    worker_pb2.WORKER_STATE_DISCONNECTED: (event_pb2.EVENT_KIND_WORKER_LEFT, "has left"),
 }
 
 
@@ -58,27 +58,27 @@ class Events:
 
     def forgotten(self, known: KnownWorker) -> None:
         """Adds an event: an operator removed a worker from the records."""
-        kind = events_pb2.EVENT_KIND_WORKER_FORGOTTEN
+        kind = event_pb2.EVENT_KIND_WORKER_FORGOTTEN
         self._add(kind, f"worker {known.hello.name} was forgotten", known.hello.worker_id, known.hello.name)
 
     def refused(self, error: FleetError, worker_id: str = "", worker_name: str = "") -> None:
         """Adds an event: a worker was refused."""
-        self._add(events_pb2.EVENT_KIND_WORKER_REFUSED, error.message, worker_id, worker_name)
+        self._add(event_pb2.EVENT_KIND_WORKER_REFUSED, error.message, worker_id, worker_name)
 
     def refusals_left_out(self, message: str) -> None:
         """Adds an event: refusals above the limit were counted and not listed one by one."""
-        self._add(events_pb2.EVENT_KIND_WORKER_REFUSED, message)
+        self._add(event_pb2.EVENT_KIND_WORKER_REFUSED, message)
 
     def protocol_error(self, error: FleetError, worker_id: str, worker_name: str) -> None:
         """Adds an event: a worker violated the protocol, which ended its session."""
-        self._add(events_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)
+        self._add(event_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)
 
     def of_workload(self, workload: Workload) -> Event:
         """The event of a workload that changed its state or became ready. The caller stores both together."""
         status = workload.status
         ready = " and ready" if status.state == RUNNING and status.HasField("ready_time") else ""
         event = self._event(
-            events_pb2.EVENT_KIND_WORKLOAD_CHANGED,
+            event_pb2.EVENT_KIND_WORKLOAD_CHANGED,
             f"workload {workload.name} is {state_name(status.state)}{ready}",
             workload.worker_id,
         )
@@ -114,11 +114,11 @@ class Events:
             The event. None: other steps of a command have no event.
         """
         if command.revision == 1:
-            kind = events_pb2.EVENT_KIND_COMMAND_CREATED
+            kind = event_pb2.EVENT_KIND_COMMAND_CREATED
         elif is_terminal(command.state):
-            kind = events_pb2.EVENT_KIND_COMMAND_ENDED
+            kind = event_pb2.EVENT_KIND_COMMAND_ENDED
         elif command.state == command_pb2.COMMAND_STATE_UNKNOWN:
-            kind = events_pb2.EVENT_KIND_COMMAND_UNKNOWN
+            kind = event_pb2.EVENT_KIND_COMMAND_UNKNOWN
         else:
             return None
         operation = (command.operation.WhichOneof("kind") or "operation").replace("_", " ")

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
-from leasehold.v1 import errors_pb2, fleet_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.events_pb2 import Event
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
-from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.client_views import gpu_views, worker_view, workload_view
 from leasehold_coordinator.core.command_effects import StoredCommand
@@ -75,7 +76,7 @@ FORGOTTEN: Final = FleetError(
     concluded_by="coordinator",
 )
 
-SILENT: Final = (fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_LOST)
+SILENT: Final = (worker_pb2.WORKER_STATE_STALE, worker_pb2.WORKER_STATE_LOST)
 
 
 @final
@@ -210,10 +211,10 @@ class Fleet:
         for session in self.sessions.values():
             if (known := session.known) is None or now - known.last_seen < LOST_MIN_S:
                 continue  # the common case: this runs twice per second for each worker
-            if self.registry.state(known, now) == fleet_pb2.WORKER_STATE_LOST:
+            if self.registry.state(known, now) == worker_pb2.WORKER_STATE_LOST:
                 silent_s = now - known.last_seen
                 session.end(
-                    worker_session_pb2.GOODBYE_REASON_UNSPECIFIED,
+                    session_pb2.GOODBYE_REASON_UNSPECIFIED,
                     FleetError(
                         errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
                         f"worker {session.hello.name} sent nothing for {silent_s:.0f} s: connect again",
@@ -231,7 +232,7 @@ class Fleet:
         return (
             known is not None
             and worker_id in self.sessions
-            and self.registry.state(known, time.monotonic()) == fleet_pb2.WORKER_STATE_CONNECTED
+            and self.registry.state(known, time.monotonic()) == worker_pb2.WORKER_STATE_CONNECTED
         )
 
     def holders(self, known: KnownWorker) -> list[Workload]:
@@ -250,7 +251,7 @@ class Fleet:
             return self.sessions[worker_id]
         known = self.registry.get(worker_id)
         name = known.hello.name if known else worker_id
-        state = fleet_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
+        state = worker_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
             f"worker {name} is {state}: start it again, or wait until it is connected",

@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias, final
 
-from leasehold.v1 import errors_pb2, worker_session_pb2
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1 import errors_pb2
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
     CheckpointQuery,
     ConnectResponse,
@@ -97,7 +98,7 @@ class Session:
         if self.ended.done():
             return
         if len(self.frames) >= FRAME_LIMIT:
-            self.end(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR)
+            self.end(session_pb2.GOODBYE_REASON_PROTOCOL_ERROR)
             return
         self.frames.append(frame)
         self._begin_to_write()

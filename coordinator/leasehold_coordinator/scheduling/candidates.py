@@ -10,7 +10,7 @@ from typing import Final
 from leasehold.v1 import lease_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, GpuLease, SlotState
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources
 
 FREE: Final = lease_pb2.SLOT_STATE_FREE

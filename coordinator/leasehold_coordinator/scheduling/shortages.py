@@ -8,7 +8,7 @@ from typing import Final
 from leasehold.v1 import errors_pb2, lease_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.lease_pb2 import SlotState
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources
 
 from leasehold_coordinator.core.gpu_texts import TEXT_LIMIT, cordon_text, gpus, size

@@ -13,13 +13,23 @@ from typing import Any, Final, cast, final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from leasehold.v1 import events_pb2, events_pb2_grpc, fleet_pb2, fleet_pb2_grpc, worker_session_pb2
+from leasehold.v1 import (
+    command_service_pb2,
+    command_service_pb2_grpc,
+    event_service_pb2,
+    event_service_pb2_grpc,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    workload_service_pb2,
+    workload_service_pb2_grpc,
+)
+from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.rpc_errors import Border
-from leasehold_coordinator.api.session_service import WorkerSessionService
+from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.api.workload_service import WorkloadService
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.dispatcher import Dispatcher
@@ -45,10 +55,16 @@ LEAST_SPREAD_S: Final = 0.5
 PRUNE_INTERVAL_S: Final = 10.0
 """Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
 
-SERVICES: Final = (
-    *(service.full_name for service in fleet_pb2.DESCRIPTOR.services_by_name.values()),
-    *(service.full_name for service in events_pb2.DESCRIPTOR.services_by_name.values()),
-    *(service.full_name for service in worker_session_pb2.DESCRIPTOR.services_by_name.values()),
+SERVICES: Final = tuple(
+    service.full_name
+    for file in (
+        fleet_service_pb2.DESCRIPTOR,
+        workload_service_pb2.DESCRIPTOR,
+        command_service_pb2.DESCRIPTOR,
+        event_service_pb2.DESCRIPTOR,
+        session_pb2.DESCRIPTOR,
+    )
+    for service in file.services_by_name.values()
 )
 
 
@@ -105,19 +121,19 @@ def _send_away(fleet: Fleet) -> None:
     """Ends every stream. Workers reconnect spread over time, to the next coordinator on this address."""
     spread_s = max(LEAST_SPREAD_S, len(fleet.sessions) / RETURNS_PER_S)
     for session in list(fleet.sessions.values()):
-        session.drain(random.uniform(0, spread_s), worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+        session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
 async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
     services = cast(grpc.aio.Server, _Services(server))
     requests = CommandCreation(fleet, dispatcher)
-    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), services)
+    fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), services)
     workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
-    fleet_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
-    fleet_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), services)
-    events_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), services)
-    WorkerSessionService(fleet, dispatcher).add_to(server)
+    workload_service_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
+    command_service_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), services)
+    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), services)
+    SessionService(fleet, dispatcher).add_to(server)
     health_servicer = health.aio.HealthServicer()  # Watch of the synchronous servicer would delay the stop
     for name in ("", *SERVICES):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)

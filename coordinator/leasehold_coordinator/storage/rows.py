@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
-from leasehold.v1.events_pb2 import Event
-from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import is_terminal

@@ -20,9 +20,9 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.events_pb2 import Event
-from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.paging import PAGE_LIMIT_BYTES, Page

@@ -7,21 +7,20 @@ from typing import cast
 
 import grpc
 import pytest
-from leasehold.v1 import fleet_pb2, lease_pb2
-from leasehold.v1.fleet_pb2 import (
-    CreateWorkloadRequest,
-    FleetGpu,
+from leasehold.v1 import lease_pb2, worker_pb2
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.fleet_service_pb2 import (
     ForgetWorkerRequest,
     GetGpuRequest,
-    ListCommandsRequest,
     ListGpusRequest,
     ListWorkersRequest,
-    ListWorkloadsRequest,
     WatchFleetRequest,
 )
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, Goodbye, Heartbeat, WorkerLoad
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, ListWorkloadsRequest
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, Heartbeat, WorkerLoad
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.creation import CommandCreation
@@ -197,10 +196,10 @@ def test_ten_thousand_workers_send_a_load_every_fifty_seconds(tmp_path: Path) ->
                 fleet.registry.state(known, seen + silent_s) for silent_s in (124.0, 126.0, 199.0, 201.0)
             ]
             assert states == [
-                fleet_pb2.WORKER_STATE_CONNECTED,
-                fleet_pb2.WORKER_STATE_STALE,
-                fleet_pb2.WORKER_STATE_STALE,
-                fleet_pb2.WORKER_STATE_LOST,
+                worker_pb2.WORKER_STATE_CONNECTED,
+                worker_pb2.WORKER_STATE_STALE,
+                worker_pb2.WORKER_STATE_STALE,
+                worker_pb2.WORKER_STATE_LOST,
             ]
 
     async def welcomed_late(bench: Bench) -> KnownWorker:

@@ -6,39 +6,40 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import errors_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, lease_pb2, workload_pb2
 from leasehold.v1.checkpoint_pb2 import CHECKPOINT_KIND_APPLICATION, Checkpoint
-from leasehold.v1.command_pb2 import (
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.errors_pb2 import Error
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.fleet_service_pb2 import GetWorkerRequest
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.operation_pb2 import (
     CheckpointOperation,
-    Command,
     DeleteCheckpointsOperation,
     Operation,
     RestoreOperation,
     SuspendOperation,
 )
-from leasehold.v1.errors_pb2 import Error
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
     CheckpointWorkloadRequest,
     CreateWorkloadRequest,
     CreateWorkloadResponse,
     DeleteCheckpointsRequest,
-    GetWorkerRequest,
     ListCheckpointsRequest,
     ListCheckpointsResponse,
-    ListCommandsRequest,
     PlanRequest,
     RestoreWorkloadRequest,
 )
-from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.plan_pb2 import Plan
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
     ConnectRequest,
     PlanAnswer,
     WorkerLoad,
     WorkloadEvent,
 )
-from leasehold.v1.workload_pb2 import EvictionPolicy, Workload, WorkloadSpec
 
 from tests.coordinator.api.test_command_service import SPEC, refusal, reported, start, suspend
 from tests.coordinator.conftest import CoordinatorProcess
@@ -253,7 +254,7 @@ def test_who_is_parked_in_any_way_is_woken_parked_harder_or_stopped(
         parked = start(coordinator, worker, name)
         tell(worker, reported(parked, state, 2))
         until(lambda name=name, state=state: state_of(coordinator, name) == state)  # type: ignore[misc]
-    policy = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
+    policy = EvictionPolicy(process_strategy=eviction_pb2.PROCESS_STRATEGY_STOP)
     suspend(coordinator, operation=SuspendOperation(policy=policy))
     assert worker.command("suspend").command.operation.suspend.policy == policy
     operation = RestoreOperation(checkpoint_id="k-1")

@@ -4,25 +4,20 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from leasehold.v1 import events_pb2, lease_pb2
-from leasehold.v1.command_pb2 import (
-    Command,
-    CordonOperation,
-    ResetGpuHealthOperation,
-    UncordonOperation,
-)
-from leasehold.v1.fleet_pb2 import (
-    AdoptProcessRequest,
+from leasehold.v1 import event_pb2, lease_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
-    CreateWorkloadRequest,
     GetWorkerRequest,
-    ListCommandsRequest,
     ResetGpuHealthRequest,
     UncordonRequest,
 )
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.operation_pb2 import CordonOperation, ResetGpuHealthOperation, UncordonOperation
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import AdoptProcessRequest, CreateWorkloadRequest
 
 from tests.coordinator.api.test_command_service import SPEC, ended, refusal, start, suspend
 from tests.coordinator.conftest import CoordinatorProcess
@@ -143,7 +138,7 @@ def test_a_cordoned_worker_is_shown_and_gets_nothing(coordinator: CoordinatorPro
     shown = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
     assert shown.cordon.reason == "repair"
     assert shown.resources == machine
-    told = [event for event in listed(coordinator) if event.kind == events_pb2.EVENT_KIND_CORDON]
+    told = [event for event in listed(coordinator) if event.kind == event_pb2.EVENT_KIND_CORDON]
     assert [event.message for event in told] == ["worker alpha is cordoned (repair, by ann)"]
 
 

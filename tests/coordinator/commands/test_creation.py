@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Command, CordonOperation, Operation, SuspendOperation
-from leasehold.v1.fleet_pb2 import CordonRequest, CreateWorkloadRequest, SuspendWorkerRequest
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_service_pb2 import CordonRequest
+from leasehold.v1.operation_pb2 import CordonOperation, Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, SuspendWorkerRequest
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.command_ledger import SENT_LIMIT, UNFINISHED_LIMIT

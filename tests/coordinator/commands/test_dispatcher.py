@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, Operation, RunOperation
-from leasehold.v1.fleet_pb2 import WORKER_STATE_LOST, Worker
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.operation_pb2 import Operation, RunOperation
+from leasehold.v1.worker_pb2 import WORKER_STATE_LOST, Worker
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import (
     CommandUpdate,
     ConnectResponse,
     Heartbeat,
@@ -18,7 +20,6 @@ from leasehold.v1.worker_session_pb2 import (
     PlanQuery,
     ReadOutput,
 )
-from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator.commands.dispatcher import NOTE_DELAY_S
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.errors import FleetError

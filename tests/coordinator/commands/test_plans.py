@@ -7,7 +7,11 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2, plan_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.errors_pb2 import Error, ErrorReason
+from leasehold.v1.fleet_service_pb2 import CordonRequest
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.operation_pb2 import (
     CordonOperation,
     Move,
     Operation,
@@ -17,21 +21,17 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.errors_pb2 import Error, ErrorReason
-from leasehold.v1.fleet_pb2 import (
-    CordonRequest,
+from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import (
     CreateWorkloadRequest,
-    ListCommandsRequest,
     PlanRequest,
     RemapWorkloadsRequest,
     RestoreWorkloadRequest,
     StopWorkloadRequest,
     SuspendWorkloadRequest,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.plan_pb2 import Plan
-from leasehold.v1.worker_session_pb2 import ConnectRequest, PlanAnswer, WorkloadEvent
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import ConnectRequest, PlanAnswer, WorkloadEvent
 from leasehold_coordinator.core.command_ledger import UNFINISHED_LIMIT
 
 from tests.coordinator.api.test_command_service import SPEC, refusal, reported, start, suspend

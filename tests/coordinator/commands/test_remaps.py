@@ -5,17 +5,17 @@ from collections.abc import Callable
 import grpc
 import pytest
 from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation
+from leasehold.v1.workload_service_pb2 import (
     CreateWorkloadRequest,
     GetWorkloadRequest,
-    ListCommandsRequest,
     RemapWorkloadsRequest,
     RestoreWorkloadRequest,
     StopWorkloadRequest,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 
 from tests.coordinator.api.test_command_service import SPEC, ended, refusal, reported, start, suspend
 from tests.coordinator.commands.test_plans import swap

@@ -2,7 +2,7 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
-from leasehold.v1.fleet_pb2 import StopWorkloadRequest, SuspendWorkerRequest, SuspendWorkerResponse
+from leasehold.v1.workload_service_pb2 import StopWorkloadRequest, SuspendWorkerRequest, SuspendWorkerResponse
 from leasehold_coordinator.core.command_ledger import SENT_LIMIT
 
 from tests.coordinator.conftest import CoordinatorProcess

@@ -1,24 +1,28 @@
 """What clients read: no secrets, nothing free that is not, and nothing stale as if it were now."""
 
-from leasehold.v1 import fleet_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
-    CreateWorkloadRequest,
     GetCommandRequest,
+    ListCommandsRequest,
+    WatchCommandRequest,
+)
+from leasehold.v1.fleet_service_pb2 import (
     GetGpuRequest,
     GetWorkerRequest,
-    GetWorkloadRequest,
-    ListCommandsRequest,
     ListGpusRequest,
     ListWorkersRequest,
-    ListWorkloadsRequest,
-    WatchCommandRequest,
-    WatchWorkloadsRequest,
 )
 from leasehold.v1.lease_pb2 import Cordon, GpuLease, SlotState
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadRequest,
+    GetWorkloadRequest,
+    ListWorkloadsRequest,
+    WatchWorkloadsRequest,
+)
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
 from leasehold_coordinator.core import paging
 
 from tests.coordinator.api.test_command_service import start
@@ -80,7 +84,7 @@ def test_a_workload_of_a_worker_out_of_contact_is_as_of_its_last_report(
     start(coordinator, worker)
     assert not workload_of(coordinator).out_of_contact
     worker.close()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_STALE)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_STALE)
     stale = workload_of(coordinator)
     assert stale.status.state == workload_pb2.WORKLOAD_STATE_RUNNING
     assert stale.out_of_contact

@@ -2,13 +2,13 @@
 
 import time
 
-from leasehold.v1 import events_pb2, fleet_pb2, gpu_pb2, lease_pb2
+from leasehold.v1 import event_pb2, gpu_pb2, lease_pb2, worker_pb2
 from leasehold.v1.command_pb2 import CommandResult
-from leasehold.v1.events_pb2 import Event
-from leasehold.v1.fleet_pb2 import FleetGpu, WatchFleetRequest, Worker
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.fleet_service_pb2 import WatchFleetRequest
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
+from leasehold.v1.worker_pb2 import FleetGpu, MachineResources, Worker
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
 from leasehold_coordinator.core.client_views import worker_view
 from leasehold_coordinator.core.gpu_conditions import Conditions, changes, seen_state, state_without_lease
 from leasehold_coordinator.core.worker_registry import Registry
@@ -23,7 +23,7 @@ FREE, LEASED = lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_LEASED
 CORDON = Cordon(reason="fan", cordoned_by="ann")
 STRANGER = ForeignProcess(pid=7, user="bob", command="python train.py")
 XID = gpu_pb2.GPU_HEALTH_XID_ERROR
-KINDS = (events_pb2.EVENT_KIND_GPU_HEALTH, events_pb2.EVENT_KIND_CORDON, events_pb2.EVENT_KIND_GPU_FOREIGN)
+KINDS = (event_pb2.EVENT_KIND_GPU_HEALTH, event_pb2.EVENT_KIND_CORDON, event_pb2.EVENT_KIND_GPU_FOREIGN)
 
 
 def entry(uuid: str = "GPU-a", state: lease_pb2.SlotState.ValueType = FREE, **fields: object) -> GpuLease:
@@ -167,5 +167,5 @@ def test_watchers_see_a_cordon(coordinator: CoordinatorProcess, worker: Scripted
             break
     watching.cancel()
     assert all(isinstance(one, Worker) and one.cordon == CORDON for one in seen[:-1])
-    assert isinstance(seen[-1], fleet_pb2.FleetGpu)
+    assert isinstance(seen[-1], worker_pb2.FleetGpu)
     assert seen[-1].lease.cordon == CORDON

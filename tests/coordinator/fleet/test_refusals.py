@@ -6,28 +6,28 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation
+from leasehold.v1.command_service_pb2 import CancelCommandRequest, ListCommandsRequest, WatchCommandRequest
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.fleet_pb2 import (
-    CancelCommandRequest,
-    CreateWorkloadRequest,
+from leasehold.v1.fleet_service_pb2 import (
     GetGpuRequest,
     GetWorkerRequest,
-    ListCommandsRequest,
     ListGpusRequest,
     ListWorkersRequest,
+    WatchFleetRequest,
+)
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation
+from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadRequest,
     ListWorkloadsRequest,
     ReadWorkloadOutputRequest,
     RemapWorkloadsRequest,
     RestoreWorkloadRequest,
     StopWorkloadRequest,
-    WatchCommandRequest,
-    WatchFleetRequest,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
-from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
 from leasehold_coordinator.core.paging import next_token
 from leasehold_coordinator.core.workload_states import state_name
 from leasehold_coordinator.errors import reason_name

@@ -8,7 +8,7 @@ import pytest
 from leasehold.v1 import errors_pb2, lease_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.scheduling.candidates import Candidate

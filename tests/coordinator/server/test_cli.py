@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
-from leasehold.v1.worker_session_pb2 import HostFacts
+from leasehold.v1.worker_pb2 import HostFacts
 from leasehold_coordinator.log_format import LogFormatter
 from leasehold_coordinator.server.cli import command
 from leasehold_coordinator.server.config import LOG_LEVELS

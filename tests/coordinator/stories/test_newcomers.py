@@ -6,21 +6,23 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, Operation, RunOperation
-from leasehold.v1.fleet_pb2 import (
-    CreateWorkloadRequest,
+from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_service_pb2 import (
     ForgetWorkerRequest,
     GetGpuRequest,
     GetWorkerRequest,
-    GetWorkloadRequest,
     ListGpusRequest,
     ListWorkersRequest,
 )
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, Hello, HostFacts, WorkerLoad
+from leasehold.v1.operation_pb2 import Operation, RunOperation
+from leasehold.v1.worker_pb2 import HostFacts
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, GetWorkloadRequest
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Hello, WorkerLoad
 from leasehold_coordinator.core import worker_registry
 from leasehold_coordinator.core.hello_rules import check_hello
 from leasehold_coordinator.core.known_worker import SessionId
@@ -47,7 +49,7 @@ def running(workload_id: str, name: str = "", generation: int = 1) -> Workload:
 
 def refused(coordinator: CoordinatorProcess, hello: Hello) -> errors_pb2.Error:
     goodbye = coordinator.connect(hello).wait_end().goodbye
-    assert goodbye.reason == worker_session_pb2.GOODBYE_REASON_REFUSED
+    assert goodbye.reason == session_pb2.GOODBYE_REASON_REFUSED
     return goodbye.error
 
 
@@ -123,10 +125,10 @@ def test_a_name_in_use_is_refused_and_that_of_a_worker_that_left_is_not(
     error = refused(coordinator, other)
     assert error.reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME
     assert error.metadata["worker"] == "worker-alpha"
-    goodbye = worker_session_pb2.Goodbye(reason=worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+    goodbye = session_pb2.Goodbye(reason=session_pb2.GOODBYE_REASON_SHUTDOWN)
     worker.up.put(ConnectRequest(goodbye=goodbye))
     worker.wait_end()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_DISCONNECTED)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_DISCONNECTED)
     coordinator.connect(other).welcome()
     found = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
     assert found.worker_id == "worker-beta", "the one that is connected has the name"
@@ -205,12 +207,12 @@ def test_after_a_restart_the_gpus_of_workers_that_have_not_reported_are_theirs(
 def test_who_takes_the_gpus_of_a_worker_that_left_has_them_after_a_restart_too(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    goodbye = worker_session_pb2.Goodbye(reason=worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+    goodbye = session_pb2.Goodbye(reason=session_pb2.GOODBYE_REASON_SHUTDOWN)
     worker.up.put(ConnectRequest(goodbye=goodbye))
     worker.wait_end()
     heir = make_hello("alpha")
     heir.worker_id, heir.name = "worker-heir", "heir"
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_DISCONNECTED)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_DISCONNECTED)
     coordinator.connect(heir).welcome()
     owners = [gpu.worker_name for gpu in coordinator.fleet.ListGpus(ListGpusRequest()).gpus]
     assert owners == ["heir", "heir"]
@@ -279,7 +281,7 @@ def test_a_copy_on_another_host_is_refused_while_the_original_is_away(
 ) -> None:
     started = start(coordinator, worker)
     worker.close()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_STALE)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_STALE)
     copy = make_hello("copy", boot_id="boot-2", host=HostFacts(hostname="host-2"))
     copy.worker_id = "worker-alpha"
     error = refused(coordinator, copy)
@@ -348,7 +350,7 @@ def test_a_worker_that_is_gone_is_forgotten_and_may_come_back(
     refused_now = refusal(lambda: coordinator.fleet.ForgetWorker(forget))
     assert refused_now[1] == "WORKER_CONNECTED"
     worker.close()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_STALE)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_STALE)
     forgotten = coordinator.fleet.ForgetWorker(forget)
     assert forgotten.worker.worker_id == "worker-alpha"
     assert list(forgotten.failed_workload_ids) == [started.workload_id]

@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import duration_pb2
-from leasehold.v1 import (
-    command_pb2,
-    errors_pb2,
-    gpu_pb2,
-    lease_pb2,
-    worker_session_pb2,
-    workload_pb2,
-)
-from leasehold.v1.command_pb2 import (
+from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import (
     Move,
     RemapOperation,
     RestoreOperation,
@@ -25,7 +18,8 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.worker_session_pb2 import WorkerLoad
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import WorkerLoad
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.state_directory import open_state_directory
@@ -274,7 +268,7 @@ def test_a_workload_that_ends_gives_its_gpu_back(session: Session) -> None:
     )
     session.run("c1", "w1", run=RunOperation(name="short", spec=spec))
     event = session.wait(
-        lambda f: f.workload_event.kind == worker_session_pb2.WORKLOAD_EVENT_KIND_EXITED
+        lambda f: f.workload_event.kind == session_pb2.WORKLOAD_EVENT_KIND_EXITED
     ).workload_event
     assert event.workload.status.exit.code == 3
     assert not event.workload.status.HasField("lease")
@@ -395,7 +389,7 @@ def test_the_worker_says_goodbye_and_takes_its_workloads_with_it(
     wait_counting(session, "w2")
     session.run("c3", "w2", suspend=SuspendOperation())
     assert worker.stop() == 0
-    session.wait(is_goodbye(worker_session_pb2.GOODBYE_REASON_SHUTDOWN))
+    session.wait(is_goodbye(session_pb2.GOODBYE_REASON_SHUTDOWN))
     assert host.processes() == ()
 
 
@@ -422,7 +416,7 @@ def test_a_host_without_gpus_serves_cpu_workloads(
     assert available - {"checkpoint_image"} == {"application_checkpoint", "commands"}
     spec = workload_pb2.WorkloadSpec(arguments=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
     assert session.run("c1", "w1", run=RunOperation(name="cpu", spec=spec)).state == SUCCEEDED
-    session.wait(lambda f: f.workload_event.kind == worker_session_pb2.WORKLOAD_EVENT_KIND_EXITED)
+    session.wait(lambda f: f.workload_event.kind == session_pb2.WORKLOAD_EVENT_KIND_EXITED)
     assert read_output(session, "w1") == "-1\n"
 
 

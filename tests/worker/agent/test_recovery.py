@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, Operation, SuspendOperation
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.operation_pb2 import Operation, SuspendOperation
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.agent.member_recovery import MemberRecovery

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Command, RunOperation
+from leasehold.v1.command_pb2 import Command
 from leasehold.v1.gpu_pb2 import GPU_HEALTH_ECC_FAILED
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.operation_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal, open_journal

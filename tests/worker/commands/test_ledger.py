@@ -3,8 +3,9 @@
 import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Command, Move, Operation, RemapOperation, SuspendOperation
-from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.operation_pb2 import Move, Operation, RemapOperation, SuspendOperation
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate
 from leasehold_worker.commands.ledger import (
     ACKNOWLEDGED_LIMIT,
     LOCAL_PREFIX,

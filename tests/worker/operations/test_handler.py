@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, plan_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1.operation_pb2 import (
     Move,
     Operation,
     RemapOperation,
@@ -19,7 +19,7 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
+from leasehold.worker.v1.session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 from leasehold_worker.host.processes import identify
 from leasehold_worker.host.shared_libraries import loaded_library

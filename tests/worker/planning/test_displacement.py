@@ -5,15 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
+from leasehold.v1 import command_pb2, gpu_pb2, hook_pb2, lease_pb2
+from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 
 from tests.worker.counters import counter_run, counters
 from tests.worker.operations.test_handler import plan_of
 from tests.worker.scripted_coordinator import Session
 
-TRUE = workload_pb2.CommandHook(arguments=["true"])
+TRUE = hook_pb2.CommandHook(arguments=["true"])
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
 
 
@@ -67,7 +67,7 @@ def joined(host: SimulatedHost, *gpus: int) -> bool:
 
 @pytest.mark.parametrize(
     "moved",
-    [[], [workload_pb2.Hook(name="down", phase=workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
+    [[], [hook_pb2.Hook(name="down", phase=hook_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
     ids=["plain", "hooked"],
     indirect=True,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1.operation_pb2 import (
     Move,
     RemapOperation,
     RestoreOperation,

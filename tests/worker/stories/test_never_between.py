@@ -7,9 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import RestoreOperation, StopOperation, SuspendOperation
-from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
+from leasehold.v1 import errors_pb2, eviction_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import RestoreOperation, StopOperation, SuspendOperation
+from leasehold.v1.workload_pb2 import Workload
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.commands.journal_file import connect
 
@@ -77,7 +78,7 @@ def test_who_has_no_processes_is_ended_for_good_by_the_next_start_too(
     start_worker: Start,
     host: SimulatedHost,
     coordinator: ScriptedCoordinator,
-    policy: workload_pb2.ProcessStrategy.ValueType,
+    policy: eviction_pb2.ProcessStrategy.ValueType,
 ) -> None:
     if policy == CHECKPOINT and isinstance(criu := real_criu(), str):
         pytest.skip(criu)
@@ -137,7 +138,7 @@ def test_who_has_ended_is_parked_by_nothing(
     start_worker: Start,
     host: SimulatedHost,
     coordinator: ScriptedCoordinator,
-    policy: workload_pb2.ProcessStrategy.ValueType,
+    policy: eviction_pb2.ProcessStrategy.ValueType,
 ) -> None:
     start_worker(host)
     session = coordinator.next_session()

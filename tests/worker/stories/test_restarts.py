@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import (
     Move,
     RemapOperation,
     RestoreOperation,
@@ -17,7 +17,7 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.commands.journal_file import connect
 from leasehold_worker.host.processes import identify, is_alive, send_signal
@@ -248,13 +248,13 @@ def test_what_is_parked_without_processes_outlives_a_reboot(
     settings.write_text(criu_setting())
     worker = start_worker(host, config=str(settings))
     session = coordinator.next_session()
-    strategies = {"w1": workload_pb2.PROCESS_STRATEGY_STOP}
+    strategies = {"w1": eviction_pb2.PROCESS_STRATEGY_STOP}
     if not isinstance(real_criu(), str):
-        strategies["w2"] = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
+        strategies["w2"] = eviction_pb2.PROCESS_STRATEGY_CHECKPOINT
     for workload_id, strategy in strategies.items():
         session.run(f"run-{workload_id}", workload_id, run=counter_run(workload_id))
         wait_counting(session, workload_id)
-        policy = workload_pb2.EvictionPolicy(process_strategy=strategy)
+        policy = eviction_pb2.EvictionPolicy(process_strategy=strategy)
         suspend = SuspendOperation(policy=policy, force=True)
         assert session.run(f"park-{workload_id}", workload_id, suspend=suspend).state == SUCCEEDED
     worker.kill()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import RestoreOperation, SuspendOperation
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import RestoreOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.worker.counters import counts, read_output, wait_counting

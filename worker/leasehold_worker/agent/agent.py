@@ -8,9 +8,10 @@ from functools import partial
 from typing import Final
 
 import trio
-from leasehold.v1 import command_pb2, worker_session_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
+from leasehold.v1 import operation_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
 
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import StopWorkloads, WorkerConfig
@@ -175,7 +176,7 @@ async def _run(
                 await _end_workloads(parts, commands, config.stop_workloads)
             with trio.move_on_after(SETTLE_TIMEOUT_S):
                 await journal.wait_settled()
-            await coordinator_session.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+            await coordinator_session.leave(session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
 async def _wait_for_stop_signal() -> None:
@@ -202,9 +203,9 @@ async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -
 
     async def end(workload: Workload) -> None:
         if how == "stop":
-            operation = Operation(stop=command_pb2.StopOperation())
+            operation = Operation(stop=operation_pb2.StopOperation())
         else:
-            operation = Operation(suspend=command_pb2.SuspendOperation())
+            operation = Operation(suspend=operation_pb2.SuspendOperation())
         outcome = await commands.carry_out(workload.workload_id, operation)
         if outcome.HasField("error"):
             logger.error("%s", outcome.error.message)
@@ -219,13 +220,13 @@ async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -
                 nursery.start_soon(end, workload)
 
 
-def _event_kind(workload: Workload) -> worker_session_pb2.WorkloadEventKind.ValueType:
+def _event_kind(workload: Workload) -> session_pb2.WorkloadEventKind.ValueType:
     if workload.state == FAILED:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_FAILED
+        return session_pb2.WORKLOAD_EVENT_KIND_FAILED
     if workload.state == RELEASED:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_RELEASED
+        return session_pb2.WORKLOAD_EVENT_KIND_RELEASED
     if workload.state in ENDED:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_EXITED
+        return session_pb2.WORKLOAD_EVENT_KIND_EXITED
     if workload.state == RUNNING and workload.generation == 1:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_STARTED
-    return worker_session_pb2.WORKLOAD_EVENT_KIND_STATE_CHANGED
+        return session_pb2.WORKLOAD_EVENT_KIND_STARTED
+    return session_pb2.WORKLOAD_EVENT_KIND_STATE_CHANGED

@@ -5,8 +5,9 @@ from typing import Protocol, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Command, Operation
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 
 from leasehold_worker.commands.ledger import (
     Entry,

@@ -14,8 +14,9 @@ from typing import Final, final
 import trio
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, Operation
-from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate
 
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.execution import Execution, Perform

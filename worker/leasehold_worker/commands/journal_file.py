@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, final
 import msgspec
 from google.protobuf.message import DecodeError
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal_records import (

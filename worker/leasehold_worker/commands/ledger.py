@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate
 
 from leasehold_worker.commands.states import ACCEPTED, CANCELLED, REJECTED, RUNNING, TRANSITIONS, is_terminal
 from leasehold_worker.errors import OperationError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, final, overload
 
-from leasehold.v1 import errors_pb2, machine_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, worker_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.leasing.gpu_selection import GpuRequest
@@ -329,7 +329,7 @@ class Resources:
         """Restores the host reservation of a workload after a restart of the worker."""
         return self._allocation(workload_id, None, self._ledger.take_back(workload_id, host))
 
-    def fetch_machine_resources(self) -> machine_pb2.MachineResources:
+    def fetch_machine_resources(self) -> worker_pb2.MachineResources:
         """The host's resources for workloads, in total and free."""
         figures = self._ledger.figures()
         gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}
@@ -340,7 +340,7 @@ class Resources:
         ]
         free = [gpus[slot.gpu_uuid] for slot in leasable if slot.state == FREE]
         sizes = [gpu.memory_bytes for gpu in free if gpu.memory_bytes is not None]
-        return machine_pb2.MachineResources(
+        return worker_pb2.MachineResources(
             cpu_millicores_total=figures.cpu_millicores_total,
             cpu_millicores_free=figures.cpu_millicores_free,
             memory_total_bytes=figures.memory_total_bytes,

@@ -67,7 +67,7 @@ class HostReservation:
 
 @dataclass(frozen=True, slots=True)
 class HostFigures:
-    """The host's resources for workloads, in total and free. Names are those of ``machine.proto``."""
+    """The host's resources for workloads, in total and free. Names are those of ``MachineResources``."""
 
     cpu_millicores_total: int
     cpu_millicores_free: int

@@ -12,7 +12,7 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from msgspec import structs
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leasehold.v1 import errors_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import EvictionPolicy
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.driver.gpu_pairs import GpuPair

@@ -12,7 +12,8 @@ from typing import Final, final
 import trio
 from leasehold.v1 import workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
-from leasehold.v1.worker_session_pb2 import Capability, Hello, HostFacts, ProtocolVersion, WorkerLoad
+from leasehold.v1.worker_pb2 import Capability, HostFacts
+from leasehold.worker.v1.session_pb2 import Hello, ProtocolVersion, WorkerLoad
 
 from leasehold_worker import __version__
 from leasehold_worker.applications.registry import ApplicationRegistry

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from leasehold.v1 import errors_pb2 as _errors_pb2
+from leasehold.v1 import eviction_pb2 as _eviction_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
 from leasehold.v1 import workload_pb2 as _workload_pb2
 import builtins as _builtins
@@ -141,7 +142,7 @@ class Plan(_message.Message):
         """Things that would not stop it and still deserve attention."""
 
     @_builtins.property
-    def policy(self) -> _workload_pb2.EvictionPolicy:
+    def policy(self) -> _eviction_pb2.EvictionPolicy:
         """How the workload would be parked, or was. Absent: the operation parks and wakes nothing."""
 
     @_builtins.property
@@ -165,7 +166,7 @@ class Plan(_message.Message):
         estimate: Global___Estimate | None = ...,
         refusals: _abc.Iterable[_errors_pb2.Error] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
-        policy: _workload_pb2.EvictionPolicy | None = ...,
+        policy: _eviction_pb2.EvictionPolicy | None = ...,
         steps: _abc.Iterable[_builtins.str] | None = ...,
         tiers: _abc.Iterable[Global___TierPlan] | None = ...,
     ) -> None: ...

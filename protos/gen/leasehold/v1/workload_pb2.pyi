@@ -11,6 +11,8 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from leasehold.v1 import errors_pb2 as _errors_pb2
+from leasehold.v1 import eviction_pb2 as _eviction_pb2
+from leasehold.v1 import hook_pb2 as _hook_pb2
 from leasehold.v1 import lease_pb2 as _lease_pb2
 import builtins as _builtins
 import sys
@@ -87,66 +89,6 @@ GPU_PREFERENCE_MOST_FREE_MEMORY: GpuPreference.ValueType  # 4
 """Those with the most free memory."""
 Global___GpuPreference: _TypeAlias = GpuPreference  # noqa: Y015
 
-class _WeightStrategy:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _WeightStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WeightStrategy.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    WEIGHT_STRATEGY_UNSPECIFIED: _WeightStrategy.ValueType  # 0
-    """As if RETAIN."""
-    WEIGHT_STRATEGY_RETAIN: _WeightStrategy.ValueType  # 1
-    """They stay in device memory."""
-    WEIGHT_STRATEGY_OFFLOAD: _WeightStrategy.ValueType  # 2
-    """They go to host memory."""
-    WEIGHT_STRATEGY_DISCARD: _WeightStrategy.ValueType  # 3
-    """They are dropped, and loaded again on waking."""
-
-class WeightStrategy(_WeightStrategy, metaclass=_WeightStrategyEnumTypeWrapper):
-    """What a framework does with its weights before its processes are dealt with."""
-
-WEIGHT_STRATEGY_UNSPECIFIED: WeightStrategy.ValueType  # 0
-"""As if RETAIN."""
-WEIGHT_STRATEGY_RETAIN: WeightStrategy.ValueType  # 1
-"""They stay in device memory."""
-WEIGHT_STRATEGY_OFFLOAD: WeightStrategy.ValueType  # 2
-"""They go to host memory."""
-WEIGHT_STRATEGY_DISCARD: WeightStrategy.ValueType  # 3
-"""They are dropped, and loaded again on waking."""
-Global___WeightStrategy: _TypeAlias = WeightStrategy  # noqa: Y015
-
-class _ProcessStrategy:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ProcessStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProcessStrategy.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    PROCESS_STRATEGY_UNSPECIFIED: _ProcessStrategy.ValueType  # 0
-    """As if CUDA_SUSPEND."""
-    PROCESS_STRATEGY_KEEP_RUNNING: _ProcessStrategy.ValueType  # 1
-    """They run on, and keep a CUDA context."""
-    PROCESS_STRATEGY_CUDA_SUSPEND: _ProcessStrategy.ValueType  # 2
-    """The driver moves device memory to host memory; the processes stay."""
-    PROCESS_STRATEGY_CHECKPOINT: _ProcessStrategy.ValueType  # 3
-    """An image goes to disk; the processes end."""
-    PROCESS_STRATEGY_STOP: _ProcessStrategy.ValueType  # 4
-    """They end, and their state is lost."""
-
-class ProcessStrategy(_ProcessStrategy, metaclass=_ProcessStrategyEnumTypeWrapper):
-    """What happens to the processes of a workload that gives up its GPUs."""
-
-PROCESS_STRATEGY_UNSPECIFIED: ProcessStrategy.ValueType  # 0
-"""As if CUDA_SUSPEND."""
-PROCESS_STRATEGY_KEEP_RUNNING: ProcessStrategy.ValueType  # 1
-"""They run on, and keep a CUDA context."""
-PROCESS_STRATEGY_CUDA_SUSPEND: ProcessStrategy.ValueType  # 2
-"""The driver moves device memory to host memory; the processes stay."""
-PROCESS_STRATEGY_CHECKPOINT: ProcessStrategy.ValueType  # 3
-"""An image goes to disk; the processes end."""
-PROCESS_STRATEGY_STOP: ProcessStrategy.ValueType  # 4
-"""They end, and their state is lost."""
-Global___ProcessStrategy: _TypeAlias = ProcessStrategy  # noqa: Y015
-
 class _MemberOrder:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -170,34 +112,6 @@ MEMBER_ORDER_PARALLEL: MemberOrder.ValueType  # 1
 MEMBER_ORDER_SEQUENTIAL: MemberOrder.ValueType  # 2
 """One after the other, and in the same order on the way back: jobs that share memory by CUDA IPC."""
 Global___MemberOrder: _TypeAlias = MemberOrder  # noqa: Y015
-
-class _HookPhase:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _HookPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HookPhase.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    HOOK_PHASE_UNSPECIFIED: _HookPhase.ValueType  # 0
-    """Right for vllm, sglang and kernel, which know both ways; not valid for others."""
-    HOOK_PHASE_BEFORE_SUSPEND: _HookPhase.ValueType  # 1
-    """On the way down, before the members are locked."""
-    HOOK_PHASE_AFTER_RESTORE: _HookPhase.ValueType  # 2
-    """On the way up, after the members run again."""
-    HOOK_PHASE_READINESS: _HookPhase.ValueType  # 3
-    """A readiness probe, for command and http: called again and again from the start of the program until it succeeds."""
-
-class HookPhase(_HookPhase, metaclass=_HookPhaseEnumTypeWrapper):
-    """When a hook of one call is called."""
-
-HOOK_PHASE_UNSPECIFIED: HookPhase.ValueType  # 0
-"""Right for vllm, sglang and kernel, which know both ways; not valid for others."""
-HOOK_PHASE_BEFORE_SUSPEND: HookPhase.ValueType  # 1
-"""On the way down, before the members are locked."""
-HOOK_PHASE_AFTER_RESTORE: HookPhase.ValueType  # 2
-"""On the way up, after the members run again."""
-HOOK_PHASE_READINESS: HookPhase.ValueType  # 3
-"""A readiness probe, for command and http: called again and again from the start of the program until it succeeds."""
-Global___HookPhase: _TypeAlias = HookPhase  # noqa: Y015
 
 class _WorkloadState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -430,7 +344,7 @@ class HelperTerms(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     PROCESS_STRATEGY_FIELD_NUMBER: _builtins.int
     SIGNAL_NUMBER_FIELD_NUMBER: _builtins.int
-    process_strategy: Global___ProcessStrategy.ValueType
+    process_strategy: _eviction_pb2.ProcessStrategy.ValueType
     """What happens then: CUDA_SUSPEND parks it, and it is woken once GPUs are spare again; STOP ends it.
     UNSPECIFIED: CUDA_SUSPEND.
     """
@@ -444,7 +358,7 @@ class HelperTerms(_message.Message):
         self,
         *,
         grace: _duration_pb2.Duration | None = ...,
-        process_strategy: Global___ProcessStrategy.ValueType = ...,
+        process_strategy: _eviction_pb2.ProcessStrategy.ValueType = ...,
         signal_number: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_signal_number", b"_signal_number", "grace", b"grace", "signal_number", b"signal_number"]  # noqa: Y015
@@ -539,11 +453,11 @@ class WorkloadSpec(_message.Message):
         """What it needs of its host."""
 
     @_builtins.property
-    def eviction(self) -> Global___EvictionPolicy:
+    def eviction(self) -> _eviction_pb2.EvictionPolicy:
         """What happens when it must give up its GPUs. Absent: weights retained, CUDA suspend."""
 
     @_builtins.property
-    def hooks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hook]:
+    def hooks(self) -> _containers.RepeatedCompositeFieldContainer[_hook_pb2.Hook]:
         """What to call around suspend and restore, in order."""
 
     @_builtins.property
@@ -562,9 +476,9 @@ class WorkloadSpec(_message.Message):
         working_directory: _builtins.str | None = ...,
         resources: Global___Resources | None = ...,
         priority: _builtins.int | None = ...,
-        eviction: Global___EvictionPolicy | None = ...,
+        eviction: _eviction_pb2.EvictionPolicy | None = ...,
         member_order: Global___MemberOrder.ValueType = ...,
-        hooks: _abc.Iterable[Global___Hook] | None = ...,
+        hooks: _abc.Iterable[_hook_pb2.Hook] | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         helper: Global___HelperTerms | None = ...,
         keep_checkpoints: _builtins.int | None = ...,
@@ -686,380 +600,6 @@ class Resources(_message.Message):
 Global___Resources: _TypeAlias = Resources  # noqa: Y015
 
 @_typing.final
-class EvictionPolicy(_message.Message):
-    """How a workload gives up its GPUs: first the weights, then the processes."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WEIGHT_STRATEGY_FIELD_NUMBER: _builtins.int
-    PROCESS_STRATEGY_FIELD_NUMBER: _builtins.int
-    ESCALATE_TO_FIELD_NUMBER: _builtins.int
-    weight_strategy: Global___WeightStrategy.ValueType
-    """The first axis."""
-    process_strategy: Global___ProcessStrategy.ValueType
-    """The second axis."""
-    escalate_to: Global___ProcessStrategy.ValueType
-    """The strongest process strategy that may be used in place of that, one after the other: where one fails and
-    was undone, where host memory is short, and where a parked workload must make room. UNSPECIFIED: no other.
-    """
-    def __init__(
-        self,
-        *,
-        weight_strategy: Global___WeightStrategy.ValueType = ...,
-        process_strategy: Global___ProcessStrategy.ValueType = ...,
-        escalate_to: Global___ProcessStrategy.ValueType = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["escalate_to", b"escalate_to", "process_strategy", b"process_strategy", "weight_strategy", b"weight_strategy"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EvictionPolicy: _TypeAlias = EvictionPolicy  # noqa: Y015
-
-@_typing.final
-class Hook(_message.Message):
-    """Something to call in or for a workload around suspend and restore, or until it is ready. Hooks are called in their
-    order on the way down, and those that know both ways in reverse order on the way up.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    PHASE_FIELD_NUMBER: _builtins.int
-    TIMEOUT_FIELD_NUMBER: _builtins.int
-    COMMAND_FIELD_NUMBER: _builtins.int
-    HTTP_FIELD_NUMBER: _builtins.int
-    SIGNAL_FIELD_NUMBER: _builtins.int
-    VLLM_FIELD_NUMBER: _builtins.int
-    SGLANG_FIELD_NUMBER: _builtins.int
-    KERNEL_FIELD_NUMBER: _builtins.int
-    WEIGHT_STRATEGIES_FIELD_NUMBER: _builtins.int
-    FREES_MEMORY_FIELD_NUMBER: _builtins.int
-    DRAIN_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Name for logs and errors."""
-    phase: Global___HookPhase.ValueType
-    """When it is called. On rollback, the hooks of AFTER_RESTORE are called too, and what others did is undone."""
-    frees_memory: _builtins.bool
-    """On the way down it makes the workload free device memory, which is checked with NVML. Always so of vllm and
-    sglang, unless the weights are retained.
-    """
-    @_builtins.property
-    def timeout(self) -> _duration_pb2.Duration:
-        """How long it may take. Absent: 30 s."""
-
-    @_builtins.property
-    def command(self) -> Global___CommandHook:
-        """Program and arguments, run on the worker as the worker's user."""
-
-    @_builtins.property
-    def http(self) -> Global___HttpHook:
-        """HTTP request made by the worker."""
-
-    @_builtins.property
-    def signal(self) -> Global___SignalHook:
-        """Signal sent to the workload's first process."""
-
-    @_builtins.property
-    def vllm(self) -> Global___VllmHook:
-        """A vLLM server."""
-
-    @_builtins.property
-    def sglang(self) -> Global___SglangHook:
-        """An SGLang server."""
-
-    @_builtins.property
-    def kernel(self) -> Global___KernelHook:
-        """The application's own kernel, which it serves by leasehold_client.kernel."""
-
-    @_builtins.property
-    def weight_strategies(self) -> _containers.RepeatedScalarFieldContainer[Global___WeightStrategy.ValueType]:
-        """Weight strategies that it is called for. Empty: all."""
-
-    @_builtins.property
-    def drain(self) -> Global___WorkDrain:
-        """How work in flight is drained before it is called on the way down. Absent: not at all."""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        phase: Global___HookPhase.ValueType = ...,
-        timeout: _duration_pb2.Duration | None = ...,
-        command: Global___CommandHook | None = ...,
-        http: Global___HttpHook | None = ...,
-        signal: Global___SignalHook | None = ...,
-        vllm: Global___VllmHook | None = ...,
-        sglang: Global___SglangHook | None = ...,
-        kernel: Global___KernelHook | None = ...,
-        weight_strategies: _abc.Iterable[Global___WeightStrategy.ValueType] | None = ...,
-        frees_memory: _builtins.bool = ...,
-        drain: Global___WorkDrain | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain", b"_drain", "action", b"action", "command", b"command", "drain", b"drain", "http", b"http", "kernel", b"kernel", "sglang", b"sglang", "signal", b"signal", "timeout", b"timeout", "vllm", b"vllm"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain", b"_drain", "action", b"action", "command", b"command", "drain", b"drain", "frees_memory", b"frees_memory", "http", b"http", "kernel", b"kernel", "name", b"name", "phase", b"phase", "sglang", b"sglang", "signal", b"signal", "timeout", b"timeout", "vllm", b"vllm", "weight_strategies", b"weight_strategies"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__drain: _TypeAlias = _typing.Literal["drain"]  # noqa: Y015
-    _WhichOneofArgType__drain: _TypeAlias = _typing.Literal["_drain", b"_drain"]  # noqa: Y015
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["command", "http", "signal", "vllm", "sglang", "kernel"]  # noqa: Y015
-    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__drain) -> _WhichOneofReturnType__drain | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
-
-Global___Hook: _TypeAlias = Hook  # noqa: Y015
-
-@_typing.final
-class WorkDrain(_message.Message):
-    """Drains work in flight: new work is not admitted any more, then what is under way is waited for."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STOP_ADMITTING_FIELD_NUMBER: _builtins.int
-    IDLE_FIELD_NUMBER: _builtins.int
-    ADMIT_AGAIN_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def stop_admitting(self) -> Global___HttpHook:
-        """Stops admitting."""
-
-    @_builtins.property
-    def idle(self) -> Global___HttpHook:
-        """Asked again and again, until it answers with 2xx."""
-
-    @_builtins.property
-    def admit_again(self) -> Global___HttpHook:
-        """Admits again, on the way up and on rollback."""
-
-    def __init__(
-        self,
-        *,
-        stop_admitting: Global___HttpHook | None = ...,
-        idle: Global___HttpHook | None = ...,
-        admit_again: Global___HttpHook | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_again", b"admit_again", "idle", b"idle", "stop_admitting", b"stop_admitting"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_again", b"admit_again", "idle", b"idle", "stop_admitting", b"stop_admitting"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WorkDrain: _TypeAlias = WorkDrain  # noqa: Y015
-
-@_typing.final
-class HookCredential(_message.Message):
-    """Where a bearer token is, which the worker reads right before each request and shows to nobody else."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FILE_FIELD_NUMBER: _builtins.int
-    ENVIRONMENT_VARIABLE_FIELD_NUMBER: _builtins.int
-    file: _builtins.str
-    """File on the worker's host that holds it, and nothing else."""
-    environment_variable: _builtins.str
-    """Variable of the workload's environment, or else of the worker's."""
-    def __init__(
-        self,
-        *,
-        file: _builtins.str = ...,
-        environment_variable: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["environment_variable", b"environment_variable", "file", b"file", "source", b"source"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_variable", b"environment_variable", "file", b"file", "source", b"source"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["file", "environment_variable"]  # noqa: Y015
-    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
-
-Global___HookCredential: _TypeAlias = HookCredential  # noqa: Y015
-
-@_typing.final
-class VllmHook(_message.Message):
-    """Has a vLLM server put its weights away and take them back: sleep, is_sleeping, wake_up, reset_prefix_cache."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    URL_FIELD_NUMBER: _builtins.int
-    SUSPEND_METHOD_FIELD_NUMBER: _builtins.int
-    RESUME_METHOD_FIELD_NUMBER: _builtins.int
-    WAKE_TAGS_FIELD_NUMBER: _builtins.int
-    CREDENTIAL_FIELD_NUMBER: _builtins.int
-    url: _builtins.str
-    """Address of the server, such as "http://127.0.0.1:8000". It must serve its development routes."""
-    suspend_method: _builtins.str
-    """Method of collective_rpc that drops the communicators on the way down. Empty: none."""
-    resume_method: _builtins.str
-    """Method of collective_rpc that makes them anew on the way up. Empty: none."""
-    @_builtins.property
-    def wake_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tags that are woken one after the other. Empty: all at once."""
-
-    @_builtins.property
-    def credential(self) -> Global___HookCredential:
-        """Sent as "Authorization: Bearer". Absent: nothing is."""
-
-    def __init__(
-        self,
-        *,
-        url: _builtins.str = ...,
-        suspend_method: _builtins.str = ...,
-        resume_method: _builtins.str = ...,
-        wake_tags: _abc.Iterable[_builtins.str] | None = ...,
-        credential: Global___HookCredential | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential", "resume_method", b"resume_method", "suspend_method", b"suspend_method", "url", b"url", "wake_tags", b"wake_tags"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__credential: _TypeAlias = _typing.Literal["credential"]  # noqa: Y015
-    _WhichOneofArgType__credential: _TypeAlias = _typing.Literal["_credential", b"_credential"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__credential) -> _WhichOneofReturnType__credential | None: ...
-
-Global___VllmHook: _TypeAlias = VllmHook  # noqa: Y015
-
-@_typing.final
-class SglangHook(_message.Message):
-    """Has an SGLang server release and resume its memory occupation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    URL_FIELD_NUMBER: _builtins.int
-    TAGS_FIELD_NUMBER: _builtins.int
-    CREDENTIAL_FIELD_NUMBER: _builtins.int
-    url: _builtins.str
-    """Address of the server, such as "http://127.0.0.1:30000"."""
-    @_builtins.property
-    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tags. Empty: those of the weight strategy."""
-
-    @_builtins.property
-    def credential(self) -> Global___HookCredential:
-        """Sent as "Authorization: Bearer". Absent: nothing is."""
-
-    def __init__(
-        self,
-        *,
-        url: _builtins.str = ...,
-        tags: _abc.Iterable[_builtins.str] | None = ...,
-        credential: Global___HookCredential | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential", "tags", b"tags", "url", b"url"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__credential: _TypeAlias = _typing.Literal["credential"]  # noqa: Y015
-    _WhichOneofArgType__credential: _TypeAlias = _typing.Literal["_credential", b"_credential"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__credential) -> _WhichOneofReturnType__credential | None: ...
-
-Global___SglangHook: _TypeAlias = SglangHook  # noqa: Y015
-
-@_typing.final
-class KernelHook(_message.Message):
-    """Has the application prepare and become quiescent on the way down, and go on as before on the way up."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___KernelHook: _TypeAlias = KernelHook  # noqa: Y015
-
-@_typing.final
-class CommandHook(_message.Message):
-    """Runs a program; it fails when the exit status is not 0. {workload}, {workload_id}, {phase} (before_suspend,
-    after_restore or rollback), {policy} and {members} (process ids, joined by commas) in its arguments are replaced.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ARGUMENTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Program and arguments."""
-
-    def __init__(
-        self,
-        *,
-        arguments: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CommandHook: _TypeAlias = CommandHook  # noqa: Y015
-
-@_typing.final
-class HttpHook(_message.Message):
-    """Makes an HTTP request; it fails when the status is not 2xx. Its address and body are templates as CommandHook's."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    METHOD_FIELD_NUMBER: _builtins.int
-    URL_FIELD_NUMBER: _builtins.int
-    BODY_FIELD_NUMBER: _builtins.int
-    CREDENTIAL_FIELD_NUMBER: _builtins.int
-    method: _builtins.str
-    """Method, such as "POST"."""
-    url: _builtins.str
-    """Address on the worker's host."""
-    body: _builtins.bytes
-    """Body. Empty: none."""
-    @_builtins.property
-    def credential(self) -> Global___HookCredential:
-        """Sent as "Authorization: Bearer". Absent: nothing is."""
-
-    def __init__(
-        self,
-        *,
-        method: _builtins.str = ...,
-        url: _builtins.str = ...,
-        body: _builtins.bytes = ...,
-        credential: Global___HookCredential | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "credential", b"credential"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credential", b"_credential", "body", b"body", "credential", b"credential", "method", b"method", "url", b"url"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__credential: _TypeAlias = _typing.Literal["credential"]  # noqa: Y015
-    _WhichOneofArgType__credential: _TypeAlias = _typing.Literal["_credential", b"_credential"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__credential) -> _WhichOneofReturnType__credential | None: ...
-
-Global___HttpHook: _TypeAlias = HttpHook  # noqa: Y015
-
-@_typing.final
-class SignalHook(_message.Message):
-    """Sends a signal."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SIGNAL_NUMBER_FIELD_NUMBER: _builtins.int
-    signal_number: _builtins.int
-    """Number of the signal on Linux."""
-    def __init__(
-        self,
-        *,
-        signal_number: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["signal_number", b"signal_number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SignalHook: _TypeAlias = SignalHook  # noqa: Y015
-
-@_typing.final
 class WorkloadStatus(_message.Message):
     """What a worker reports of a workload."""
 
@@ -1114,7 +654,7 @@ class WorkloadStatus(_message.Message):
         """Since when it is parked. Absent: it is not parked."""
 
     @_builtins.property
-    def parked_by(self) -> Global___EvictionPolicy:
+    def parked_by(self) -> _eviction_pb2.EvictionPolicy:
         """The policy it was parked with, which waking undoes. Absent: it is not parked."""
 
     @_builtins.property
@@ -1156,7 +696,7 @@ class WorkloadStatus(_message.Message):
         parked_gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
         parked_bytes: _builtins.int | None = ...,
         park_time: _timestamp_pb2.Timestamp | None = ...,
-        parked_by: Global___EvictionPolicy | None = ...,
+        parked_by: _eviction_pb2.EvictionPolicy | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         exit: Global___Exit | None = ...,

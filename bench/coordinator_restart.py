@@ -79,7 +79,7 @@ def start(database: Path) -> tuple[float, float]:
         process.stdout.readline()
         serving_s = time.monotonic() - began
         process.terminate()
-        loaded = re.search(r"are back after ([\d.]+) s", process.stderr.read())
+        loaded = re.search(r"open commands in ([\d.]+) s", process.stderr.read())
     if loaded is None:
         raise SystemExit("the coordinator did not say how long it took to load")
     return serving_s, float(loaded[1])

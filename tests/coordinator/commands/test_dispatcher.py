@@ -175,7 +175,7 @@ def test_a_change_is_finished_when_its_caller_leaves(tmp_path: Path) -> None:
     ("error", "logged"),
     [
         (FleetError(errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT, "no checkpoint has this id"), []),
-        (KeyError("a defect"), ["work that nobody waited for has failed"]),
+        (KeyError("a defect"), ["background work failed"]),
     ],
 )
 def test_a_failure_that_nobody_waits_for_is_logged_unless_it_is_a_refusal(
@@ -331,7 +331,7 @@ def test_the_stream_of_a_worker_that_hangs_is_ended_and_its_commands_are_unknown
         await server._tick_once(bench.fleet, bench.dispatcher)
         assert session.ended.done()
         goodbye = bench.sent(session)[-1].goodbye
-        assert "nothing came from worker alpha" in goodbye.error.message
+        assert "worker alpha sent nothing" in goodbye.error.message
         bench.service._forget(session)
         await server._tick_once(bench.fleet, bench.dispatcher)
         assert (await bench.stored()).state == command_states.UNKNOWN

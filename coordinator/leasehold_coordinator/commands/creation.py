@@ -31,6 +31,7 @@ from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
+from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.commands.targets import find_target
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.core.operation_rules import (
@@ -42,7 +43,7 @@ from leasehold_coordinator.core.operation_rules import (
 )
 from leasehold_coordinator.core.spec_rules import check_spec
 from leasehold_coordinator.crash_points import crash_point
-from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.shielding import finish
 from leasehold_coordinator.timestamps import duration, now_timestamp
@@ -76,7 +77,8 @@ class CommandCreation:
         return await self._decisions.once(request.request_id, partial(self._create_workload, request))
 
     async def _create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
-        before = await self._created_before(request.request_id)
+        key = RequestKey.of(request.request_id, request)
+        before = await self._created_before(key)
         if before is not None:
             return before
         holders = await self._holders(request)
@@ -99,7 +101,7 @@ class CommandCreation:
             )
             if request.validate_only:
                 return Decision((workload, None))
-            return Decision((workload, command), self._dispatcher.create(command, workload))
+            return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
         return await self._decisions.decide(decide)
 
@@ -125,7 +127,8 @@ class CommandCreation:
         return await self._decisions.once(request.request_id, partial(self._adopt, request))
 
     async def _adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
-        before = await self._created_before(request.request_id)
+        key = RequestKey.of(request.request_id, request)
+        before = await self._created_before(key)
         if before is not None:
             return before
 
@@ -154,7 +157,7 @@ class CommandCreation:
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
             )
-            return Decision((workload, command), self._dispatcher.create(command, workload))
+            return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
         return await self._decisions.decide(decide)
 
@@ -168,6 +171,7 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
+        key = RequestKey.of(request.request_id, request)
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
@@ -179,20 +183,20 @@ class CommandCreation:
             self._dispatcher.check_room(worker_id, [])
             timeout = request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S)
             command = new_command(request.request_id, worker_id, operation, timeout)
-            return Decision(command, self._dispatcher.create(command))
+            return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(request.request_id, decide)
+        return await self._create_command(key, decide)
 
     async def _create_command(
-        self, request_id: str, decide: Callable[[], Awaitable[Decision[Command]]]
+        self, key: RequestKey, decide: Callable[[], Awaitable[Decision[Command]]]
     ) -> Command:
         """Decides on a command, unless an earlier request with this id has created a command."""
 
         async def create() -> Command:
-            before = await self._repeated(request_id)
+            before = await self._repeated(key)
             return before if before is not None else await self._decisions.decide(decide)
 
-        return await self._decisions.once(request_id, create)
+        return await self._decisions.once(key.request_id, create)
 
     async def forget_worker(self, worker: str) -> ForgetWorkerResponse:
         """Forgets a worker that is not connected, with its workloads and commands.
@@ -214,7 +218,7 @@ class CommandCreation:
     async def operate(
         self,
         *,
-        request_id: str,
+        key: RequestKey,
         workload: str,
         operation: Operation,
         expected_generation: int | None,
@@ -223,7 +227,7 @@ class CommandCreation:
         """Creates a command for existing workloads.
 
         Args:
-            request_id: Makes the call idempotent, unless it is empty.
+            key: Makes the call idempotent, unless its id is empty.
             workload: Id or name. Unused for a remap: its moves name the workloads.
             operation: What to do.
             expected_generation: The generation that the first workload must have. None: any.
@@ -243,7 +247,7 @@ class CommandCreation:
             self._fleet.contact(target.first.worker_id)
             is_short = operation.WhichOneof("kind") in ("stop", "release")
             command = new_command(
-                request_id,
+                key.request_id,
                 target.first.worker_id,
                 target.operation,
                 timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
@@ -251,9 +255,9 @@ class CommandCreation:
             )
             if expected_generation is not None:
                 command.expected_generation = expected_generation
-            return Decision(command, self._dispatcher.create(command))
+            return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(request_id, decide)
+        return await self._create_command(key, decide)
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
         """Creates a suspend for each workload that holds GPUs of a worker, oldest first.
@@ -305,31 +309,30 @@ class CommandCreation:
             )
         return command
 
-    async def _repeated(self, request_id: str) -> Command | None:
-        """The command that an earlier request with this id created."""
-        if not request_id:
-            return None
-        stored = self._fleet.ledger.of_request(request_id)
-        if stored is not None:
-            return await self._fleet.find_command(stored.command.command_id)
-        return await self._fleet.store.find_request(request_id)
-
-    async def _created_before(self, request_id: str) -> tuple[Workload, Command] | None:
-        """The workload that an earlier request with this id created, and its command.
+    async def _repeated(self, key: RequestKey) -> Command | None:
+        """The command that an earlier sending of the same request created.
 
         Raises:
-            FleetError: INVALID_ARGUMENT, the earlier request created a command about no workload.
+            FleetError: REQUEST_ID_REUSED, another request has the id.
         """
-        before = await self._repeated(request_id)
-        if before is None:
+        if not key.request_id:
             return None
-        if not before.workload_id:
-            raise invalid(
-                "request_id",
-                f"the request id {request_id!r} is that of command {before.command_id}, a "
-                f"{before.operation.WhichOneof('kind')}: give each request an id of its own",
-            )
-        return await self._fleet.find_workload(before.workload_id), before
+        stored = self._fleet.ledger.of_request(key.request_id)
+        if stored is None:
+            stored = await self._fleet.store.find_request(key.request_id)
+        if stored is None:
+            return None
+        key.require_same(stored)
+        return await self._fleet.find_command(stored.command.command_id)
+
+    async def _created_before(self, key: RequestKey) -> tuple[Workload, Command] | None:
+        """The workload that an earlier sending of the same request created, and its command.
+
+        Raises:
+            FleetError: REQUEST_ID_REUSED, another request has the id.
+        """
+        before = await self._repeated(key)
+        return (await self._fleet.find_workload(before.workload_id), before) if before is not None else None
 
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
         spec = request.spec

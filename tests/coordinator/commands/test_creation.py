@@ -14,6 +14,7 @@ from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, SuspendWorkerRequest
 from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.command_ledger import SENT_LIMIT, UNFINISHED_LIMIT
 from leasehold_coordinator.errors import FleetError
@@ -131,7 +132,7 @@ def test_a_refusal_that_rests_on_a_creation_is_told_once_that_is_stored(tmp_path
         second = desk.run("one")
         busy = asyncio.create_task(
             desk.requests.operate(
-                request_id="",
+                key=RequestKey("", b""),
                 workload="one",
                 operation=Operation(suspend=SuspendOperation()),
                 expected_generation=None,

@@ -151,7 +151,7 @@ def test_workloads_on_different_workers_are_a_refusal_that_no_worker_is_asked_fo
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     start(coordinator, worker)
-    beta = coordinator.connect(make_hello("beta", gpus=4))
+    beta = coordinator.connect(make_hello("beta", gpu_count=4))
     beta.welcome()
     start(coordinator, beta, "two")
     plan = coordinator.workloads.Plan(PlanRequest(operation=swap()), timeout=20).plan

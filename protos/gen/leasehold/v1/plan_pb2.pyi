@@ -305,7 +305,7 @@ class HostMemoryPlan(_message.Message):
     AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     CGROUP_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     needed_bytes: _builtins.int
-    """What parking takes, in bytes."""
+    """Memory that parking needs, in bytes. Absent: NVML reports no device memory of a member."""
     available_bytes: _builtins.int
     """What the host has left for it: MemAvailable, less the reserve and what other operations were promised.
     Absent: the kernel doesn't say.
@@ -315,22 +315,26 @@ class HostMemoryPlan(_message.Message):
     def __init__(
         self,
         *,
-        needed_bytes: _builtins.int = ...,
+        needed_bytes: _builtins.int | None = ...,
         available_bytes: _builtins.int | None = ...,
         cgroup_available_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_cgroup_available_bytes", b"_cgroup_available_bytes", "available_bytes", b"available_bytes", "cgroup_available_bytes", b"cgroup_available_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_cgroup_available_bytes", b"_cgroup_available_bytes", "_needed_bytes", b"_needed_bytes", "available_bytes", b"available_bytes", "cgroup_available_bytes", b"cgroup_available_bytes", "needed_bytes", b"needed_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_cgroup_available_bytes", b"_cgroup_available_bytes", "available_bytes", b"available_bytes", "cgroup_available_bytes", b"cgroup_available_bytes", "needed_bytes", b"needed_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_cgroup_available_bytes", b"_cgroup_available_bytes", "_needed_bytes", b"_needed_bytes", "available_bytes", b"available_bytes", "cgroup_available_bytes", b"cgroup_available_bytes", "needed_bytes", b"needed_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__available_bytes: _TypeAlias = _typing.Literal["available_bytes"]  # noqa: Y015
     _WhichOneofArgType__available_bytes: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes"]  # noqa: Y015
     _WhichOneofReturnType__cgroup_available_bytes: _TypeAlias = _typing.Literal["cgroup_available_bytes"]  # noqa: Y015
     _WhichOneofArgType__cgroup_available_bytes: _TypeAlias = _typing.Literal["_cgroup_available_bytes", b"_cgroup_available_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__needed_bytes: _TypeAlias = _typing.Literal["needed_bytes"]  # noqa: Y015
+    _WhichOneofArgType__needed_bytes: _TypeAlias = _typing.Literal["_needed_bytes", b"_needed_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__available_bytes) -> _WhichOneofReturnType__available_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cgroup_available_bytes) -> _WhichOneofReturnType__cgroup_available_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__needed_bytes) -> _WhichOneofReturnType__needed_bytes | None: ...
 
 Global___HostMemoryPlan: _TypeAlias = HostMemoryPlan  # noqa: Y015
 

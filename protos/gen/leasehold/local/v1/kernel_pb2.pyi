@@ -31,7 +31,7 @@ class _KernelMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KernelMe
     KERNEL_METHOD_CAN_CHECKPOINT: _KernelMethod.ValueType  # 1
     """Can you save yourself now? Answered by readiness."""
     KERNEL_METHOD_SIZE_ESTIMATE: _KernelMethod.ValueType  # 2
-    """How many bytes about would that be? Answered by size_bytes."""
+    """How many bytes about would that be? Answered by size_estimate."""
     KERNEL_METHOD_PREPARE: _KernelMethod.ValueType  # 3
     """Come to rest. Answered by done, at once: IS_QUIESCENT says when that is so."""
     KERNEL_METHOD_CANCEL: _KernelMethod.ValueType  # 4
@@ -53,7 +53,7 @@ KERNEL_METHOD_UNSPECIFIED: KernelMethod.ValueType  # 0
 KERNEL_METHOD_CAN_CHECKPOINT: KernelMethod.ValueType  # 1
 """Can you save yourself now? Answered by readiness."""
 KERNEL_METHOD_SIZE_ESTIMATE: KernelMethod.ValueType  # 2
-"""How many bytes about would that be? Answered by size_bytes."""
+"""How many bytes about would that be? Answered by size_estimate."""
 KERNEL_METHOD_PREPARE: KernelMethod.ValueType  # 3
 """Come to rest. Answered by done, at once: IS_QUIESCENT says when that is so."""
 KERNEL_METHOD_CANCEL: KernelMethod.ValueType  # 4
@@ -247,7 +247,7 @@ class KernelAnswer(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     READINESS_FIELD_NUMBER: _builtins.int
-    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SIZE_ESTIMATE_FIELD_NUMBER: _builtins.int
     QUIESCENT_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
@@ -256,8 +256,6 @@ class KernelAnswer(_message.Message):
     """Of which call."""
     failure: _builtins.str
     """It failed; why, in words."""
-    size_bytes: _builtins.int
-    """Of SIZE_ESTIMATE. 0: unknown."""
     quiescent: _builtins.bool
     """Of IS_QUIESCENT."""
     health: _workload_pb2.KernelHealth.ValueType
@@ -265,6 +263,10 @@ class KernelAnswer(_message.Message):
     @_builtins.property
     def readiness(self) -> Global___KernelReadiness:
         """Of CAN_CHECKPOINT."""
+
+    @_builtins.property
+    def size_estimate(self) -> Global___KernelSizeEstimate:
+        """Of SIZE_ESTIMATE."""
 
     @_builtins.property
     def saved(self) -> Global___KernelPayload:
@@ -280,21 +282,45 @@ class KernelAnswer(_message.Message):
         call_id: _builtins.int = ...,
         failure: _builtins.str = ...,
         readiness: Global___KernelReadiness | None = ...,
-        size_bytes: _builtins.int = ...,
+        size_estimate: Global___KernelSizeEstimate | None = ...,
         quiescent: _builtins.bool = ...,
         saved: Global___KernelPayload | None = ...,
         health: _workload_pb2.KernelHealth.ValueType = ...,
         done: Global___KernelDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failure", b"failure", "health", b"health", "quiescent", b"quiescent", "readiness", b"readiness", "result", b"result", "saved", b"saved", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failure", b"failure", "health", b"health", "quiescent", b"quiescent", "readiness", b"readiness", "result", b"result", "saved", b"saved", "size_estimate", b"size_estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "done", b"done", "failure", b"failure", "health", b"health", "quiescent", b"quiescent", "readiness", b"readiness", "result", b"result", "saved", b"saved", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "done", b"done", "failure", b"failure", "health", b"health", "quiescent", b"quiescent", "readiness", b"readiness", "result", b"result", "saved", b"saved", "size_estimate", b"size_estimate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["failure", "readiness", "size_bytes", "quiescent", "saved", "health", "done"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["failure", "readiness", "size_estimate", "quiescent", "saved", "health", "done"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
 Global___KernelAnswer: _TypeAlias = KernelAnswer  # noqa: Y015
+
+@_typing.final
+class KernelSizeEstimate(_message.Message):
+    """The approximate size of what CHECKPOINT would save."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """In bytes. Absent: unknown."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size_bytes: _TypeAlias = _typing.Literal["size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__size_bytes: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size_bytes) -> _WhichOneofReturnType__size_bytes | None: ...
+
+Global___KernelSizeEstimate: _TypeAlias = KernelSizeEstimate  # noqa: Y015
 
 @_typing.final
 class KernelReadiness(_message.Message):

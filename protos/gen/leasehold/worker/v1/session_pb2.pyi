@@ -283,7 +283,7 @@ class Hello(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
-    GPU_POOL_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
     GPU_LEASES_FIELD_NUMBER: _builtins.int
     WORKLOADS_FIELD_NUMBER: _builtins.int
     COMMANDS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
@@ -325,7 +325,7 @@ class Hello(_message.Message):
         """What the worker can do, and why not where it can't."""
 
     @_builtins.property
-    def gpu_pool(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.Gpu]:
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.Gpu]:
         """GPUs in slot order. Empty: a CPU host."""
 
     @_builtins.property
@@ -368,7 +368,7 @@ class Hello(_message.Message):
         host: _worker_pb2.HostFacts | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         capabilities: _abc.Iterable[_worker_pb2.Capability] | None = ...,
-        gpu_pool: _abc.Iterable[_gpu_pb2.Gpu] | None = ...,
+        gpus: _abc.Iterable[_gpu_pb2.Gpu] | None = ...,
         gpu_leases: _abc.Iterable[_lease_pb2.GpuLease] | None = ...,
         workloads: _abc.Iterable[_workload_pb2.Workload] | None = ...,
         commands_in_flight: _abc.Iterable[_builtins.str] | None = ...,
@@ -378,7 +378,7 @@ class Hello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_nvml_version", b"_nvml_version", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "host", b"host", "nvml_version", b"nvml_version", "protocol_version", b"protocol_version", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_nvml_version", b"_nvml_version", "agent_version", b"agent_version", "boot_id", b"boot_id", "capabilities", b"capabilities", "commands_in_flight", b"commands_in_flight", "commands_unacknowledged", b"commands_unacknowledged", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "gpu_leases", b"gpu_leases", "gpu_pool", b"gpu_pool", "host", b"host", "instance_id", b"instance_id", "labels", b"labels", "last_epoch", b"last_epoch", "name", b"name", "nvml_version", b"nvml_version", "protocol_version", b"protocol_version", "resources", b"resources", "worker_id", b"worker_id", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_nvml_version", b"_nvml_version", "agent_version", b"agent_version", "boot_id", b"boot_id", "capabilities", b"capabilities", "commands_in_flight", b"commands_in_flight", "commands_unacknowledged", b"commands_unacknowledged", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "gpu_leases", b"gpu_leases", "gpus", b"gpus", "host", b"host", "instance_id", b"instance_id", "labels", b"labels", "last_epoch", b"last_epoch", "name", b"name", "nvml_version", b"nvml_version", "protocol_version", b"protocol_version", "resources", b"resources", "worker_id", b"worker_id", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
     _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
@@ -487,7 +487,7 @@ class WorkerLoad(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
-    GPU_POOL_FIELD_NUMBER: _builtins.int
+    GPU_LEASES_FIELD_NUMBER: _builtins.int
     PENDING_CLAIMERS_FIELD_NUMBER: _builtins.int
     PARKED_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
@@ -503,7 +503,7 @@ class WorkerLoad(_message.Message):
     host_memory_available_bytes: _builtins.int
     """Host memory that is available, in bytes (MemAvailable). Absent: unknown."""
     @_builtins.property
-    def gpu_pool(self) -> _containers.RepeatedCompositeFieldContainer[_lease_pb2.GpuLease]:
+    def gpu_leases(self) -> _containers.RepeatedCompositeFieldContainer[_lease_pb2.GpuLease]:
         """In slot order, as in hello."""
 
     @_builtins.property
@@ -527,7 +527,7 @@ class WorkerLoad(_message.Message):
         *,
         session_id: _builtins.str = ...,
         sequence: _builtins.int = ...,
-        gpu_pool: _abc.Iterable[_lease_pb2.GpuLease] | None = ...,
+        gpu_leases: _abc.Iterable[_lease_pb2.GpuLease] | None = ...,
         pending_claimers: _builtins.int = ...,
         parked: _abc.Iterable[Global___ParkedWorkload] | None = ...,
         host_memory_available_bytes: _builtins.int | None = ...,
@@ -537,7 +537,7 @@ class WorkerLoad(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_host_memory_available_bytes", b"_host_memory_available_bytes", "cordon", b"cordon", "host_memory_available_bytes", b"host_memory_available_bytes", "resources", b"resources", "sample_time", b"sample_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_host_memory_available_bytes", b"_host_memory_available_bytes", "cordon", b"cordon", "gpu_pool", b"gpu_pool", "host_memory_available_bytes", b"host_memory_available_bytes", "parked", b"parked", "pending_claimers", b"pending_claimers", "resources", b"resources", "sample_time", b"sample_time", "sequence", b"sequence", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_host_memory_available_bytes", b"_host_memory_available_bytes", "cordon", b"cordon", "gpu_leases", b"gpu_leases", "host_memory_available_bytes", b"host_memory_available_bytes", "parked", b"parked", "pending_claimers", b"pending_claimers", "resources", b"resources", "sample_time", b"sample_time", "sequence", b"sequence", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
     _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015

@@ -204,7 +204,9 @@ def test_a_running_workload_is_checkpointed(
     assert query.operation == Operation(checkpoint=CheckpointOperation())
     assert not planned.result(20).HasField("command")
     plan = aside.submit(
-        lambda: calls.Plan(PlanRequest(workload="one", operation=query.operation), timeout=20).plan
+        lambda: (
+            calls.Plan(PlanRequest(workload="one", checkpoint=query.operation.checkpoint), timeout=20).plan
+        )
     )
     worker.answer_plan(PlanAnswer(plan=Plan(steps=["save"])), 1)
     assert list(plan.result(20).steps) == ["save"]

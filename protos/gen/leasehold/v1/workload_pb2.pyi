@@ -448,8 +448,8 @@ class WorkloadSpec(_message.Message):
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Environment variables in addition to the worker's. The worker sets CUDA_VISIBLE_DEVICES. Responses have empty values,
-        because values may be secrets.
+        """Environment variables in addition to the worker's. The worker sets CUDA_VISIBLE_DEVICES. Responses have
+        empty values, because values may be secrets.
         """
 
     @_builtins.property

@@ -64,7 +64,8 @@ sys.stdin.read()
             env={**os.environ, **environment},
             start_new_session=True,
         )
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             root = identify(process.pid)
             process.stdin.close()

@@ -126,7 +126,7 @@ def _foreign_changes(before: Sequence[ForeignProcess], after: Sequence[ForeignPr
     if come := [process for process in after if process.pid not in known]:
         for workload_id, name in dict.fromkeys((each.workload_id, each.workload_name) for each in come):
             some = [process for process in come if process.workload_id == workload_id]
-            whose = f"of workload {name}, which has no lease of the GPU: suspend and restore {name}"
+            whose = f"of workload {name}, which does not lease it: suspend and restore {name}"
             held_by = foreign_text(GpuLease(foreign_processes=some))
             yield f"is held by {held_by}, {whose if workload_id else 'which belongs to no workload'}"
     if left := [process for process in before if process.pid not in now]:

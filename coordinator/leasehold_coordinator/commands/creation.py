@@ -436,7 +436,7 @@ class CommandCreation:
             raise invalid(
                 "name",
                 f"invalid name {wanted!r}: start with a letter, then use letters, digits, '-', '_' or '.', "
-                "63 in all",
+                "and at most 63 characters",
             )
         if wanted in self._fleet.workloads or any(
             workload.name == wanted for workload in self._fleet.workloads.values()

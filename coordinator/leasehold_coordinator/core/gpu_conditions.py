@@ -13,7 +13,7 @@ from leasehold_coordinator.core.gpu_texts import cordon_text, foreign_text
 
 HEALTHY: Final = frozenset({gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK})
 WORKABLE: Final = HEALTHY | {gpu_pb2.GPU_HEALTH_THROTTLED}
-"""Health values with which a GPU takes work. For a value of a newer worker, the slot's state decides."""
+"""Health values with which a GPU takes work. An unknown value of a newer worker counts as unhealthy."""
 
 
 def state_without_lease(lease: GpuLease) -> SlotState.ValueType:

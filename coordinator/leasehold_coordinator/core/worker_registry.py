@@ -77,7 +77,7 @@ class Registry:
 
     def _drop(self, hello: Hello) -> None:
         """Removes a worker's hello from the indexes."""
-        for gpu in hello.gpu_pool:
+        for gpu in hello.gpus:
             if self._by_gpu.get(gpu.uuid) == hello.worker_id:
                 del self._by_gpu[gpu.uuid]
         named = self._by_name.get(hello.name, {})
@@ -92,7 +92,7 @@ class Registry:
         self._workers[hello.worker_id] = known
         self._by_name.setdefault(hello.name, {})[hello.worker_id] = known
         worker_id = hello.worker_id  # read once: protobuf makes a new string at each access
-        self._by_gpu |= {gpu.uuid: worker_id for gpu in hello.gpu_pool}
+        self._by_gpu |= {gpu.uuid: worker_id for gpu in hello.gpus}
 
     def forget(self, known: KnownWorker) -> None:
         """Removes a worker."""
@@ -215,7 +215,7 @@ class Registry:
                     f"`leasehold forget worker {known.hello.worker_id}` once that one has stopped",
                     worker=known.hello.worker_id,
                 )
-        for gpu in hello.gpu_pool:
+        for gpu in hello.gpus:
             owner = self.owner(gpu.uuid)
             if owner is None or owner.hello.worker_id == hello.worker_id or not self._is_in_use(owner, now):
                 continue
@@ -237,14 +237,14 @@ class Registry:
         Returns:
             The other workers. The store must forget their GPUs too, or they own them after the next start.
         """
-        uuids = {gpu.uuid for gpu in hello.gpu_pool}
+        uuids = {gpu.uuid for gpu in hello.gpus}
         owners = {self._by_gpu.get(uuid, hello.worker_id) for uuid in uuids} - {hello.worker_id}
         robbed = [self._workers[worker_id] for worker_id in owners if worker_id in self._workers]
         for known in robbed:
-            left = [gpu for gpu in known.hello.gpu_pool if gpu.uuid not in uuids]
+            left = [gpu for gpu in known.hello.gpus if gpu.uuid not in uuids]
             known.hello = description(known.hello)
-            del known.hello.gpu_pool[:]
-            known.hello.gpu_pool.extend(left)
+            del known.hello.gpus[:]
+            known.hello.gpus.extend(left)
             known.take_leases(known.leases)
         return robbed
 
@@ -355,7 +355,7 @@ def _host(hello: Hello) -> tuple[str, str]:
 
 def _has_other_gpus(known: Hello, hello: Hello) -> bool:
     """Whether both hellos name GPUs and share none. They then come from two hosts. Host names may change."""
-    before, now = ({gpu.uuid for gpu in one.gpu_pool} for one in (known, hello))
+    before, now = ({gpu.uuid for gpu in one.gpus} for one in (known, hello))
     return bool(before and now) and not before & now
 
 

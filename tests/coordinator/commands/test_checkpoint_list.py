@@ -333,7 +333,7 @@ def test_of_several_that_have_a_checkpoint_one_with_room_is_chosen(
         if not number:
             assert asked.result(20).workload.worker_id == "worker-gamma"
             continue
-        with pytest.raises(grpc.RpcError, match="1 GPU is wanted; beta: 1 GPU, 1 leased"):
+        with pytest.raises(grpc.RpcError, match="requested 1 GPU; beta: 1 GPU, 1 leased"):
             asked.result(20)
 
 

@@ -167,7 +167,7 @@ def test_workers_are_found_by_id_or_by_a_name_that_is_unique() -> None:
     assert registry.find("worker-3").hello.name == "twin"
     for wanted, match in (
         ("twin", "2 workers are named"),
-        ("nobody", "the known ones are alpha, twin, twin"),
+        ("nobody", "the known workers are alpha, twin, twin"),
     ):
         with pytest.raises(FleetError, match=match):
             registry.find(wanted)

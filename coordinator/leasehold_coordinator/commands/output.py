@@ -32,7 +32,7 @@ All places together have less than 80 KB in flight: a link of 20 KB/s must carry
 """
 
 OFFSET_LIMIT: Final = 2**62
-"""The first invalid offset: no file is so large, and the length of an answer can be added without overflow."""
+"""The first invalid offset. No file is so large, and an answer's length can be added without overflow."""
 
 
 async def read_output(

@@ -78,7 +78,7 @@ class Plans:
         expected_generation: int | None,
         timeout: duration_pb2.Duration | None,
     ) -> None:
-        """Raises the first refusal of the plan, if the plan has a refusal.
+        """Raises the first refusal of the plan, if any.
 
         Raises:
             FleetError: An error of :meth:`plan`, or the first refusal.

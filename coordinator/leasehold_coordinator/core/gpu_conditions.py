@@ -13,7 +13,7 @@ from leasehold_coordinator.core.gpu_texts import cordon_text, foreign_text
 
 HEALTHY: Final = frozenset({gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK})
 WORKABLE: Final = HEALTHY | {gpu_pb2.GPU_HEALTH_THROTTLED}
-"""Health values with which a GPU takes work. For a value of a newer worker, the slot's state decides."""
+"""Health values with which a GPU takes work. An unknown value of a newer worker counts as unhealthy."""
 
 
 def state_without_lease(lease: GpuLease) -> SlotState.ValueType:
@@ -126,7 +126,7 @@ def _foreign_changes(before: Sequence[ForeignProcess], after: Sequence[ForeignPr
     if come := [process for process in after if process.pid not in known]:
         for workload_id, name in dict.fromkeys((each.workload_id, each.workload_name) for each in come):
             some = [process for process in come if process.workload_id == workload_id]
-            whose = f"of workload {name}, which has no lease of the GPU: suspend and restore {name}"
+            whose = f"of workload {name}, which does not lease it: suspend and restore {name}"
             held_by = foreign_text(GpuLease(foreign_processes=some))
             yield f"is held by {held_by}, {whose if workload_id else 'which belongs to no workload'}"
     if left := [process for process in before if process.pid not in now]:

@@ -1,7 +1,7 @@
 """Checks integers and times in a peer's message. Pure.
 
-Integers are signed (AIP-141). They are counts or numbers, so only priorities may be negative. A timestamp or
-duration out of range could not be shown.
+Integers are signed (AIP-141). All but priorities are counts, sizes or sequence numbers, and must not be
+negative. A timestamp or duration out of range could not be shown.
 """
 
 from collections.abc import Iterable

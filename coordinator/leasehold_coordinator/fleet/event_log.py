@@ -35,7 +35,7 @@ WAITING_LIMIT: Final = 4_096
 _OF_WORKERS: Final = {
     worker_pb2.WORKER_STATE_CONNECTED: (event_pb2.EVENT_KIND_WORKER_CONNECTED, "is in contact"),
     worker_pb2.WORKER_STATE_STALE: (event_pb2.EVENT_KIND_WORKER_STALE, "is silent"),
-    worker_pb2.WORKER_STATE_LOST: (event_pb2.EVENT_KIND_WORKER_LOST, "is lost, and keeps what it leases"),
+    worker_pb2.WORKER_STATE_LOST: (event_pb2.EVENT_KIND_WORKER_LOST, "is lost; its leases stay"),
     worker_pb2.WORKER_STATE_DISCONNECTED: (event_pb2.EVENT_KIND_WORKER_LEFT, "has left"),
 }
 

@@ -65,7 +65,7 @@ HISTORY_LIMIT_BYTES: Final = 8 * 2**30
 """Size of a SQLite store from which on ended workloads, ended commands and events are deleted at any age."""
 
 PRUNE_ROUNDS: Final = 20
-"""Most deletions in a row."""
+"""Most deletions by which one call of :meth:`Fleet.prune` shrinks a store that is too large."""
 
 NAMED_LIMIT: Final = 8
 """Most ids that a refusal lists."""

@@ -49,5 +49,5 @@ class LiveWorkloads(MutableMapping[str, Workload]):
         return [self._by_id[workload_id] for workload_id in self._by_worker.get(worker_id, ())]
 
     def named(self, name: str) -> list[Workload]:
-        """The workloads with this name. Names are unique only within a worker."""
+        """The workloads with this name. Different workers may register the same name."""
         return [self._by_id[workload_id] for workload_id in self._by_name.get(name, ())]

@@ -6,9 +6,8 @@ store's number is smaller than the seal's number, the store has lost commits.
 
 A number is written only after its commit is on disk, so a seal that is behind is harmless. Numbers are
 therefore written without waiting for the disk. The kernel holds them, so a killed process loses none. A power
-loss may lose the newest numbers: those of the last second while commits follow each other, otherwise those
-that the kernel has not written back, which is half a minute by default. Lost commits of just that time remain
-unnoticed. All earlier losses are noticed.
+loss may lose the newest numbers: those of the last second while commits follow each other, otherwise those of
+the kernel's writeback delay, half a minute by default. A loss of just these commits remains unnoticed.
 
 Numbers go to two places in turn, each with a digest. A torn write leaves the previous number valid.
 """

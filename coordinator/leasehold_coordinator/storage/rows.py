@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """The oldest 500 rows that ended more than ``retention_s`` seconds of service ago. To be deleted."""
+    """A deletion of the oldest rows, at most 500, that ended more than ``retention_s`` of service ago."""
 
     table: sa.Table
     retention_s: float

@@ -367,9 +367,9 @@ def test_a_plan_that_does_not_come_is_refused_with_what_may_be_the_cause() -> No
         waiting = asyncio.create_task(session.plan(PlanQuery(), timeout_s=60))
         await asyncio.sleep(0)
         session.end()
-        with pytest.raises(FleetError, match="alpha went away") as ended:
+        with pytest.raises(FleetError, match="alpha disconnected") as ended:
             await waiting
-        with pytest.raises(FleetError, match="alpha went away") as too_late:
+        with pytest.raises(FleetError, match="alpha disconnected") as too_late:
             await asyncio.wait_for(session.plan(PlanQuery(), timeout_s=60), 5)
         for error in (late, ended, too_late):
             assert error.value.reason == errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE

@@ -96,7 +96,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             parts.pool,
             Queries(
                 parts.workloads,
-                PlanQueries(parts.operations.preflight, parts.durations),
+                PlanQueries(parts.operations, parts.durations),
                 parts.disk,
                 "worker-1",
             ),

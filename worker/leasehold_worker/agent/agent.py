@@ -131,7 +131,7 @@ async def _run(
                 criu=parts.criu,
                 applications=parts.applications,
             )
-            plan_queries = PlanQueries(parts.operations.preflight, parts.durations)
+            plan_queries = PlanQueries(parts.operations, parts.durations)
             queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
             coordinator_session = CoordinatorSession(
                 config.coordinator,

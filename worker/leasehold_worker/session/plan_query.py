@@ -3,14 +3,14 @@
 import logging
 from typing import final
 
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import errors_pb2, plan_pb2
 from leasehold.worker.v1.session_pb2 import PlanAnswer, PlanQuery
 
 from leasehold_worker.errors import OperationError, defect
+from leasehold_worker.operations.handler import Operations
 from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.messages import plan_message
 from leasehold_worker.planning.plan import Plan
-from leasehold_worker.planning.preflight import Preflight
 
 logger = logging.getLogger(__name__)
 
@@ -19,13 +19,16 @@ logger = logging.getLogger(__name__)
 class PlanQueries:
     """Answers plan queries, without any change."""
 
-    def __init__(self, preflight: Preflight, durations: Durations) -> None:
-        self._preflight = preflight
+    def __init__(self, operations: Operations, durations: Durations) -> None:
+        self._operations = operations
+        self._preflight = operations.preflight
         self._durations = durations
 
     async def answer(self, query: PlanQuery) -> PlanAnswer:
         """The plan of an operation, or the error."""
         try:
+            if query.operation.HasField("run") or query.operation.HasField("adopt"):
+                return await self._check(query)
             plan = await self._plan(query)
         except OperationError as error:
             return PlanAnswer(plan_id=query.plan_id, error=error.to_proto())
@@ -33,6 +36,19 @@ class PlanQueries:
             logger.exception("the plan of workload %s failed because of a defect", query.workload_id)
             return PlanAnswer(plan_id=query.plan_id, error=defect().to_proto())
         return PlanAnswer(plan_id=query.plan_id, plan=plan_message(plan))
+
+    async def _check(self, query: PlanQuery) -> PlanAnswer:
+        """The answer for a new workload: a plan that is empty except for the first refusal, if any."""
+        operation = query.operation
+        answer = PlanAnswer(plan_id=query.plan_id, plan=plan_pb2.Plan())
+        try:
+            if operation.HasField("run"):
+                await self._operations.check_run(operation.run)
+            else:
+                await self._operations.check_adoption(operation.adopt)
+        except OperationError as error:
+            answer.plan.refusals.append(error.to_proto())
+        return answer
 
     async def _plan(self, query: PlanQuery) -> Plan:
         operation = query.operation
@@ -54,7 +70,7 @@ class PlanQueries:
             case kind:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                    f"no plans for {kind or 'another'}: only suspend, restore, remap and "
-                    "checkpoint have them",
+                    f"no plans for {kind or 'another'}: only suspend, restore, remap, checkpoint, run and "
+                    "adopt have them",
                     {"field": "operation"},
                 )

@@ -1,27 +1,43 @@
 """Answers to plan_query: dry runs."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import final
 
 from leasehold.v1 import errors_pb2, plan_pb2
+from leasehold.v1.operation_pb2 import AdoptOperation, RunOperation
 from leasehold.worker.v1.session_pb2 import PlanAnswer, PlanQuery
 
 from leasehold_worker.errors import OperationError, defect
-from leasehold_worker.operations.handler import Operations
 from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.messages import plan_message
 from leasehold_worker.planning.plan import Plan
+from leasehold_worker.planning.preflight import Preflight
 
 logger = logging.getLogger(__name__)
 
 
 @final
 class PlanQueries:
-    """Answers plan queries, without any change."""
+    """Answers plan queries, without any change.
 
-    def __init__(self, operations: Operations, durations: Durations) -> None:
-        self._operations = operations
-        self._preflight = operations.preflight
+    Args:
+        preflight: Makes the plans.
+        durations: Estimates their durations.
+        check_run: Refuses what a run would refuse now.
+        check_adoption: Refuses what an adoption would refuse now.
+    """
+
+    def __init__(
+        self,
+        preflight: Preflight,
+        durations: Durations,
+        check_run: Callable[[RunOperation], Awaitable[None]],
+        check_adoption: Callable[[AdoptOperation], Awaitable[None]],
+    ) -> None:
+        self._preflight = preflight
+        self._check_run = check_run
+        self._check_adoption = check_adoption
         self._durations = durations
 
     async def answer(self, query: PlanQuery) -> PlanAnswer:
@@ -43,9 +59,9 @@ class PlanQueries:
         answer = PlanAnswer(plan_id=query.plan_id, plan=plan_pb2.Plan())
         try:
             if operation.HasField("run"):
-                await self._operations.check_run(operation.run)
+                await self._check_run(operation.run)
             else:
-                await self._operations.check_adoption(operation.adopt)
+                await self._check_adoption(operation.adopt)
         except OperationError as error:
             answer.plan.refusals.append(error.to_proto())
         return answer

@@ -22,6 +22,7 @@ from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_pb2 import HostFacts
 from leasehold.worker.v1.session_pb2 import (
+    CommandSpec,
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
@@ -155,7 +156,7 @@ class LightWorker:
                 await call.write(ConnectRequest(worker_load=load))
             await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
 
-    async def _obey(self, call: Call, command: command_pb2.Command) -> None:
+    async def _obey(self, call: Call, command: CommandSpec) -> None:
         workload = workload_pb2.Workload(
             workload_id=command.workload_id,
             name=command.operation.run.name,

@@ -5,7 +5,7 @@ from typing import Final, TypeAlias
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.command_pb2 import Command
-from leasehold.worker.v1.session_pb2 import CommandFrame
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec
 
 LEAST_TIMEOUT_NS: Final = 1_000_000
 """The timeout sent with an overdue command. Zero would mean no limit."""
@@ -21,6 +21,7 @@ class StoredCommand:
         accepted: The worker has reported that it has the command.
         cancel_requested: A client has asked to cancel the command.
         jumped_ns: :attr:`CommandLedger.jumped_ns` at the creation of the command.
+        request_digest: Digest of the request that created the command. Empty: the request had no id.
     """
 
     command: Command
@@ -28,6 +29,7 @@ class StoredCommand:
     accepted: bool = False
     cancel_requested: bool = False
     jumped_ns: int = 0
+    request_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,16 @@ def frame_of(sent: Send, epoch: int, now: Timestamp, jumped_ns: int = 0) -> Comm
         jumped_ns: Clock jumps since the coordinator started, in total.
     """
     stored = sent.stored
-    frame = CommandFrame(epoch=epoch, command=stored.command, cancel=sent.cancel, ask=sent.ask)
-    for field in ("result", "error"):
-        frame.command.ClearField(field)
-    timeout_ns = stored.command.timeout.ToNanoseconds()
+    command = stored.command
+    spec = CommandSpec(
+        command_id=command.command_id,
+        workload_id=command.workload_id,
+        expected_generation=command.expected_generation if command.HasField("expected_generation") else None,
+        timeout=command.timeout if command.HasField("timeout") else None,
+        operation=command.operation,
+    )
+    frame = CommandFrame(epoch=epoch, command=spec, cancel=sent.cancel, ask=sent.ask)
+    timeout_ns = command.timeout.ToNanoseconds()
     if timeout_ns > 0:
         left_ns = timeout_ns - _age_ns(stored, now, jumped_ns)
         frame.command.timeout.FromNanoseconds(min(timeout_ns, max(LEAST_TIMEOUT_NS, left_ns)))

@@ -250,14 +250,8 @@ class Store:
         Raises:
             FleetError: STORAGE_UNAVAILABLE, a row is damaged.
         """
-        table = schema.commands
-        rows = await self._select(_not_ended(table))
-        return [
-            StoredCommand(
-                self._decode(Command, table, row), row.instance_id, row.accepted, row.cancel_requested
-            )
-            for row in rows
-        ]
+        rows = await self._select(_not_ended(schema.commands))
+        return [self._stored_command(row) for row in rows]
 
     async def find_workload(self, id_or_name: str) -> Workload | None:
         """The workload with this id, or the newest with this name.
@@ -290,19 +284,29 @@ class Store:
         Raises:
             FleetError: STORAGE_UNAVAILABLE, its row is damaged.
         """
-        return await self._one_command(schema.commands.c.command_id == command_id)
+        found = await self._one_command(schema.commands.c.command_id == command_id)
+        return found.command if found is not None else None
 
-    async def find_request(self, request_id: str) -> Command | None:
-        """The command that a request created.
+    async def find_request(self, request_id: str) -> StoredCommand | None:
+        """The command that a request created, with the digest of the request.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE, its row is damaged.
         """
         return await self._one_command(schema.commands.c.request_id == request_id)
 
-    async def _one_command(self, condition: sa.ColumnElement[bool]) -> Command | None:
+    async def _one_command(self, condition: sa.ColumnElement[bool]) -> StoredCommand | None:
         rows = await self._select(sa.select(schema.commands).where(condition))
-        return self._decode(Command, schema.commands, rows[0]) if rows else None
+        return self._stored_command(rows[0]) if rows else None
+
+    def _stored_command(self, row: sa.Row[Any]) -> StoredCommand:
+        return StoredCommand(
+            self._decode(Command, schema.commands, row),
+            row.instance_id,
+            row.accepted,
+            row.cancel_requested,
+            request_digest=row.request_digest or b"",
+        )
 
     async def list_workloads(
         self, *, include_ended: bool, worker_id: str | None, offset: int, size: int

@@ -100,7 +100,9 @@ class Subscription(Generic[Message]):
                 is_quiet = True
             if change is None and not is_quiet:
                 raise FleetError(
-                    errors_pb2.ERROR_REASON_INVALID_TOKEN, f"{self._why_ended}: watch again, from a snapshot"
+                    errors_pb2.ERROR_REASON_INVALID_TOKEN,
+                    f"{self._why_ended}: watch again, from a snapshot",
+                    field="resume_token",
                 )
             if change is not None:
                 self._waiting_bytes -= change.size_bytes

@@ -229,7 +229,7 @@ class Store:
         """Every worker.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         rows = await self._select(sa.select(schema.workers))
         return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
@@ -238,7 +238,7 @@ class Store:
         """Workloads that have not ended, oldest first.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         table = schema.workloads
         rows = await self._select(_not_ended(table))
@@ -248,7 +248,7 @@ class Store:
         """Commands that have not ended, oldest first.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         rows = await self._select(_not_ended(schema.commands))
         return [self._stored_command(row) for row in rows]
@@ -257,7 +257,7 @@ class Store:
         """The workload with this id, or the newest with this name.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         table = schema.workloads
         rows = await self._select(
@@ -282,7 +282,7 @@ class Store:
         """The command with this id.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         found = await self._one_command(schema.commands.c.command_id == command_id)
         return found.command if found is not None else None
@@ -291,7 +291,7 @@ class Store:
         """The command that a request created, with the digest of the request.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         return await self._one_command(schema.commands.c.request_id == request_id)
 
@@ -369,7 +369,7 @@ class Store:
         """A row's record.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+            FleetError: STORAGE_DAMAGED, the row is damaged.
         """
         try:
             if is_whole(table, row._mapping):

@@ -201,6 +201,6 @@ async def test_a_directory_of_users_that_does_not_answer_keeps_no_worker_from_st
     try:
         with trio.fail_after(20):
             async with assembly.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
-                assert opened.workloads.user == str(os.geteuid())
+                assert opened.programs.user == str(os.geteuid())
     finally:
         released.set()

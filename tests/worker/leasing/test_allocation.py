@@ -29,7 +29,9 @@ class Host:
             [PoolGpu(f"GPU-{slot}", "P40", (slot + 1) * 10 * GIB, of) for slot, of in enumerate(units)]
         )
         self.disk = DiskSpace(100 * GIB, 100 * GIB)
-        self.ledger = HostReservations(HostLimits(16_000, 64 * GIB), lambda: self.disk)
+        self.ledger = HostReservations(
+            HostLimits(16_000, 64 * GIB), lambda: self.disk, lambda: 0, self.pool.note_host
+        )
         self.resources = Resources(self.pool, self.ledger)
 
     def take(self, request: AllocRequest, name: str = "w") -> Allocation:
@@ -261,9 +263,9 @@ def test_what_goes_wrong_with_a_rollback_is_kept(host: Host, monkeypatch: pytest
 
 
 def test_what_was_held_before_a_restart_is_taken_back(host: Host) -> None:
-    allocation = host.resources.take_back("w", HostRequest(20_000, GIB, GIB))
+    held = host.ledger.take_back("w", HostRequest(20_000, GIB, GIB))
     assert host.fetch().cpu_millicores_free == 0
-    allocation.release()
+    host.ledger.release(held)
     assert host.fetch().cpu_millicores_free == 16_000
 
 

@@ -31,13 +31,10 @@ class Host:
             raise self.volume
         return self.volume
 
-    def ledger(self, disk_reserve_bytes: int = 0) -> HostReservations:
-        return HostReservations(
-            LIMITS,
-            self.disk,
-            disk_reserve_bytes=disk_reserve_bytes,
-            parked_bytes=lambda: self.parked_bytes,
-        )
+    def ledger(
+        self, disk_reserve_bytes: int = 0, on_change: Callable[[], None] = lambda: None
+    ) -> HostReservations:
+        return HostReservations(LIMITS, self.disk, lambda: self.parked_bytes, on_change, disk_reserve_bytes)
 
 
 @pytest.fixture
@@ -191,10 +188,11 @@ def test_nothing_negative_can_be_asked_for() -> None:
 
 
 def test_who_waits_is_told_once_something_was_released(host: Host) -> None:
-    ledger = host.ledger()
-    held = ledger.reserve("a", HostRequest(cpu_millicores=16_000))
     served: list[HostReservation | None] = []
-    ledger.on_change = lambda: served.append(ledger.try_reserve("b", HostRequest(cpu_millicores=16_000)))
+    ledger = host.ledger(
+        on_change=lambda: served.append(ledger.try_reserve("b", HostRequest(cpu_millicores=16_000)))
+    )
+    held = ledger.reserve("a", HostRequest(cpu_millicores=16_000))
     ledger.release(held)
     assert [reservation.holder for reservation in ledger.reservations] == ["b"]
     assert len(served) == 1

@@ -151,7 +151,7 @@ async def test_a_workload_within_another_s_tree_is_left_out_and_outlives_it(
         middle, inner = [*told(outer), *told(outer)]
         around, within = make("w-1", sure(outer.pid)), make("w-2", sure(middle))
         for workload in (around, within):
-            parts.workloads.add(workload, parts.nursery)
+            parts.exit_monitor.add(workload)
         assert pids(around) == {outer.pid}
         assert pids(within) == {middle, inner}
         killer = Killer(parts.driver, parts.inventory, Rates())
@@ -170,7 +170,7 @@ async def test_whom_another_workload_left_orphaned_is_that_one_s(
         middle, orphan = [*told(outer), *told(outer)]
         around, within = make("w-orphaning", sure(outer.pid), mark), make("w-2", sure(middle))
         for workload in (around, within):
-            parts.workloads.add(workload, parts.nursery)
+            parts.exit_monitor.add(workload)
         assert pids(around) == {outer.pid}
         assert pids(within) == {middle, orphan}
         assert [identity.pid for identity in await around.find_processes()] == [outer.pid]
@@ -224,7 +224,7 @@ async def test_a_process_of_another_user_with_the_mark_is_not_killed(
     async with open_parts(config, tmp_path / "workloads", lambda _: None) as parts:
         root, stranger = root_and_stranger
         mine = make("w-strangers", root, f"{WORKLOAD_ID_VARIABLE}=w-strangers")
-        parts.workloads.add(mine, parts.nursery)
+        parts.exit_monitor.add(mine)
         with trio.fail_after(10):
             await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Progress(lambda _: None))
             await mine.ended.wait()

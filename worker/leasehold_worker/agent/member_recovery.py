@@ -7,7 +7,7 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import MemberState, WorkloadState
+from leasehold.v1.workload_pb2 import MemberState
 
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.agent.remap_recovery import RemapRecovery
@@ -37,7 +37,7 @@ from leasehold_worker.moves.settlement import Settlement, settle_state, where_me
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND
-from leasehold_worker.workloads.states import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED
+from leasehold_worker.workloads.states import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED, state_text
 from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads.workload import Workload, home_of
@@ -95,16 +95,15 @@ class MemberRecovery:
             found = {workload.workload_id: await self._observe(target, ())}
             crash_point("workload-probed")
             if was_halfway:
-                workload.restored = True  # perhaps: nobody has written down how far it went
+                workload.mark_restored()  # perhaps: nobody has written down how far it went
                 await self._bring_together(plan, found)
             elif left_parked and _all_parked(found):
-                workload.restored = True
+                workload.mark_restored()
                 await self._return(plan, found, ())
         except OperationError as refused:
             logger.error("the state of workload %s can't be read: %s", workload.name, refused.message)
             if was_halfway and _standing(workload) == before:
-                workload.error = refused
-                self._parts.workloads.set_state(workload, WORKLOAD_UNKNOWN)
+                self._parts.workloads.lose(workload, refused)
             return
         states = _states(found[workload.workload_id])
         wanted = _AT_REST.get(workload.state)
@@ -112,7 +111,8 @@ class MemberRecovery:
             return
         if workload.state == WEDGED and states & STUCK:
             return
-        workload.restored = workload.restored or (workload.state == SUSPENDED and RUNNING in states)
+        if workload.state == SUSPENDED and RUNNING in states:
+            workload.mark_restored()
         error = OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
             f"workload {workload.name} has changed while the worker was down: another program "
@@ -184,8 +184,8 @@ class MemberRecovery:
             problem = error
         for target in targets:
             # From the checkpoint on, the operation or its way back may have restored members.
-            begun = intent.phase in ("checkpoint", "restore", "image")
-            target.workload.restored = target.workload.restored or begun
+            if intent.phase in ("checkpoint", "restore", "image"):
+                target.workload.mark_restored()
             outcomes.setdefault(target.workload.workload_id, [_unknown(member) for member in target.members])
         done = problem is None and (kind != "suspend" or by_suspend)
         done = done and await self._is_done(outcomes, plan.pairs, kind)
@@ -323,7 +323,7 @@ class MemberRecovery:
 
         ``keep`` leaves workloads that stay suspended the GPUs that they hold.
         """
-        pool, progress = self._parts.pool, Progress(lambda _: None)
+        pool, progress = self._parts.pool, Progress.unheard()
         settlement = Settlement(pool, plan, outcomes, reserved)
         if error is None:
             settlement.done(progress)
@@ -383,10 +383,7 @@ def _is_at(outcome: MemberOutcome, pairs: tuple[GpuPair, ...]) -> bool:
 
 
 def _interruption(kind: str, workloads: Sequence[Workload], problem: OperationError | None) -> OperationError:
-    found = "; ".join(
-        f"workload {workload.name} is {WorkloadState.Name(workload.state).removeprefix('WORKLOAD_STATE_')}"
-        for workload in workloads
-    )
+    found = "; ".join(f"workload {workload.name} is {state_text(workload.state)}" for workload in workloads)
     why = f" ({problem.message})" if problem else ""
     return OperationError(
         errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during the {kind}: now {found}{why}"

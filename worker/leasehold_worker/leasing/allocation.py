@@ -176,8 +176,8 @@ class Resources:
     """Allocates the resources of one host.
 
     Args:
-        pool: The GPUs. Releases of the ledger let it grant claims.
-        ledger: CPU time, memory and disk.
+        pool: The GPUs.
+        ledger: CPU time, memory and disk. Its changes let the pool grant claims.
     """
 
     def __init__(self, pool: GpuPool, ledger: HostReservations) -> None:
@@ -185,7 +185,6 @@ class Resources:
         self._ledger = ledger
         self._claims: dict[str, AllocRequest] = {}
         """Waiting requests by workload."""
-        ledger.on_change = pool.note_host
 
     def why_not(self, request: AllocRequest) -> OperationError:
         """Why a request can't be granted now, with a remedy: first its GPUs, then the rest."""
@@ -324,10 +323,6 @@ class Resources:
         finally:
             self._claims.pop(workload_id, None)
         return self._allocation(workload_id, lease, taken[0])
-
-    def take_back(self, workload_id: str, host: HostRequest) -> Allocation:
-        """Restores the host reservation of a workload after a restart of the worker."""
-        return self._allocation(workload_id, None, self._ledger.take_back(workload_id, host))
 
     def fetch_machine_resources(self) -> machine_pb2.MachineResources:
         """The host's resources for workloads, in total and free."""

@@ -136,25 +136,25 @@ class HostReservations:
     Args:
         limits: CPU time and memory of all workloads together.
         disk: Reads the volume that workloads write to. It may raise OSError, which makes disk unavailable.
-        disk_reserve_bytes: Reserve of the volume, if it exceeds a tenth of it.
         parked_bytes: Host memory of suspended workloads, beside their reservations.
+        on_change: Called after a release, so that waiting claims can be granted.
+        disk_reserve_bytes: Reserve of the volume, if it exceeds a tenth of it.
     """
 
     def __init__(
         self,
         limits: HostLimits,
         disk: Callable[[], DiskSpace],
-        *,
+        parked_bytes: Callable[[], int],
+        on_change: Callable[[], None],
         disk_reserve_bytes: int = 0,
-        parked_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._limits = limits
         self._disk = disk
         self._disk_reserve_bytes = disk_reserve_bytes
         self._parked_bytes = parked_bytes
         self._written: dict[HostReservation, int] = {}
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after a release, so that waiting claims can be granted."""
+        self._on_change = on_change
 
     @property
     def reservations(self) -> tuple[HostReservation, ...]:
@@ -245,7 +245,7 @@ class HostReservations:
                 errors_pb2.ERROR_REASON_ALREADY_RELEASED,
                 f"the shares of {reservation.holder} were already released: release them once",
             )
-        self.on_change()
+        self._on_change()
 
     def set_written(self, reservation: HostReservation, written_bytes: int) -> None:
         """Sets the disk usage of a holder. The volume's figures include it, so the ledger counts it once.
@@ -256,7 +256,7 @@ class HostReservations:
         if before is not None and before != written_bytes:
             self._written[reservation] = max(0, written_bytes)
             if written_bytes > before:
-                self.on_change()
+                self._on_change()
 
     def _wants(self, request: HostRequest, kept: HostRequest) -> list[_Want]:
         """The requested kinds, in the order of their reservation."""

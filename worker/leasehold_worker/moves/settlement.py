@@ -33,7 +33,7 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads.states import ENDED, PARKED, PARKED_BY, RESTORING, SLEEPING, SUSPENDED
+from leasehold_worker.workloads.states import ENDED, PARKED_BY, RESTORING, SLEEPING, SUSPENDED
 from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads.states import WEDGED as WORKLOAD_WEDGED
@@ -183,7 +183,7 @@ class Settlement:
             [(target.workload.workload_id, wanted[target.workload.workload_id]) for target in changed],
         )
         for target in changed:
-            target.workload.lease = granted.get(target.workload.workload_id)
+            target.workload.hold(granted.get(target.workload.workload_id))
         after = {gpu_uuid for target in self._targets for gpu_uuid in _held(target)}
         progress.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
         progress.claimed_gpu_uuids = tuple(gpu_uuid for target in changed for gpu_uuid in _held(target))
@@ -231,32 +231,23 @@ def settle_state(
     workload = target.workload
     if workload.state in ENDED:
         return
-    parked_before = workload.parked is not None
-    runs = bool(target.destination) or target.wakes if error is None else not parked_before
+    runs = bool(target.destination) or target.wakes if error is None else workload.parked is None
     state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
     if state == WORKLOAD_RUNNING and workload.is_asleep and not runs:
         state = SLEEPING
     if kept is not None:
         state = WORKLOAD_CHECKPOINTED
-        workload.absent = True
-        workloads.host_shares.give_back(workload)
     if state == SUSPENDED and workload.lease is not None:
         state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
-    workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
-    workload.members = members
-    workload.home = target.home if state == WORKLOAD_UNKNOWN else ()
-    if state not in PARKED:
-        workload.yielded = False
+    parked = workload.parked
     if workload.lease is not None or state == WORKLOAD_RUNNING:
-        workload.parked = None
-    elif not parked_before or (error is None and policy is not None):
-        workload.parked = _parked(target, outcomes, policy or PLAIN_SUSPEND, kept)
-    if workload.parked is not None and state in PARKED_BY:
-        as_it_is = EvictionPolicy()
-        as_it_is.CopyFrom(workload.parked.policy)
-        as_it_is.process_strategy = PARKED_BY[state]
-        workload.parked = replace(workload.parked, policy=as_it_is)
-    workloads.set_state(workload, state)
+        parked = None
+    elif parked is None or (error is None and policy is not None):
+        parked = _parked(target, outcomes, policy or PLAIN_SUSPEND, kept)
+    if parked is not None and state in PARKED_BY:
+        parked = parked.by(PARKED_BY[state])
+    home = target.home if state == WORKLOAD_UNKNOWN else ()
+    workloads.settle(workload, state, members, parked, home=home, error=error)
 
 
 def _parked(

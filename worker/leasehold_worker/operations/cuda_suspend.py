@@ -37,6 +37,7 @@ from leasehold_worker.planning.displacement import find_displaced
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.workload_checks import is_sequential, require_alive, require_open
+from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import REMAPPING, RESTORING, SUSPENDING
 from leasehold_worker.workloads.workload import Workload, home_of, parked_bytes
@@ -64,6 +65,7 @@ class CudaSuspend:
         inventory: Inventory,
         pool: GpuPool,
         workloads: Workloads,
+        host_shares: HostShares,
         hook_factory: HookFactory,
         *,
         rates: Rates,
@@ -74,6 +76,7 @@ class CudaSuspend:
         self._inventory = inventory
         self._pool = pool
         self._workloads = workloads
+        self._host_shares = host_shares
         self._hook_factory = hook_factory
         self._rates = rates
         self._host_memory = host_memory
@@ -189,9 +192,7 @@ class CudaSuspend:
             # Before the hooks: they may move weights to host memory, too.
             for target in plan.targets:
                 moved_bytes = sum(m.total_bytes for m in target.members if m.state != CHECKPOINTED)
-                self._workloads.host_shares.limit_memory(
-                    target.workload, moved_bytes + parked_bytes(target.workload)
-                )
+                self._host_shares.limit_memory(target.workload, moved_bytes + parked_bytes(target.workload))
             if hooks.is_needed and not plan.is_parked:
                 await self.call_down(plan, hooks, reserved, progress)
                 called = True
@@ -204,7 +205,7 @@ class CudaSuspend:
                     await hooks.back()
                 for workload, former in before:
                     if workload.state == state:
-                        self._workloads.host_shares.limit_memory(workload, parked_bytes(workload))
+                        self._host_shares.limit_memory(workload, parked_bytes(workload))
                         self._workloads.set_state(workload, former)
             raise
 
@@ -270,15 +271,17 @@ class CudaSuspend:
             workload_id = target.workload.workload_id
             mine = outcomes[workload_id]
             if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
-                target.workload.restored = True
+                target.workload.mark_restored()
+            if move.kept is not None:
+                self._host_shares.give_back(target.workload)
             settle_state(self._workloads, target, mine, members[workload_id], error, plan.policy, move.kept)
-            self._workloads.host_shares.limit_memory(target.workload, parked_bytes(target.workload))
+            self._host_shares.limit_memory(target.workload, parked_bytes(target.workload))
 
 
 def _mark_restored(plan: Plan) -> None:
     """Marks workloads as restored: killing their running members could hang the host from now on."""
     for target in plan.targets:
-        target.workload.restored = True
+        target.workload.mark_restored()
 
 
 async def _may_use_nccl(plan: Plan) -> bool:

@@ -27,13 +27,15 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.moves.move import intent_of
 from leasehold_worker.operations.acquisition import Acquisition
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive, require_state
 from leasehold_worker.workloads.eviction import RETAIN, STOP
+from leasehold_worker.workloads.host_shares import HostShares
+from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import (
     CHECKPOINTED,
@@ -42,7 +44,6 @@ from leasehold_worker.workloads.states import (
     SLEEPING,
     STOPPED,
     SUSPENDING,
-    UNKNOWN,
 )
 from leasehold_worker.workloads.workload import Parked, Workload
 
@@ -54,38 +55,41 @@ class StopRestart:
     """Saves and restores applications of one host, around the end and the start of their processes.
 
     Args:
-        pool: The GPUs.
         workloads: The registry.
-        kernels: The checkpointable applications.
-        envelopes: Their checkpoints on disk.
+        host_shares: The host resources of the workloads.
+        exit_monitor: Notices the end of the workloads.
+        programs: Starts programs.
+        applications: The checkpointable applications.
+        application_store: Their checkpoints on disk.
         disk: The disk space for them, and the checkpoints in use.
-        stopping: Ends processes.
-        taking: Allocates the resources of a program.
-        nursery: Runs the tasks that monitor workloads.
+        termination: Ends processes.
+        acquisition: Allocates the resources of a program.
         timeouts: Time limits of the calls to applications.
     """
 
     def __init__(
         self,
-        pool: GpuPool,
         workloads: Workloads,
+        host_shares: HostShares,
+        exit_monitor: ExitMonitor,
+        programs: ProgramStart,
         applications: ApplicationRegistry,
         application_store: ApplicationStore,
         disk: CheckpointDirectory,
         termination: Termination,
         acquisition: Acquisition,
-        nursery: trio.Nursery,
         timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._timeouts = timeouts
-        self._pool = pool
         self._workloads = workloads
+        self._host_shares = host_shares
+        self._exit_monitor = exit_monitor
+        self._programs = programs
         self._applications = applications
         self._application_store = application_store
         self._disk = disk
         self._termination = termination
         self._acquisition = acquisition
-        self._nursery = nursery
 
     async def checkpoint(self, workload_id: str, progress: Progress) -> None:
         """Has the application of a running workload save itself, and continue.
@@ -140,7 +144,7 @@ class StopRestart:
                 await progress.intend(_ending("end", plan, kept))
                 if before != CHECKPOINTED:
                     require_alive(workload)  # one that has come to its own end is not to be started again
-                self._workloads.stop_watching(workload)
+                self._exit_monitor.stop(workload)
                 at_work = before in (RUNNING, SLEEPING)
                 told = partial(progress.intend, _ending("ending", plan, kept))
                 await self._termination.end_processes(workload, progress, parked=not at_work, told=told)
@@ -155,8 +159,8 @@ class StopRestart:
 
     def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
         """Puts back a workload whose processes could not be ended."""
-        if workload.watching.cancel_called and not workload.absent:
-            self._workloads.watch_again(workload, self._nursery)
+        if not workload.absent and not self._exit_monitor.watches(workload):
+            self._exit_monitor.watch(workload)
         self._workloads.set_state(workload, state)
 
     def settle_stopped(
@@ -172,14 +176,10 @@ class StopRestart:
         """
         workload = target.workload
         progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
-        if workload.lease is not None:
-            self._pool.release(workload.lease)
-            workload.lease = None
-        self._workloads.host_shares.give_back(workload)
-        workload.members = ()
-        workload.restored = workload.headless = False
-        workload.absent, workload.hooked = True, None
-        workload.parked = Parked(
+        self._workloads.release_lease(workload)
+        self._host_shares.give_back(workload)
+        workload.note_hooks(None)
+        parked = Parked(
             gpu_uuids=target.home,
             device_memory_bytes={},
             policy=policy or STOP_POLICY,
@@ -188,7 +188,7 @@ class StopRestart:
             checkpoint_id=kept.checkpoint_id if kept else "",
             disk_bytes=kept.file_bytes if kept else 0,
         )
-        self._workloads.set_state(workload, STOPPED)
+        self._workloads.settle(workload, STOPPED, (), parked)
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Starts the program of a stopped workload, and restores its application.
@@ -202,15 +202,13 @@ class StopRestart:
         run = command_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
         allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
         lease = allocation.lease
-        workload.host = allocation.host
+        workload.hold_host(allocation.host)
         self._workloads.set_state(workload, RESTORING)
         try:
             progress.enter("start")
             await progress.intend(intent_of("start", plan, {}, [lease] if lease else []))
             self.expect(workload.workload_id, plan.checkpoint_id)
-            await self._workloads.start_again(
-                workload, lease, self._nursery, restores=bool(plan.checkpoint_id)
-            )
+            await self._programs.start_again(workload, lease, restores=bool(plan.checkpoint_id))
             if plan.checkpoint_id:
                 named = plan.named_checkpoint_id or None
                 await self._restore(workload, workload.workload_id, named, progress)
@@ -219,17 +217,9 @@ class StopRestart:
                 self.expect(workload.workload_id, "")
                 await self._go_back(workload, allocation, progress)
             raise
-        self.settle_started(workload, allocation.hand_over_lease(), progress)
-
-    def settle_started(self, workload: Workload, lease: Lease | None, progress: Progress) -> None:
-        """Records that a restarted workload runs."""
-        workload.lease = lease
         progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
-        workload.parked = None
-        workload.yielded = False
-        workload.start_time = datetime.now(UTC)
-        self._workloads.watch_again(workload, self._nursery)
-        self._workloads.set_state(workload, RUNNING)
+        self._exit_monitor.watch(workload)
+        self._workloads.wake(workload, allocation.hand_over_lease())
 
     async def _go_back(self, workload: Workload, allocation: Allocation, progress: Progress) -> None:
         """Ends the restarted processes of a workload. It is stopped again, or keeps its resources."""
@@ -237,14 +227,12 @@ class StopRestart:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
             progress.warnings.append(f"and the started program could not be ended: {error.message}")
-            workload.lease = allocation.hand_over_lease()
-            workload.error = error
-            self._workloads.watch_again(workload, self._nursery)
-            self._workloads.set_state(workload, UNKNOWN)
+            workload.hold(allocation.hand_over_lease())
+            self._exit_monitor.watch(workload)
+            self._workloads.lose(workload, error)
             return
-        workload.absent = True
-        workload.host = None
-        self._workloads.host_shares.give_back(workload)  # the control group
+        workload.hold_host(None)
+        self._host_shares.give_back(workload)  # the control group
         allocation.release()
         self._workloads.set_state(workload, STOPPED)
 
@@ -282,7 +270,7 @@ class StopRestart:
             with trio.CancelScope(shield=True):
                 self.expect(workload.workload_id, "")
                 stop = command_pb2.StopOperation()
-                await self._termination.stop(workload.workload_id, stop, Progress(lambda _: None))
+                await self._termination.stop(workload.workload_id, stop, Progress.unheard())
             raise
 
     async def _restore(

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_session_pb2 import Capability, Hello, HostFacts, ProtocolVersion, WorkerLoad
 
@@ -22,6 +21,7 @@ from leasehold_worker.criu.support import CriuSupport
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.gpus.inventory import GpuReading, Inventory
 from leasehold_worker.host import processes
+from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.leasing.allocation import Resources
 from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages, gpu_message
 from leasehold_worker.leasing.pool import GpuPool
@@ -75,6 +75,7 @@ class Reporter:
         pool: GpuPool,
         resources: Resources,
         workloads: Workloads,
+        limits: ResourceLimits,
         criu: CriuSupport,
         applications: ApplicationRegistry,
     ) -> None:
@@ -84,6 +85,7 @@ class Reporter:
         self._pool = pool
         self._resources = resources
         self._workloads = workloads
+        self._limits = limits
         self._criu = criu
         self._applications = applications
         self._commands = commands
@@ -93,12 +95,6 @@ class Reporter:
     async def read_gpus(self) -> dict[str, GpuReading]:
         """Measures every GPU, in a thread."""
         return await trio.to_thread.run_sync(self._inventory.read)
-
-    def workload(self, workload_id: str) -> list[workload_pb2.Workload]:
-        """The current workload; none if the worker doesn't have it."""
-        if workload_id not in self._workloads:
-            return []
-        return [workload_message(self._workloads.get(workload_id), self._identity.worker_id)]
 
     def hello(self, readings: Mapping[str, GpuReading], last_epoch: int) -> Hello:
         """The whole state of the worker. Specs are left out if the frame would be too large."""
@@ -175,13 +171,13 @@ class Reporter:
             Capability(name="application_checkpoint", available=True),
             Capability(
                 name="cpu_limit",
-                available=not self._workloads.limits.cpu_refusal,
-                reason=self._workloads.limits.cpu_refusal,
+                available=not self._limits.cpu_refusal,
+                reason=self._limits.cpu_refusal,
             ),
             Capability(
                 name="memory_limit",
-                available=not self._workloads.limits.memory_refusal,
-                reason=self._workloads.limits.memory_refusal,
+                available=not self._limits.memory_refusal,
+                reason=self._limits.memory_refusal,
             ),
             Capability(
                 name="health_events",

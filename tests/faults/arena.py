@@ -190,7 +190,7 @@ class Arena:
 
     def _free(self, gpu_uuids: Sequence[str]) -> Sequence[str]:
         """The GPUs if all of them are free, else none."""
-        free = {slot.gpu_uuid for slot in self.pool.snapshot_leases().slots if slot.lease is None}
+        free = {slot.gpu_uuid for slot in self.pool.slots.snapshot().slots if slot.lease is None}
         return gpu_uuids if free.issuperset(gpu_uuids) else ()
 
     async def progresses(self, actor: Actor) -> bool:

@@ -73,7 +73,7 @@ async def suspend_and_give_away(arena: Arena, first: Actor, second: Actor) -> No
 
 def is_free(arena: Arena, gpu_uuid: str) -> bool:
     """Whether the pool would lease a GPU now."""
-    slots = arena.pool.snapshot_leases().slots
+    slots = arena.pool.slots.snapshot().slots
     return any(slot.gpu_uuid == gpu_uuid and slot.lease is None for slot in slots)
 
 

@@ -382,7 +382,7 @@ async def test_who_waits_hears_that_others_took_something_of_the_host(host: Host
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(host.resources.claim, "waiter", gpus(1)))
         await trio.testing.wait_all_tasks_blocked()
-        before = host.pool.snapshot_leases().revision
+        before = host.pool.slots.snapshot().revision
         host.take(AllocRequest(host=HostRequest(8000)), "cores")
-        assert host.pool.snapshot_leases().revision > before
+        assert host.pool.slots.snapshot().revision > before
         holder.release()

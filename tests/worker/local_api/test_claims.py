@@ -96,7 +96,7 @@ class Local:
         return session, stream.granted()[0]
 
     def holds_nothing(self) -> bool:
-        slots = self.parts.pool.snapshot_leases().slots
+        slots = self.parts.pool.slots.snapshot().slots
         resources = self.parts.resources.fetch_machine_resources()
         return (
             all(slot.lease is None for slot in slots)
@@ -283,7 +283,7 @@ async def test_a_run_under_the_id_of_a_workload_leaves_that_as_it_is(local: Loca
     with pytest.raises(OperationError, match="run it under a new id"):
         await local.parts.operations.run(workload_id, run, Progress(lambda _: None))
     assert [workload.root for workload in local.parts.workloads.all()] == [peer.identity]
-    leases = [slot.lease for slot in local.parts.pool.snapshot_leases().slots]
+    leases = [slot.lease for slot in local.parts.pool.slots.snapshot().slots]
     assert sum(lease is not None for lease in leases) == 1
 
 

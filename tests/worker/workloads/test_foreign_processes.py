@@ -201,7 +201,7 @@ async def until(parts: Parts, condition: Callable[[], bool]) -> None:
     """Waits until something holds of the pool."""
     with trio.fail_after(20):
         while not condition():
-            await parts.pool.wait_changed()
+            await parts.pool.slots.wait_changed()
 
 
 async def kept_until_it_is_seen(host: SimulatedHost, folder: Path, **fault: Any) -> None:

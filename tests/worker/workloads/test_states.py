@@ -171,7 +171,7 @@ class WorkloadLife(RuleBasedStateMachine):
 
     @invariant()
     def the_pool_agrees(self) -> None:
-        leased = [slot.lease for slot in self.world.pool.snapshot_leases().slots if slot.lease]
+        leased = [slot.lease for slot in self.world.pool.slots.snapshot().slots if slot.lease]
         assert leased == ([self.workload.lease] if self.workload.lease else [])
 
     @invariant()

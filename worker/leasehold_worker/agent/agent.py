@@ -135,7 +135,9 @@ async def _run(
             strays = Strays(parts, workloads_path, config.socket_path)
             await strays.take_back({entry.command.workload_id for entry in commands.open_entries})
             await trio.to_thread.run_sync(parts.disk.expect_interrupted)
-            logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
+            logger.info(
+                "worker %s (%s) with %d GPUs", identity.name, identity.worker_id, len(pool.slots.gpus)
+            )
             nursery.start_soon(recovery.settle)
             nursery.start_soon(commands.stalls.run)
             nursery.start_soon(coordinator_session.run)

@@ -125,7 +125,7 @@ class MemberRecovery:
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
         """Reserves the GPUs that a workload without a lease uses, as far as they are free."""
-        free = {slot.gpu_uuid for slot in self._parts.pool.snapshot_leases().slots if slot.lease is None}
+        free = {slot.gpu_uuid for slot in self._parts.pool.slots.snapshot().slots if slot.lease is None}
         mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
         if workload.lease is not None or not mine:
             return []

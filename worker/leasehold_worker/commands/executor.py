@@ -17,6 +17,7 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState, Operation
 from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
 
+from leasehold_worker.change import Change
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.execution import Execution, Perform
 from leasehold_worker.commands.intents import Intent
@@ -92,7 +93,7 @@ class Commands:
         """Ids of ended commands whose outcome is not on disk yet."""
         self._executions: dict[str, Execution] = {}
         self._closed = False
-        self._finished = trio.Event()
+        self._finished = Change()
         self._local: dict[str, Callable[[CommandUpdate], None]] = {}
         """Waiters for the end of the worker's own commands, by command id."""
 
@@ -332,5 +333,4 @@ class Commands:
             f": {error.message}" if error else "",
         )
         self._carry_out(self._ledger.finish(fitting(update)))
-        self._finished.set()
-        self._finished = trio.Event()
+        self._finished.notify()

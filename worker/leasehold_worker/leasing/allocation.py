@@ -256,7 +256,7 @@ class Resources:
                 self._roll_back(lease, error)
             raise
         if self._claims:  # what they lack may be another thing now
-            self._pool.note_change()
+            self._pool.slots.note_change()
         return self._allocation(workload_id, lease, host)
 
     def alloc_named(
@@ -330,7 +330,7 @@ class Resources:
         gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}
         leasable = [
             slot
-            for slot in self._pool.snapshot_leases().slots
+            for slot in self._pool.slots.snapshot().slots
             if self._pool.slots.worker_cordon is None and slot.may_serve(_ANY_GPU)
         ]
         free = [gpus[slot.gpu_uuid] for slot in leasable if slot.state == FREE]

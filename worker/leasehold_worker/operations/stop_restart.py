@@ -24,7 +24,7 @@ from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import ProcessIdentity, wait_ended
+from leasehold_worker.host.processes import cancel_at_end
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.moves.move import intent_of
@@ -297,7 +297,7 @@ class StopRestart:
         found: list[Application] = []
         errors: list[OperationError] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_at_end, workload.root, nursery.cancel_scope)
+            nursery.start_soon(cancel_at_end, workload.root, nursery.cancel_scope)
             try:
                 found.append(
                     await self._applications.wait_served(workload.workload_id, self._timeouts.start_s)
@@ -346,8 +346,3 @@ def _ending(phase: str, plan: Plan, kept: StoredCheckpoint | None) -> Intent:
     if kept is None:
         return intent
     return structs.replace(intent, checkpoint_id=kept.checkpoint_id, disk_bytes=kept.file_bytes)
-
-
-async def _cancel_at_end(root: ProcessIdentity, scope: trio.CancelScope) -> None:
-    await wait_ended(root)
-    scope.cancel()

@@ -114,7 +114,7 @@ class Reporter:
             labels=self._identity.labels,
             capabilities=self._capabilities(),
             gpu_pool=self._gpus(),
-            gpu_leases=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
+            gpu_leases=gpu_lease_messages(self._pool.slots.snapshot().slots, readings),
             workloads=[
                 workload_message(workload, self._identity.worker_id) for workload in self._workloads.all()
             ],
@@ -147,7 +147,7 @@ class Reporter:
         return WorkerLoad(
             session_id=session_id,
             sequence=self._load_sequence,
-            gpu_pool=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
+            gpu_pool=gpu_lease_messages(self._pool.slots.snapshot().slots, readings),
             pending_claimers=self._pool.pending_claimers,
             parked=parked_workload_messages(
                 workload for workload in self._workloads.all() if workload.state not in ENDED

@@ -301,7 +301,7 @@ class CoordinatorSession:
         next_s = random.uniform(0, self._load_interval_s)
         while True:
             with trio.move_on_after(next_s) as self._next_load:
-                await self._pool.wait_changed()
+                await self._pool.slots.wait_changed()
                 await trio.sleep(COALESCE_S)
             readings = await self._reporter.read_gpus()
             if self._reporter.description() != self._described:

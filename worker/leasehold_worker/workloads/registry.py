@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
+from leasehold_worker.change import Change
 from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, may_be_parent
@@ -50,7 +50,7 @@ class Workloads:
         self._observer = observer
         self._by_id: dict[str, Workload] = {}
         self._last_gpus: dict[str, tuple[str, ...]] = {}
-        self._changed = trio.Event()
+        self._changed = Change()
 
     async def wait_changed(self) -> None:
         """Waits for the next change of any workload."""
@@ -235,8 +235,7 @@ class Workloads:
             if len(self._last_gpus) > LAST_GPUS_LIMIT:
                 del self._last_gpus[next(iter(self._last_gpus))]
         self._observer(workload)
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify()
 
     def _launcher_of(self, workload: Workload, root: ProcessIdentity) -> ProcessIdentity | None:
         try:

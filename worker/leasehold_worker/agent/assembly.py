@@ -68,37 +68,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts for one host's GPUs.
-
-    Attributes:
-        driver: The driver.
-        inventory: NVML.
-        pool: The GPUs and their leases.
-        resources: Resources of the host.
-        foreign: Foreign processes on the GPUs.
-        health: Monitors the health of the GPUs.
-        host_memory: The ledger of reserved host memory.
-        rates: Measured transfer rates.
-        durations: Measured durations of the other phases.
-        verification: Verification of members by NVML.
-        workloads: The registry.
-        host_shares: The host resources of the workloads.
-        limits: The control groups of the workloads.
-        programs: Starts the programs of workloads.
-        exit_monitor: Notices the end of workloads.
-        operations: All operations.
-        hook_factory: The contexts of hooks.
-        applications: The checkpointable applications.
-        stop_restart: Saves applications, stops them and starts them again.
-        criu: The CRIU of this host.
-        image_checkpoint: Writes processes to disk, and restores them.
-        disk: The checkpoints on disk.
-        termination: Stop.
-        adoption: Adopt and release.
-        readiness: Detects when workloads become ready.
-        cordons: Cordon, uncordon and the reset of a GPU's health.
-        nursery: Runs the tasks of the parts.
-    """
+    """The parts for one host's GPUs, each described by its own class."""
 
     driver: Driver
     inventory: Inventory
@@ -127,6 +97,7 @@ class Parts:
     readiness: Readiness
     cordons: Cordons
     nursery: trio.Nursery
+    """Runs the tasks of the parts."""
 
 
 DIRECTORY_TIMEOUT_S: Final = 10.0

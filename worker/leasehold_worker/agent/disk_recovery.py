@@ -18,11 +18,15 @@ from leasehold_worker.agent.member_recovery import MemberRecovery
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.rpc import forbid_writing
+from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
+from leasehold_worker.driver.members import MemberOutcome, members_after
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import is_alive, tracer, wait_ended
+from leasehold_worker.moves.move import target_of
+from leasehold_worker.moves.settlement import Settlement, StoredCheckpoint
 from leasehold_worker.operations.termination import DEFAULT_GRACE_S
 from leasehold_worker.planning.driver_checks import blocked_among
-from leasehold_worker.planning.plan import WorkloadPlan
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.programs.programs import abandon, launched
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import (
@@ -206,7 +210,7 @@ class DiskRecovery:
             return held, ""
         kept = await image_checkpoint.find_kept(intent.checkpoint_id)
         if kept is not None and (workload.absent or not is_alive(workload.root)):
-            image_checkpoint.settle_kept(workload, intent, kept)
+            self._settle_kept(workload, intent, kept)
             return None, "the worker restarted during the command and found it complete"
         if workload.absent or not is_alive(workload.root):
             self._end(workload)
@@ -216,6 +220,15 @@ class DiskRecovery:
             await image_checkpoint.forget(kept.checkpoint_id)
         error, warning = await self._interrupted.settle(intent, [workload], "suspend")
         return await self.call_hooks([workload], "suspend") or error, warning
+
+    def _settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
+        """Records that a workload has become an image. No await in here."""
+        (found,) = intent.targets
+        self._parts.host_shares.give_back(workload)
+        outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
+        id_, plan = workload.workload_id, Plan([target_of(workload, found)], policy=intent.policy)
+        settlement = Settlement(self._parts.workloads, self._parts.pool, plan, {id_: outcomes}, ())
+        settlement.settle({id_: members_after(outcomes)}, {}, None, Progress.unheard(), kept=kept)
 
     async def call_hooks(self, workloads: Sequence[Workload], kind: str) -> OperationError | None:
         """Calls the hooks of workloads that run again: those after a restore, or a rollback.

@@ -33,7 +33,8 @@ from leasehold_worker.driver.verification import Occupancy, placed
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, is_alive
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.moves.settlement import Settlement, settle_state, where_members_are
+from leasehold_worker.moves.move import target_of
+from leasehold_worker.moves.settlement import Settlement, where_members_are
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND
@@ -83,13 +84,13 @@ class MemberRecovery:
 
     async def _look_at_members(self, workload: Workload, home: tuple[str, ...], *, was_halfway: bool) -> None:
         before = _standing(workload)
-        held = workload.lease.gpu_uuids if workload.lease is not None else home
+        held = workload.gpu_uuids or home
         destination = () if workload.parked else held
         plan = Plan(
             [target := WorkloadPlan(workload, members=workload.members, home=home, destination=destination)]
         )
         # A remap that was interrupted left it parked, and it keeps the GPUs that it ran on.
-        holds = workload.lease is not None and workload.lease.gpu_uuids == home
+        holds = workload.gpu_uuids == home
         left_parked = workload.state == WORKLOAD_UNKNOWN and workload.parked is None and holds
         try:
             found = {workload.workload_id: await self._observe(target, ())}
@@ -150,14 +151,7 @@ class MemberRecovery:
             The error of the operation, or None, and a warning.
         """
         targets = [
-            WorkloadPlan(
-                workload,
-                members=target.members,
-                home=target.home,
-                destination=target.destination,
-                full_bytes=target.full_bytes,
-            )
-            for target, workload in zip(intent.targets, workloads, strict=True)
+            target_of(workload, target) for target, workload in zip(intent.targets, workloads, strict=True)
         ]
         plan = Plan(targets, pairs=intent.pairs, policy=intent.policy)
         restoring = intent.phase == "restore"
@@ -323,18 +317,11 @@ class MemberRecovery:
 
         ``keep`` leaves workloads that stay suspended the GPUs that they hold.
         """
-        pool, progress = self._parts.pool, Progress.unheard()
-        settlement = Settlement(pool, plan, outcomes, reserved)
-        if error is None:
-            settlement.done(progress)
-        else:
-            settlement.failed(occupancies, progress, keep=keep)
+        pool = self._parts.pool
+        settlement = Settlement(self._parts.workloads, pool, plan, outcomes, reserved)
+        settlement.settle(members, occupancies, error, Progress.unheard(), keep=keep)
         for lease in reserved:
             pool.release(lease)  # what was used has been exchanged, and is not released by this
-        for target in plan.targets:
-            workload_id = target.workload.workload_id
-            mine = outcomes[workload_id]
-            settle_state(self._parts.workloads, target, mine, members[workload_id], error, plan.policy)
 
 
 def _standing(workload: Workload) -> tuple[object, ...]:

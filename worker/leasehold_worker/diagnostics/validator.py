@@ -179,7 +179,7 @@ class Validator:
 
     async def _see_woken(self, workload: Workload, gpu_uuid: str) -> None:
         _expect(workload.state, RUNNING, "the workload's state after a restore")
-        held = workload.lease.gpu_uuids if workload.lease else ()
+        held = workload.gpu_uuids
         if held != (gpu_uuid,):
             raise ValidationError(f"the workload holds {', '.join(held) or 'no GPU'}, not {gpu_uuid}")
         await self._observer.see_running(workload, gpu_uuid)

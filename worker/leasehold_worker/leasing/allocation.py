@@ -326,7 +326,7 @@ class Resources:
 
     def fetch_machine_resources(self) -> machine_pb2.MachineResources:
         """The host's resources for workloads, in total and free."""
-        figures = self._ledger.figures()
+        resources = self._ledger.figures()
         gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}
         leasable = [
             slot
@@ -335,19 +335,13 @@ class Resources:
         ]
         free = [gpus[slot.gpu_uuid] for slot in leasable if slot.state == FREE]
         sizes = [gpu.memory_bytes for gpu in free if gpu.memory_bytes is not None]
-        return machine_pb2.MachineResources(
-            cpu_millicores_total=figures.cpu_millicores_total,
-            cpu_millicores_free=figures.cpu_millicores_free,
-            memory_total_bytes=figures.memory_total_bytes,
-            memory_free_bytes=figures.memory_free_bytes,
-            disk_total_bytes=figures.disk_total_bytes,
-            disk_free_bytes=figures.disk_free_bytes,
-            gpu_count_total=len(leasable),
-            gpu_count_free=len(free),
-            gpu_units_total=sum(gpus[slot.gpu_uuid].units for slot in leasable),
-            gpu_units_free=sum(gpu.units for gpu in free),
-            gpu_memory_largest_free_bytes=max(sizes, default=None),
-        )
+        resources.gpu_count_total = len(leasable)
+        resources.gpu_count_free = len(free)
+        resources.gpu_units_total = sum(gpus[slot.gpu_uuid].units for slot in leasable)
+        resources.gpu_units_free = sum(gpu.units for gpu in free)
+        if sizes:
+            resources.gpu_memory_largest_free_bytes = max(sizes)
+        return resources
 
     def _preview(self, request: AllocRequest, priority: int) -> Preview:
         gpu_uuids = self._pool.preview(request.gpus, priority=priority) if request.gpus.count else ()

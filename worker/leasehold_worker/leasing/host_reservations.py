@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
+from leasehold.v1.machine_pb2 import MachineResources
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.errors import OperationError
@@ -63,18 +64,6 @@ class HostReservation:
 
     holder: str
     request: HostRequest
-
-
-@dataclass(frozen=True, slots=True)
-class HostFigures:
-    """The host's resources for workloads, in total and free. Names are those of ``machine.proto``."""
-
-    cpu_millicores_total: int
-    cpu_millicores_free: int
-    memory_total_bytes: int
-    memory_free_bytes: int
-    disk_total_bytes: int
-    disk_free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +150,12 @@ class HostReservations:
         """The reservations, oldest first."""
         return tuple(self._written)
 
-    @property
-    def disk_refusal(self) -> str:
-        """Why no disk is available. Empty: the volume can be read."""
-        volume = self._volume()
-        return volume if isinstance(volume, str) else ""
-
-    def figures(self) -> HostFigures:
-        """The total and free amounts now. An unreadable volume counts as empty."""
+    def figures(self) -> MachineResources:
+        """The total and free amounts now, without GPUs. An unreadable volume counts as empty."""
         volume = self._volume()
         total = volume.total_bytes if isinstance(volume, DiskSpace) else 0
         free = self._disk_free(volume) if isinstance(volume, DiskSpace) else 0
-        return HostFigures(
+        return MachineResources(
             cpu_millicores_total=self._limits.cpu_millicores,
             cpu_millicores_free=self._cpu_free(),
             memory_total_bytes=self._limits.memory_bytes,
@@ -214,19 +197,6 @@ class HostReservations:
         """
         self.check(request, kept)
         return self.take_back(holder, request)
-
-    def try_reserve(self, holder: str, request: HostRequest) -> HostReservation | None:
-        """As :meth:`reserve`. None: too little is free now.
-
-        Raises:
-            OperationError: INSUFFICIENT_RESOURCES: the request exceeds the host's totals, or the volume is
-                unreadable.
-        """
-        self.check_possible(request)
-        try:
-            return self.reserve(holder, request)
-        except OperationError:
-            return None
 
     def take_back(self, holder: str, request: HostRequest) -> HostReservation:
         """Restores a reservation after a restart of the worker, even if it exceeds the limits now."""

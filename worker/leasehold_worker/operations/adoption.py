@@ -162,7 +162,7 @@ class Adoption:
                 "restore it first, or stop it",
                 {"observed_state": state},
             )
-        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
+        progress.released_gpu_uuids = workload.gpu_uuids
         await self._exit_monitor.let_go(workload)
 
     def _check_permitted(self, found: "_Found") -> None:

@@ -31,7 +31,7 @@ from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.moves.member_restore import MemberRestore
 from leasehold_worker.moves.member_suspend import MemberSuspend
 from leasehold_worker.moves.move import Move, intent_of
-from leasehold_worker.moves.settlement import Settlement, settle_state, where_members_are
+from leasehold_worker.moves.settlement import Settlement, where_members_are
 from leasehold_worker.moves.workload_hooks import HookFactory, OperationHooks
 from leasehold_worker.planning.displacement import find_displaced
 from leasehold_worker.planning.findings import Findings
@@ -148,11 +148,10 @@ class CudaSuspend:
         search = await search_members(self._driver, await workload.find_processes())
         usage = await self._verification.usage()
         require_open(search, usage)
-        held = workload.lease.gpu_uuids if workload.lease is not None else ()
         # Members on GPUs without a lease are to come home; the plan has warned of them.
         return await find_displaced(
             sized(search.members, usage, home_of(workload)),
-            held,
+            workload.gpu_uuids,
             self._inventory.chips,
             Findings(),
         )
@@ -259,22 +258,19 @@ class CudaSuspend:
             errors = [outcome.error for mine in outcomes.values() for outcome in mine]
             error = error or next((told for told in errors if told is not None), _CANCELLED)
         # No await from here on: the leases and states of all workloads are one record on disk.
-        settlement = Settlement(self._pool, plan, outcomes, move.reserved)
         if done:
-            settlement.done(progress)
             progress.applied_pairs = plan.pairs
             if may_use_nccl:
                 progress.warnings.append(STALE_BUS_ID)
-        else:
-            settlement.failed(occupancies, progress)
         for target in plan.targets:
-            workload_id = target.workload.workload_id
-            mine = outcomes[workload_id]
-            if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
+            phases = (each for outcome in outcomes[target.workload.workload_id] for each in outcome.phases)
+            if any(phase.call is DriverCall.RESTORE for phase in phases):
                 target.workload.mark_restored()
             if move.kept is not None:
                 self._host_shares.give_back(target.workload)
-            settle_state(self._workloads, target, mine, members[workload_id], error, plan.policy, move.kept)
+        settlement = Settlement(self._workloads, self._pool, plan, outcomes, move.reserved)
+        settlement.settle(members, occupancies, error, progress, kept=move.kept)
+        for target in plan.targets:
             self._host_shares.limit_memory(target.workload, parked_bytes(target.workload))
 
 

@@ -185,21 +185,16 @@ class Operations:
             target = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
             await progress.intend(Intent("run", (target,), reserved=(lease,) if lease else ()))
             self._stop_restart.expect(workload_id, operation.checkpoint_id)
-            workload = await self._programs.spawn(
-                workload_id,
-                operation.name,
-                spec,
-                lease,
-                allocation.host,
-                restores=bool(operation.checkpoint_id),
-            )
+            restores = bool(operation.checkpoint_id)
+            root = await self._programs.start(workload_id, operation.name, spec, lease, restores=restores)
         except BaseException:
             self._stop_restart.expect(workload_id, "")
             allocation.release()
             raise
         allocation.hand_over_lease()
+        workload = self._programs.workload(workload_id, operation.name, spec, root, lease, allocation.host)
         self._exit_monitor.add(workload)
-        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        progress.claimed_gpu_uuids = workload.gpu_uuids
         if operation.checkpoint_id:
             await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
 

@@ -19,7 +19,6 @@ from leasehold_worker.checkpoints.disk_reservations import DiskReservation
 from leasehold_worker.checkpoints.image_manifest import ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
 from leasehold_worker.checkpoints.publication import publish, verify
-from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.criu.compatibility import ImageHost
@@ -29,19 +28,18 @@ from leasehold_worker.criu.restore import new_identities, taken_pids
 from leasehold_worker.criu.restore import restore as restore_image
 from leasehold_worker.criu.support import CriuSupport, image_memory
 from leasehold_worker.driver.helper_pool import Driver
-from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
-from leasehold_worker.driver.members import Member, MemberOutcome, find_members
+from leasehold_worker.driver.members import Member, find_members
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.moves.move import intent_of
-from leasehold_worker.moves.settlement import StoredCheckpoint, settle_state
+from leasehold_worker.moves.settlement import StoredCheckpoint
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.termination import Termination
-from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.planning.plan import Plan
 from leasehold_worker.programs.programs import forget_start
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
 from leasehold_worker.workloads.host_shares import HostShares
@@ -224,21 +222,6 @@ class ImageCheckpoint:
             await trio.to_thread.run_sync(self._store.delete, image_id)
         except OperationError as error:
             logger.warning("image %s can't be deleted: %s", image_id, error.message)
-
-    def settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
-        """Records after a restart of the worker that a workload has become an image. No await in here."""
-        (found,) = intent.targets
-        self._workloads.release_lease(workload)
-        self._host_shares.give_back(workload)
-        target = WorkloadPlan(
-            workload,
-            members=found.members,
-            home=found.home,
-            full_bytes=found.full_bytes,
-        )
-        outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
-        members = tuple(outcome.member_after() for outcome in outcomes)
-        settle_state(self._workloads, target, outcomes, members, None, intent.policy, kept)
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Restores the processes of a workload from its image, and its members on the reserved GPUs.

@@ -175,7 +175,7 @@ class StopRestart:
         No await in here: leases and states are one record on disk.
         """
         workload = target.workload
-        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
+        progress.released_gpu_uuids = workload.gpu_uuids
         self._workloads.release_lease(workload)
         self._host_shares.give_back(workload)
         workload.note_hooks(None)
@@ -217,9 +217,9 @@ class StopRestart:
                 self.expect(workload.workload_id, "")
                 await self._go_back(workload, allocation, progress)
             raise
-        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
         self._exit_monitor.watch(workload)
         self._workloads.wake(workload, allocation.hand_over_lease())
+        progress.claimed_gpu_uuids = workload.gpu_uuids
 
     async def _go_back(self, workload: Workload, allocation: Allocation, progress: Progress) -> None:
         """Ends the restarted processes of a workload. It is stopped again, or keeps its resources."""

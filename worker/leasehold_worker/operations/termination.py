@@ -49,8 +49,9 @@ class Termination:
             progress.already_there = True
             return
         before = workload.state
-        home = workload.lease.gpu_uuids if workload.lease else ()
-        target = WorkloadIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
+        target = WorkloadIntent(
+            workload_id, workload.members, workload.gpu_uuids, (), parked=before in (SUSPENDED, *AWAY)
+        )
         await progress.intend(Intent("stop", (target,)))
         self._workloads.set_state(workload, STOPPING)
         if before in AWAY:

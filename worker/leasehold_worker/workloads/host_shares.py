@@ -29,7 +29,7 @@ class HostShares:
         """Releases the host resources other than GPUs that a workload holds."""
         if workload.host is not None:
             self._ledger.release(workload.host)
-            workload.hold_host(None)
+            workload.host = None
         group = self._limits.find(workload.workload_id)
         if group is not None:
             self._limits.remove(group)
@@ -63,11 +63,11 @@ class HostShares:
         Raises:
             OperationError: INSUFFICIENT_RESOURCES.
         """
-        workload.hold_host(self._ledger.reserve(workload.workload_id, _needed(workload)))
+        workload.host = self._ledger.reserve(workload.workload_id, _needed(workload))
 
     def take_back(self, workload: Workload) -> None:
         """Restores the reservation of a workload after a restart of the worker."""
-        workload.hold_host(self._ledger.take_back(workload.workload_id, _needed(workload)))
+        workload.host = self._ledger.take_back(workload.workload_id, _needed(workload))
 
     def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
         """Limits a workload's memory to its reservation and its suspended memory.

@@ -55,34 +55,48 @@ class ProgramStart:
         self._socket_path = socket_path.absolute()
         self._nursery = nursery
 
-    async def spawn(
-        self,
-        workload_id: str,
-        name: str,
-        spec: WorkloadSpec,
-        lease: Lease | None,
-        host: HostReservation,
-        *,
-        restores: bool,
-    ) -> Workload:
-        """Starts a program.
+    async def start(
+        self, workload_id: str, name: str, spec: WorkloadSpec, lease: Lease | None, *, restores: bool
+    ) -> ProcessIdentity:
+        """Starts a program behind its shim.
 
         Args:
             workload_id: The id of its workload.
             name: The name of its workload.
             spec: The spec of its workload.
             lease: Its GPUs. None: it has none.
-            host: Its host resources other than GPUs.
             restores: Its application waits for a restore.
-
-        Returns:
-            The workload, which is not registered yet.
 
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
         """
-        root = await self._start(workload_id, name, spec, lease, host, restores=restores)
-        return self.workload(workload_id, name, spec, root, lease, host)
+        folder, wanted = self._workloads.folder(workload_id), spec.resources
+        try:
+            output = await trio.to_thread.run_sync(open_output, folder)
+            try:
+                root = await launch(
+                    folder,
+                    spec.arguments,
+                    working_directory=spec.working_directory or folder / WORKING_FOLDER,
+                    environment={
+                        **self._inherited,
+                        **spec.environment,
+                        **self.variables(workload_id, name, lease, restores=restores),
+                    },
+                    output=output,
+                    group=self._limits.create(workload_id, wanted.cpu_millicores, wanted.memory_bytes),
+                    nursery=self._nursery,
+                )
+            finally:
+                os.close(output)
+        except (OSError, LaunchError) as error:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_SPAWN_FAILED,
+                f"{spec.arguments[0]!r} could not be started: {error}; give a program that "
+                "exists on the worker",
+            ) from error
+        crash_point("program-started")
+        return root
 
     def workload(
         self,
@@ -115,58 +129,14 @@ class ProgramStart:
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
         """
-        if workload.host is None:
-            raise ValueError("a program is started with what its workload holds of the host")
-        forget_start(self._workloads.folder(workload.workload_id))
-        root = await self._start(
-            workload.workload_id, workload.name, workload.spec, lease, workload.host, restores=restores
-        )
+        workload_id = workload.workload_id
+        forget_start(self._workloads.folder(workload_id))
+        root = await self.start(workload_id, workload.name, workload.spec, lease, restores=restores)
         self._workloads.begin_again(workload, root)
         workload.start_time = datetime.now(UTC)
         workload.ready_time = None
         workload.unready = ""
         workload.begun_s = time.monotonic()
-
-    async def _start(
-        self,
-        workload_id: str,
-        name: str,
-        spec: WorkloadSpec,
-        lease: Lease | None,
-        host: HostReservation,
-        *,
-        restores: bool,
-    ) -> ProcessIdentity:
-        """Starts a program behind its shim."""
-        folder = self._workloads.folder(workload_id)
-        try:
-            output = await trio.to_thread.run_sync(open_output, folder)
-            try:
-                root = await launch(
-                    folder,
-                    spec.arguments,
-                    working_directory=spec.working_directory or folder / WORKING_FOLDER,
-                    environment={
-                        **self._inherited,
-                        **spec.environment,
-                        **self.variables(workload_id, name, lease, restores=restores),
-                    },
-                    output=output,
-                    group=self._limits.create(
-                        workload_id, host.request.cpu_millicores, host.request.memory_bytes
-                    ),
-                    nursery=self._nursery,
-                )
-            finally:
-                os.close(output)
-        except (OSError, LaunchError) as error:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_SPAWN_FAILED,
-                f"{spec.arguments[0]!r} could not be started: {error}; give a program that "
-                "exists on the worker",
-            ) from error
-        crash_point("program-started")
-        return root
 
     def variables(
         self, workload_id: str, name: str, lease: Lease | None, *, restores: bool = False

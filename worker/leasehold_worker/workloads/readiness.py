@@ -74,10 +74,10 @@ class Readiness:
                 except OperationError as error:
                     if not workload.unready:
                         logger.info("workload %s is not ready: %s", workload.name, error.message)
-                    workload.note_unready(error.message)
+                    workload.unready = error.message
                 except Exception:
                     logger.exception("a defect stopped the readiness probe of workload %s", workload.name)
-                    workload.note_unready(
+                    workload.unready = (
                         "its readiness probe failed because of a defect of the worker: see the worker's log"
                     )
                 else:

@@ -150,6 +150,11 @@ class Workload:
     """The first processes of the other living workloads; set by the registry."""
 
     @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The GPUs that it leases."""
+        return self.lease.gpu_uuids if self.lease is not None else ()
+
+    @property
     def is_asleep(self) -> bool:
         """Whether its processes run, while it is suspended and holds no GPU."""
         return self.parked is not None and self.parked.policy.process_strategy == KEEP_RUNNING
@@ -205,10 +210,6 @@ class Workload:
     def note_yield(self, *, yielded: bool) -> None:
         """Records whether the workload is restored by the worker once GPUs are free."""
         self.yielded = yielded
-
-    def note_unready(self, why: str) -> None:
-        """Records the last error of the readiness probe."""
-        self.unready = why
 
     def note_exit(self, returncode: int | None, orphan_mark: str) -> None:
         """Records the end of the first process. Others may be left.

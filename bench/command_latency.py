@@ -1,11 +1,11 @@
-"""How long a command takes from client to worker and back, beside the transport alone.
+"""Times a command from client to worker and back, and the transport alone.
 
 Everything runs as processes on this machine: a coordinator with its store, a worker on a simulated host
-whose driver takes no time, and the client. Each round suspends a parked workload, which is a command with
-nothing to do: stored, dispatched, carried out, its outcome stored and watched. In turn with each round, two
-raw gRPC hops (client to relay to echo and back) are timed on the same machine. Then several clients do the
-same at once, each with a workload of its own. The commits of both sides are counted by the numbers that store
-and journal keep. Prints one JSON document.
+whose driver takes no time, and the client. Each round suspends a suspended workload. This command has no
+effect, but is stored, dispatched and carried out, and its outcome is stored and watched. Rounds alternate
+with two raw gRPC hops (client to relay to echo and back) on the same machine. Then several clients do the
+same concurrently, each with a workload of its own. The commit numbers of store and journal give the commits
+of both sides. Prints one JSON document.
 """
 
 import argparse
@@ -25,20 +25,29 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
-from leasehold.v1 import command_pb2, fleet_pb2, fleet_pb2_grpc, workload_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    command_service_pb2_grpc,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    workload_pb2,
+    workload_service_pb2,
+    workload_service_pb2_grpc,
+)
 from leasehold_simgpu import SimulatedHost, Timing
 
 COUNTER = Path(__file__).resolve().parents[1] / "examples/counter.py"
 START_TIMEOUT_S = 30.0
 LOAD_CLIENTS = 8
-"""Clients at once, as many as a worker has commands."""
+"""Concurrent clients: as many as a worker has commands."""
 
 WARM_UP_ROUNDS = 20
 
 
 @contextmanager
 def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A ``leasehold`` process, ended on the way out."""
+    """A ``leasehold`` process, which ends with the context."""
     with subprocess.Popen(
         [sys.executable, "-m", "leasehold_client", *arguments],
         stdout=subprocess.PIPE,
@@ -63,7 +72,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
-    """A coordinator and one worker with so many parked workloads, named ``parked-0`` and so on."""
+    """A coordinator and one worker with suspended workloads, named ``parked-0`` and so on."""
     host = SimulatedHost.create(folder / "host", gpus=1, chip="H100", timing=Timing.instant())
     with ExitStack() as stack:
         coordinator = stack.enter_context(
@@ -75,18 +84,22 @@ def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
             raise SystemExit("the coordinator did not start")
         address = listening.group(1)
         worker_options = ["--coordinator", address, "--state-dir", str(folder / "worker")]
-        worker_options += ["--stop-workloads", "stop"]  # by default they outlive their worker
+        worker_options += ["--stop-workloads", "stop"]  # by default, workloads outlive their worker
         stack.enter_context(process("worker", *worker_options, **host.environment()))
         channel = stack.enter_context(grpc.insecure_channel(address))
-        workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
-        workers = fleet_pb2_grpc.FleetServiceStub(channel)
-        wait_for(lambda: bool(workers.ListGpus(fleet_pb2.ListGpusRequest()).gpus), "the worker's hello")
+        workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
+        workers = fleet_service_pb2_grpc.FleetServiceStub(channel)
+        wait_for(
+            lambda: bool(workers.ListGpus(fleet_service_pb2.ListGpusRequest()).gpus), "the worker's hello"
+        )
         spec = workload_pb2.WorkloadSpec(
             arguments=[sys.executable, str(COUNTER), "--bytes", "1MiB"],
             resources=workload_pb2.Resources(gpu_count=1),
         )
         for number in range(parked):
-            workloads.CreateWorkload(fleet_pb2.CreateWorkloadRequest(name=f"parked-{number}", spec=spec))
+            workloads.CreateWorkload(
+                workload_service_pb2.CreateWorkloadRequest(name=f"parked-{number}", spec=spec)
+            )
             while suspend(channel, number) != command_pb2.COMMAND_STATE_SUCCEEDED:
                 time.sleep(0.02)
         yield channel
@@ -94,21 +107,21 @@ def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
 
 def suspend(channel: grpc.Channel, number: int = 0) -> int:
     """Suspends a workload, and waits for the outcome as a client does."""
-    workloads = fleet_pb2_grpc.WorkloadServiceStub(channel)
+    workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
     try:
-        request = fleet_pb2.SuspendWorkloadRequest(workload=f"parked-{number}")
+        request = workload_service_pb2.SuspendWorkloadRequest(workload=f"parked-{number}")
         command = workloads.SuspendWorkload(request).command
     except grpc.RpcError:
         return command_pb2.COMMAND_STATE_UNSPECIFIED
-    watch = fleet_pb2.WatchCommandRequest(command_id=command.command_id)
+    watch = command_service_pb2.WatchCommandRequest(command_id=command.command_id)
     state = command.state
-    for response in fleet_pb2_grpc.CommandServiceStub(channel).WatchCommand(watch):
+    for response in command_service_pb2_grpc.CommandServiceStub(channel).WatchCommand(watch):
         state = response.command.state
     return state
 
 
 def commits(folder: Path) -> dict[str, int]:
-    """How many commits store and journal have had, as they count themselves. Older ones did not."""
+    """The commit numbers of store and journal. Older releases have none."""
     found = {}
     for side, name in (("coordinator", "store.sqlite3"), ("worker", "worker/journal.sqlite3")):
         with (
@@ -121,7 +134,7 @@ def commits(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def commits_counted(folder: Path, rounds: int) -> Iterator[dict[str, float]]:
-    """Fills in the commits of each side per round, once the rounds are over."""
+    """Fills in the commits of each side per round after all rounds."""
     found: dict[str, float] = {}
     before = commits(folder)
     yield found
@@ -167,20 +180,20 @@ def hop(downstream: str | None = None) -> Iterator[str]:
 
 
 def timed_ms(action: Callable[[], object]) -> float:
-    """How long the action takes."""
+    """Seconds that the action takes."""
     began = time.perf_counter()
     action()
     return (time.perf_counter() - began) * 1000
 
 
 def percentiles(samples_ms: list[float]) -> dict[str, float]:
-    """The figures that are reported."""
+    """The reported figures."""
     cuts = statistics.quantiles(samples_ms, n=100)
     return {"p50_ms": round(cuts[49], 3), "p99_ms": round(cuts[98], 3)}
 
 
 def tail(samples_ms: list[float]) -> float:
-    """The 99th percentile in medians."""
+    """The ratio of the 99th percentile to the median."""
     cuts = statistics.quantiles(samples_ms, n=100)
     return round(cuts[98] / cuts[49], 2)
 

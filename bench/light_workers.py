@@ -1,9 +1,9 @@
-"""Many light workers in one process: real streams and frames, and nothing behind them.
+"""Many light workers in one process: real streams and frames, without a driver and processes.
 
-Run as ``python bench/light_workers.py HOST:PORT COUNT FIRST``. Each worker has a connection of its own, says
-hello with eight GPUs, sends a load in every interval, answers every command at once, and connects again as a
-real worker does. Every 0.2 s a line of JSON on standard output says how many are welcomed. With
-``--echo-interval 5`` they talk every 5 s to a bare echo server instead, which gives back every message.
+Run as ``python bench/light_workers.py HOST:PORT COUNT FIRST``. Each worker has a connection of its own, sends
+hello with eight GPUs and a load in every interval, answers every command at once, and reconnects like a real
+worker. Every 0.2 s a line of JSON on standard output has the number of welcomed workers. With
+``--echo-interval 5`` they send a load every 5 s to a bare echo server instead.
 """
 
 import argparse
@@ -20,16 +20,17 @@ from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.worker_pb2 import HostFacts
+from leasehold.worker.v1.session_pb2 import (
+    CommandSpec,
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
     Hello,
-    HostFacts,
     ProtocolVersion,
     WorkerLoad,
 )
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 GPUS = 8
 REPORT_S = 0.2
@@ -47,13 +48,13 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-"""Channel options of a real worker, copied: the light workers run beside older commits too."""
+"""Channel options of a real worker. A copy, since the light workers also run with older commits."""
 
 ECHO = "/bench.Echo/Echo"
 
 
 def leases(number: int, taken: int = 0) -> list[GpuLease]:
-    """Lease entries of a worker's GPUs, of which the first are taken, as full as real ones are."""
+    """Lease entries of a worker's GPUs, with all fields of real entries. The first GPUs are leased."""
     return [
         GpuLease(
             gpu_uuid=f"GPU-{number:08x}-0000-4000-8000-{slot:012x}",
@@ -71,7 +72,7 @@ def leases(number: int, taken: int = 0) -> list[GpuLease]:
 
 
 def hello(number: int, epoch: int) -> ConnectRequest:
-    """What a worker says first."""
+    """The first frame of a worker."""
     entries = leases(number)
     return ConnectRequest(
         hello=Hello(
@@ -83,7 +84,7 @@ def hello(number: int, epoch: int) -> ConnectRequest:
             protocol_version=ProtocolVersion(major=1, minor=1),
             agent_version="bench",
             host=HostFacts(hostname=f"host-{number}", cpu_count=64, memory_total_bytes=2**40),
-            gpu_pool=[
+            gpus=[
                 Gpu(uuid=lease.gpu_uuid, slot=lease.slot, name="H100", memory_total_bytes=2**36)
                 for lease in entries
             ],
@@ -105,12 +106,12 @@ class LightWorker:
         self._sequence = 0
         self._load_interval_s = load_interval_s
         self._writing = asyncio.Lock()
-        """Two writes at once would end the call."""
+        """Prevents two concurrent writes, which would end the call."""
         self.welcomed = False
         self.sessions = 0
 
     async def run(self) -> None:
-        """Holds a session, and another after it, on one channel."""
+        """Holds one session after the other, on one channel."""
         backoff_s = BACKOFF_MIN_S
         async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
             while True:
@@ -124,7 +125,7 @@ class LightWorker:
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
-        call: Call = WorkerSessionServiceStub(channel).Connect()
+        call: Call = SessionServiceStub(channel).Connect()
         await call.write(hello(self._number, self._epoch))
         ticking: asyncio.Task[None] | None = None
         try:
@@ -150,12 +151,12 @@ class LightWorker:
         await asyncio.sleep(random.uniform(0, self._load_interval_s))
         while True:
             self._sequence += 1
-            load = WorkerLoad(session_id=session_id, sequence=self._sequence, gpu_pool=leases(self._number))
+            load = WorkerLoad(session_id=session_id, sequence=self._sequence, gpu_leases=leases(self._number))
             async with self._writing:
                 await call.write(ConnectRequest(worker_load=load))
             await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
 
-    async def _obey(self, call: Call, command: command_pb2.Command) -> None:
+    async def _obey(self, call: Call, command: CommandSpec) -> None:
         workload = workload_pb2.Workload(
             workload_id=command.workload_id,
             name=command.operation.run.name,
@@ -179,7 +180,7 @@ def _seconds(duration: Duration) -> float:
 
 
 class EchoWorker(LightWorker):
-    """The same load to a server that gives it back."""
+    """Sends the same load to an echo server."""
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(ECHO)()
@@ -187,20 +188,20 @@ class EchoWorker(LightWorker):
         await asyncio.sleep(random.uniform(0, self._load_interval_s))
         while True:
             self._sequence += 1
-            load = WorkerLoad(session_id="echo", sequence=self._sequence, gpu_pool=leases(self._number))
+            load = WorkerLoad(session_id="echo", sequence=self._sequence, gpu_leases=leases(self._number))
             await call.write(ConnectRequest(worker_load=load).SerializeToString())
             await call.read()
             await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
 
 
 async def main() -> None:
-    """Runs until it is killed."""
+    """Runs until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("count", type=int)
     parser.add_argument("first", type=int)
     parser.add_argument(
-        "--echo-interval", type=float, metavar="SECONDS", help="talk to an echo server so often"
+        "--echo-interval", type=float, metavar="SECONDS", help="seconds between two loads to an echo server"
     )
     options = parser.parse_args()
     workers: list[LightWorker] = []

@@ -1,7 +1,7 @@
 """Generates the committed Python of the protos, or checks that it is what the protos say.
 
-``python protos/generate.py`` writes ``protos/gen``; with ``--check`` it writes nothing, and exits with 1
-where the committed code differs.
+``python protos/generate.py`` writes ``protos/gen``, and the messages of CRIU beside their proto.
+With ``--check`` it writes nothing, and exits with 1 where the committed code differs.
 """
 
 import filecmp
@@ -14,40 +14,56 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
 GENERATED = PROTOS / "gen"
+ROOT = PROTOS.parent
+CRIU = Path("leasehold_worker/criu/criu.proto")
+"""What the worker says to CRIU, below its package."""
 
 
-def generate(destination: Path) -> None:
-    """Writes the messages, stubs and services of every proto below ``destination``."""
-    sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.glob("leasehold/v1/*.proto"))
+def generate(destination: Path, worker: Path) -> None:
+    """Writes the messages, stubs and services of every proto.
+
+    Args:
+        destination: Folder of those that rooms share.
+        worker: Folder of the worker's package, which has the messages of CRIU.
+    """
+    shared = sorted(path.relative_to(PROTOS) for path in PROTOS.glob("leasehold/**/*.proto"))
+    _compile(PROTOS, shared, destination, services=True)
+    _compile(ROOT / "worker", [CRIU], worker, services=False)
+    for folder in {destination / parent for path in shared for parent in path.parents}:
+        if folder != destination:
+            (folder / "__init__.py").touch()
+    (destination / "leasehold/py.typed").touch()
+
+
+def _compile(source: Path, protos: list[Path], destination: Path, services: bool) -> None:
     programs = Path(sys.executable).parent
     arguments = [
         "protoc",
-        f"--proto_path={PROTOS}",
+        f"--proto_path={source}",
         f"--proto_path={files('grpc_tools') / '_proto'}",
         f"--python_out={destination}",
-        f"--grpc_python_out={destination}",
         f"--plugin=protoc-gen-mypy={programs / 'protoc-gen-mypy'}",
-        f"--plugin=protoc-gen-mypy_grpc={programs / 'protoc-gen-mypy_grpc'}",
         f"--mypy_out=quiet:{destination}",
-        f"--mypy_grpc_out=quiet:{destination}",
-        *sources,
     ]
-    if protoc.main(arguments) != 0:
+    if services:
+        arguments += [
+            f"--grpc_python_out={destination}",
+            f"--plugin=protoc-gen-mypy_grpc={programs / 'protoc-gen-mypy_grpc'}",
+            f"--mypy_grpc_out=quiet:{destination}",
+        ]
+    if protoc.main([*arguments, *map(str, protos)]) != 0:
         raise SystemExit("protoc refused the protos: see its message above")
-    (destination / "leasehold/py.typed").touch()
-    (destination / "leasehold/__init__.py").touch()
-    (destination / "leasehold/v1/__init__.py").touch()
 
 
-def differences(fresh: Path) -> list[str]:
+def differences(committed_in: Path, fresh: Path, pattern: str) -> list[str]:
     """Names the generated files that are missing, superfluous or different in the checkout."""
 
     def names(root: Path) -> set[str]:
-        return {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in {".py", ".pyi"}}
+        return {str(path.relative_to(root)) for path in root.rglob(pattern) if path.suffix in {".py", ".pyi"}}
 
-    committed, wanted = names(GENERATED), names(fresh)
+    committed, wanted = names(committed_in), names(fresh)
     different = [
-        name for name in committed & wanted if not filecmp.cmp(GENERATED / name, fresh / name, False)
+        name for name in committed & wanted if not filecmp.cmp(committed_in / name, fresh / name, False)
     ]
     return sorted((committed ^ wanted) | set(different))
 
@@ -55,13 +71,16 @@ def differences(fresh: Path) -> list[str]:
 def main() -> None:
     """Runs the command line described above."""
     if sys.argv[1:] != ["--check"]:
-        generate(GENERATED)
+        generate(GENERATED, ROOT / "worker")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder))
-        stale = differences(Path(folder))
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        shared, worker = Path(first), Path(second)
+        generate(shared, worker)
+        stale = differences(GENERATED, shared, "*") + differences(ROOT / "worker", worker, "*_pb2.py*")
     if stale:
-        raise SystemExit(f"protos/gen is not what the protos say ({', '.join(stale)}): run `make protos`")
+        raise SystemExit(
+            f"the committed code is not what the protos say ({', '.join(stale)}): run `make protos`"
+        )
 
 
 if __name__ == "__main__":

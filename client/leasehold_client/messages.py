@@ -7,10 +7,11 @@ from typing import Final, TypeAlias, TypeVar
 from google.protobuf import duration_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import gpu_pb2, operation_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import Workload
 
 Value = TypeVar("Value", bound=int)
 
@@ -30,26 +31,26 @@ PARKED: Final = frozenset(
 
 def suspend_operation(
     lock_timeout_s: float | None, policy: EvictionPolicy | None = None, *, force: bool = False
-) -> command_pb2.SuspendOperation:
+) -> operation_pb2.SuspendOperation:
     """Builds a suspend. None: the worker's lock timeout, and the policy of the workload's spec."""
-    return command_pb2.SuspendOperation(policy=policy, lock_timeout=duration(lock_timeout_s), force=force)
+    return operation_pb2.SuspendOperation(policy=policy, lock_timeout=duration(lock_timeout_s), force=force)
 
 
-def restore_operation(gpu_uuids: Sequence[str], checkpoint_id: str) -> command_pb2.RestoreOperation:
+def restore_operation(gpu_uuids: Sequence[str], checkpoint_id: str) -> operation_pb2.RestoreOperation:
     """Builds a restore. Empty: the worker chooses the GPUs and the checkpoint."""
-    return command_pb2.RestoreOperation(gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id)
+    return operation_pb2.RestoreOperation(gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id)
 
 
-def remap_operation(moves: Moves, lock_timeout_s: float | None) -> command_pb2.RemapOperation:
+def remap_operation(moves: Moves, lock_timeout_s: float | None) -> operation_pb2.RemapOperation:
     """Builds a remap of several workloads. None: the worker's lock timeout."""
     messages = [
-        command_pb2.Move(
+        operation_pb2.Move(
             workload_id=workload,
             pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new) for old, new in pairs],
         )
         for workload, pairs in moves.items()
     ]
-    return command_pb2.RemapOperation(moves=messages, lock_timeout=duration(lock_timeout_s))
+    return operation_pb2.RemapOperation(moves=messages, lock_timeout=duration(lock_timeout_s))
 
 
 def duration(seconds: float | None) -> duration_pb2.Duration | None:

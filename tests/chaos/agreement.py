@@ -3,11 +3,11 @@
 import time
 from collections.abc import Iterator
 
+from leasehold.local.v1.local_service_pb2 import ListResponse
 from leasehold.v1 import gpu_pb2, lease_pb2
-from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.lease_pb2 import SlotState
-from leasehold.v1.local_pb2 import ListResponse
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, final
 
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1 import local_pb2
+from leasehold.local.v1 import local_service_pb2
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker
@@ -49,12 +49,12 @@ class Claimer:
 
 def claim(worker: LocalWorker, hold_s: float) -> bool:
     """Claims a GPU, holds it for a while and lets it go. False: it was not granted in time."""
-    wanted = local_pb2.ClaimOpen(
+    wanted = local_service_pb2.ClaimOpen(
         spec=WorkloadSpec(resources=Resources(gpu_count=1)),
         wait=Duration(seconds=WAIT_S),
-        hold=local_pb2.CLAIM_HOLD_STREAM,
+        hold=local_service_pb2.CLAIM_HOLD_STREAM,
     )
-    for response in worker.claim(local_pb2.ClaimRequest(open=wanted)):
+    for response in worker.claim(local_service_pb2.ClaimRequest(open=wanted)):
         if response.WhichOneof("frame") == "granted":
             time.sleep(hold_s)
             worker.release(response.granted.workload_id)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Final, final
 
 import grpc
-from leasehold.v1 import fleet_pb2
-from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
+from leasehold.v1 import fleet_service_pb2, worker_pb2
+from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.ports import free_port
@@ -117,8 +119,8 @@ class ChaosFleet:
         self.until(lambda: self._connected() == len(WORKERS), "both workers are connected")
 
     def _connected(self) -> int:
-        workers = self.fleet.ListWorkers(fleet_pb2.ListWorkersRequest(), timeout=5).workers
-        return sum(worker.state == fleet_pb2.WORKER_STATE_CONNECTED for worker in workers)
+        workers = self.fleet.ListWorkers(fleet_service_pb2.ListWorkersRequest(), timeout=5).workers
+        return sum(worker.state == worker_pb2.WORKER_STATE_CONNECTED for worker in workers)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Polls until the condition holds. What the coordinator does not answer is asked again."""

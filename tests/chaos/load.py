@@ -20,7 +20,13 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    fleet_service_pb2,
+    operation_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 
@@ -142,7 +148,7 @@ class Client(threading.Thread):
 
         def request(request_id: str) -> Command:
             created = self._fleet.workloads.CreateWorkload(
-                fleet_pb2.CreateWorkloadRequest(
+                workload_service_pb2.CreateWorkloadRequest(
                     request_id=request_id, name=life.name, spec=spec, worker=self._worker, timeout=timeout
                 ),
                 timeout=RPC_TIMEOUT_S,
@@ -178,14 +184,14 @@ class Client(threading.Thread):
             named = {**fields, "workload": workload.workload_id}
             match kind:
                 case "suspend":
-                    suspend = fleet_pb2.SuspendWorkloadRequest(**named)
+                    suspend = workload_service_pb2.SuspendWorkloadRequest(**named)
                     return stub.SuspendWorkload(suspend, timeout=RPC_TIMEOUT_S).command
                 case "restore":
-                    restore = fleet_pb2.RestoreWorkloadRequest(**named)
+                    restore = workload_service_pb2.RestoreWorkloadRequest(**named)
                     return stub.RestoreWorkload(restore, timeout=RPC_TIMEOUT_S).command
                 case "stop":
-                    operation = command_pb2.StopOperation(grace=Duration(nanos=300_000_000))
-                    stop = fleet_pb2.StopWorkloadRequest(**named, operation=operation)
+                    operation = operation_pb2.StopOperation(grace=Duration(nanos=300_000_000))
+                    stop = workload_service_pb2.StopWorkloadRequest(**named, operation=operation)
                     return stub.StopWorkload(stop, timeout=RPC_TIMEOUT_S).command
                 case _:
                     return self._remap(fields, [(workload, here, there)])
@@ -205,7 +211,7 @@ class Client(threading.Thread):
                 for workload, old, new in moves
             ]
         }
-        request = fleet_pb2.RemapWorkloadsRequest(**fields, operation=operation)  # type: ignore[arg-type]
+        request = workload_service_pb2.RemapWorkloadsRequest(**fields, operation=operation)  # type: ignore[arg-type]
         return self._fleet.workloads.RemapWorkloads(request, timeout=RPC_TIMEOUT_S).command
 
     def _ask(self, lives: Sequence[Life], kind: str, request: Callable[[str], Command]) -> None:
@@ -229,7 +235,7 @@ class Client(threading.Thread):
                 time.sleep(REFUSED_S)
                 self._left += self.refused < REFUSED_LIMIT
         if seen and self._random.random() < CANCELLED_SHARE:
-            cancel = fleet_pb2.CancelCommandRequest(command_id=next(iter(seen)))
+            cancel = command_service_pb2.CancelCommandRequest(command_id=next(iter(seen)))
             with contextlib.suppress(Refused):
                 self._answered(lambda: self._fleet.commands.CancelCommand(cancel, timeout=RPC_TIMEOUT_S))
         return lives, kind, seen
@@ -239,7 +245,7 @@ class Client(threading.Thread):
         lives, kind, seen = begun
         if not seen:
             return
-        get = fleet_pb2.GetCommandRequest(command_id=next(iter(seen)))
+        get = command_service_pb2.GetCommandRequest(command_id=next(iter(seen)))
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             command = self._answered(
@@ -262,7 +268,7 @@ class Client(threading.Thread):
             time.sleep(RETRY_S)
 
     def _workload(self, life: Life) -> Workload:
-        get = fleet_pb2.GetWorkloadRequest(workload=life.workload_id)
+        get = workload_service_pb2.GetWorkloadRequest(workload=life.workload_id)
         found: Workload = self._answered(
             lambda: self._fleet.workloads.GetWorkload(get, timeout=RPC_TIMEOUT_S).workload
         )
@@ -289,12 +295,12 @@ def look(fleet: ChaosFleet, lives: list[Life], worker: str) -> list[Seen]:
     """What everybody says of the workloads, once all agree or the time is over."""
     host = fleet.hosts[worker]
     listed: dict[str, set[str]] = {}
-    for gpu in fleet.fleet.ListGpus(fleet_pb2.ListGpusRequest(), timeout=10).gpus:
+    for gpu in fleet.fleet.ListGpus(fleet_service_pb2.ListGpusRequest(), timeout=10).gpus:
         if gpu.lease.workload_id:
             listed.setdefault(gpu.lease.workload_id, set()).add(gpu.gpu.uuid)
     found = []
     for life in lives:
-        get = fleet_pb2.GetWorkloadRequest(workload=life.workload_id)
+        get = workload_service_pb2.GetWorkloadRequest(workload=life.workload_id)
         status = fleet.workloads.GetWorkload(get, timeout=10).workload.status
         process = host.process(status.root_pid) if status.root_pid else None
         ended = status.state in GONE

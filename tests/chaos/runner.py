@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2
+from leasehold.v1 import command_pb2, errors_pb2, fleet_service_pb2
 
 from .claims import Claimer
 from .fleet import WORKERS, ChaosFleet, chaos_fleet
@@ -82,7 +82,7 @@ def play(
 def strays(fleet: ChaosFleet, clients: Sequence[Client]) -> list[str]:
     """Leases of nobody whom a client knows: every claim is over by then."""
     known = {life.workload_id for client in clients for life in client.lives}
-    gpus = fleet.fleet.ListGpus(fleet_pb2.ListGpusRequest(), timeout=10).gpus
+    gpus = fleet.fleet.ListGpus(fleet_service_pb2.ListGpusRequest(), timeout=10).gpus
     return [
         f"{gpu.gpu.uuid} is leased to {gpu.lease.workload_id}, which nobody runs"
         for gpu in gpus

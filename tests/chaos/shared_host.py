@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from leasehold.v1.local_pb2 import ListResponse
+from leasehold.local.v1.local_service_pb2 import ListResponse
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from leasehold.local.v1.local_service_pb2 import ListResponse
 from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError

@@ -12,11 +12,11 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import command_service_pb2, fleet_service_pb2, operation_pb2, workload_service_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Lease
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
 
 Answer = Callable[[Any, grpc.ServicerContext], Any]
@@ -30,14 +30,15 @@ GPUS = [
 
 _METHODS: dict[str, descriptor.MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
-    for service in fleet_pb2.DESCRIPTOR.services_by_name.values()
+    for file in (fleet_service_pb2, workload_service_pb2, command_service_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
 
 
 def command(state: CommandState.ValueType, revision: int = 1, **fields: Any) -> Command:
     """A suspension of workload one, in some state."""
-    operation = command_pb2.Operation(suspend=command_pb2.SuspendOperation())
+    operation = operation_pb2.Operation(suspend=operation_pb2.SuspendOperation())
     return Command(command_id="c-1", state=state, revision=revision, operation=operation, **fields)
 
 
@@ -69,11 +70,11 @@ class ScriptedCoordinator(grpc.GenericRpcHandler):
 
     def plays(self, *commands: Command) -> None:
         """Suspensions are answered with the first of these, and a watch tells them all."""
-        self.answers["SuspendWorkload"] = lambda request, context: fleet_pb2.SuspendWorkloadResponse(
-            command=commands[0]
+        self.answers["SuspendWorkload"] = lambda request, context: (
+            workload_service_pb2.SuspendWorkloadResponse(command=commands[0])
         )
         self.answers["WatchCommand"] = lambda request, context: (
-            fleet_pb2.WatchCommandResponse(command=current) for current in commands
+            command_service_pb2.WatchCommandResponse(command=current) for current in commands
         )
 
     def asked(self, kind: type[Message]) -> list[Any]:
@@ -106,8 +107,8 @@ class ScriptedCoordinator(grpc.GenericRpcHandler):
 def serving() -> Iterator[ScriptedCoordinator]:
     """A coordinator with two workers and the running workload one, which a test may change."""
     scripted = ScriptedCoordinator()
-    scripted.answers["ListGpus"] = lambda request, context: fleet_pb2.ListGpusResponse(gpus=GPUS)
-    scripted.answers["GetWorkload"] = lambda request, context: fleet_pb2.GetWorkloadResponse(
+    scripted.answers["ListGpus"] = lambda request, context: fleet_service_pb2.ListGpusResponse(gpus=GPUS)
+    scripted.answers["GetWorkload"] = lambda request, context: workload_service_pb2.GetWorkloadResponse(
         workload=workload(request.workload)
     )
     server = grpc.server(futures.ThreadPoolExecutor(4))

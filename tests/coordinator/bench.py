@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, Operation, SuspendOperation
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectResponse
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
-from leasehold_coordinator.api.session_service import WorkerSessionService
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectResponse
+from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -44,7 +45,7 @@ class Bench:
         self.store = store
         self.fleet = Fleet(store, load_interval_s=5)
         self.dispatcher = Dispatcher(self.fleet)
-        self.service = WorkerSessionService(self.fleet, self.dispatcher)
+        self.service = SessionService(self.fleet, self.dispatcher)
         self.session = Session(make_hello())
         self.session.welcomed = True
         self.fleet.sessions["worker-alpha"] = self.session

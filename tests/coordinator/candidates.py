@@ -3,7 +3,7 @@
 from leasehold.v1 import lease_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu
 
 FREE, LEASED = lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_LEASED

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
-from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello
+from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 
 from tests.prefork import COORDINATOR, Forked, run
 

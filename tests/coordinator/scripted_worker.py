@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
-from leasehold.v1 import command_pb2, lease_pb2, worker_session_pb2
+from leasehold.v1 import command_pb2, lease_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.worker_pb2 import HostFacts
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
     CheckpointQuery,
     CommandFrame,
@@ -18,21 +21,19 @@ from leasehold.v1.worker_session_pb2 import (
     ConnectRequest,
     ConnectResponse,
     Hello,
-    HostFacts,
     PlanAnswer,
     PlanQuery,
     ProtocolVersion,
     WorkerLoad,
 )
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 TIMEOUT_S = 20
 
 
-def make_hello(name: str = "alpha", gpus: int = 2, **fields: object) -> Hello:
+def make_hello(name: str = "alpha", gpu_count: int = 2, **fields: object) -> Hello:
     """A hello with free GPUs."""
-    uuids = [f"GPU-{name}-{slot}" for slot in range(gpus)]
+    uuids = [f"GPU-{name}-{slot}" for slot in range(gpu_count)]
     hello = Hello(
         worker_id=f"worker-{name}",
         name=name,
@@ -40,7 +41,7 @@ def make_hello(name: str = "alpha", gpus: int = 2, **fields: object) -> Hello:
         boot_id="boot-1",
         protocol_version=ProtocolVersion(major=1),
         host=HostFacts(hostname="host-1"),
-        gpu_pool=[Gpu(uuid=uuid, slot=slot, name="H100") for slot, uuid in enumerate(uuids)],
+        gpus=[Gpu(uuid=uuid, slot=slot, name="H100") for slot, uuid in enumerate(uuids)],
         gpu_leases=[
             GpuLease(gpu_uuid=uuid, slot=slot, state=lease_pb2.SLOT_STATE_FREE)
             for slot, uuid in enumerate(uuids)
@@ -64,7 +65,7 @@ class ScriptedWorker:
     sequence: int = 0
 
     def __post_init__(self) -> None:
-        self.call = WorkerSessionServiceStub(self.channel).Connect(self._requests())
+        self.call = SessionServiceStub(self.channel).Connect(self._requests())
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -88,7 +89,7 @@ class ScriptedWorker:
     def report(self) -> None:
         """Tells its load, as a worker does every few seconds; one that is silent is lost."""
         self.sequence += 1
-        load = WorkerLoad(sequence=self.sequence, gpu_pool=self.first.hello.gpu_leases)
+        load = WorkerLoad(sequence=self.sequence, gpu_leases=self.first.hello.gpu_leases)
         self.up.put(ConnectRequest(worker_load=load))
 
     def wait(self, wanted: Callable[[ConnectResponse], bool]) -> ConnectResponse:
@@ -113,7 +114,7 @@ class ScriptedWorker:
         self.wait_ended()
         return self.frames[-1]
 
-    def welcome(self) -> worker_session_pb2.Welcome:
+    def welcome(self) -> session_pb2.Welcome:
         """The coordinator's welcome."""
         return self.wait(lambda frame: frame.HasField("welcome")).welcome
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from leasehold.v1.errors_pb2 import Error
-from leasehold.v1.worker_session_pb2 import ConnectRequest, Goodbye
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye
 from leasehold_coordinator import log_bounds
 from leasehold_coordinator.log_bounds import LINE_LIMIT, LineBound
 from leasehold_coordinator.log_format import LINE_LIMIT_CHARACTERS

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import hook_pb2
 from leasehold_client.arguments.hooks_file import read_hooks
 from leasehold_worker.hooks.validation import check_hooks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/hooks.md"
 TEXT = PAGE.read_text()
 EXAMPLES = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
-KINDS = {action.name for action in workload_pb2.Hook.DESCRIPTOR.oneofs_by_name["action"].fields}
+KINDS = {action.name for action in hook_pb2.Hook.DESCRIPTOR.oneofs_by_name["action"].fields}
 
 
 def test_examples_are_of_the_one_form_that_is_read() -> None:
@@ -45,5 +45,5 @@ def test_fields_are_named_as_the_protos_name_them() -> None:
 def test_the_body_in_base64_is_the_one_that_is_told() -> None:
     found = re.search(r'"body": "(.*?)"', TEXT)
     assert found
-    hook = json_format.ParseDict({"body": found[1]}, workload_pb2.HttpHook())
+    hook = json_format.ParseDict({"body": found[1]}, hook_pb2.HttpHook())
     assert f"`{hook.body.decode()}`" in TEXT

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1.command_pb2 import SuspendOperation
+from leasehold.v1.operation_pb2 import SuspendOperation
 from leasehold_client.cli.verb import lock_timeout_option, timeout_option
 from leasehold_coordinator.core.field_rules import check_duration
 from leasehold_coordinator.errors import FleetError

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import EvictionPolicy
 from leasehold_worker.workloads.eviction import DEVICE, TABLE, policy_text
 from leasehold_worker.workloads.states import PARKED_BY, state_text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import gpu_pb2, operation_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
@@ -117,7 +117,7 @@ class Arena:
             resources=workload_pb2.Resources(gpu_count=len(actor.home)),
         )
         workload_id = f"{actor.name}-{actor.starts}"
-        run = command_pb2.RunOperation(name=workload_id, spec=spec, gpu_uuids=actor.home)
+        run = operation_pb2.RunOperation(name=workload_id, spec=spec, gpu_uuids=actor.home)
         await self.operations.run(workload_id, run, Progress(lambda _: None))
         actor.workload = self.workloads.get(workload_id)
         await self._until(actor.members.is_ready, f"{workload_id} is ready")
@@ -125,7 +125,7 @@ class Arena:
     async def end(self, workload: Workload) -> None:
         """Ends a workload, whatever its state."""
         if workload.state not in ENDED:
-            stop = command_pb2.StopOperation(force=True)
+            stop = operation_pb2.StopOperation(force=True)
             stop.grace.FromMilliseconds(0)
             await self.termination.stop(workload.workload_id, stop, Progress(lambda _: None))
 
@@ -139,18 +139,18 @@ class Arena:
         workload_id = stage.actors[0].running.workload_id
         match kind:
             case Kind.SUSPEND:
-                suspend = command_pb2.SuspendOperation()
+                suspend = operation_pb2.SuspendOperation()
                 suspend.lock_timeout.FromMilliseconds(200)
                 return await _attempted(
                     lambda progress: self.operations.suspend(workload_id, suspend, progress)
                 )
             case Kind.RESTORE:
-                restore = command_pb2.RestoreOperation(gpu_uuids=self._free(stage.actors[0].home))
+                restore = operation_pb2.RestoreOperation(gpu_uuids=self._free(stage.actors[0].home))
                 return await _attempted(
                     lambda progress: self.operations.restore(workload_id, restore, progress)
                 )
             case Kind.REMAP | Kind.SWAP:
-                remap = command_pb2.RemapOperation(moves=moves(stage))
+                remap = operation_pb2.RemapOperation(moves=moves(stage))
                 remap.lock_timeout.FromMilliseconds(200)
                 return await _attempted(lambda progress: self.operations.remap(remap, progress))
 
@@ -180,7 +180,7 @@ class Arena:
     async def wake(self, actor: Actor) -> OperationError | None:
         """Restores a workload from wherever it was left. None: it runs, or a stuck one is on its home."""
         workload_id = actor.running.workload_id
-        restore = command_pb2.RestoreOperation()
+        restore = operation_pb2.RestoreOperation()
         if actor.running.state == SUSPENDED:
             if not self._free(actor.home):
                 return None
@@ -227,7 +227,7 @@ async def _attempted(operation: Callable[[Progress], Awaitable[None]]) -> Outcom
     return Outcome(progress, None)
 
 
-def moves(stage: Stage) -> list[command_pb2.Move]:
+def moves(stage: Stage) -> list[operation_pb2.Move]:
     """Where the actors go: to each other's GPUs, or the only one to the spare ones or back.
 
     A workload that was given up may hold fewer GPUs than it had, and then its move is refused anyway.
@@ -238,7 +238,7 @@ def moves(stage: Stage) -> list[command_pb2.Move]:
     else:
         there = [stage.spare if here[0] == stage.actors[0].home else stage.actors[0].home]
     return [
-        command_pb2.Move(
+        operation_pb2.Move(
             workload_id=actor.running.workload_id,
             pairs=[gpu_pb2.GpuPair(old_uuid=a, new_uuid=b) for a, b in zip(old, new, strict=False)],
         )

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
-from leasehold.v1 import command_pb2
+from leasehold.v1 import operation_pb2
 from leasehold_simgpu import SimulatedHost
 
 from .arena import Arena, Stage, moves
@@ -128,7 +128,7 @@ async def _held(arena: Arena, fault: CaseFault, pid: int, gpu_uuids: frozenset[s
             async with arena.looking:
                 _end(arena.host, fault, pid, gpu_uuids)
                 if fault.condition in (Condition.ECC, Condition.LOST, Condition.MIG):
-                    forget = command_pb2.ResetGpuHealthOperation(gpu_uuids=sorted(gpu_uuids))
+                    forget = operation_pb2.ResetGpuHealthOperation(gpu_uuids=sorted(gpu_uuids))
                     await arena.cordons.reset_health(forget)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["leasehold_coordinator", "leasehold_worker"]):
-    from leasehold_coordinator.api.session_service import WorkerSessionService, _parse
+    from leasehold_coordinator.api.session_service import SessionService, _parse
     from leasehold_coordinator.commands.dispatcher import Dispatcher
     from leasehold_coordinator.fleet.fleet import Fleet
     from leasehold_coordinator.shielding import settle
@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["leasehold_coordinator", "leasehold_wor
     from leasehold_worker.session.grpc_bridge import _parse as parse_response
 
 import grpc
-from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse
+from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 
 from tests.coordinator.scripted_worker import make_hello
 
@@ -57,7 +57,7 @@ def fuzz_coordinator(folder: Path) -> Any:
     loop = asyncio.new_event_loop()
     store = Store.open(str(folder / "store.sqlite3"))
     fleet = Fleet(store, load_interval_s=5.0)
-    service = WorkerSessionService(fleet, Dispatcher(fleet))
+    service = SessionService(fleet, Dispatcher(fleet))
     hello = ConnectRequest(hello=make_hello("alpha")).SerializeToString()
 
     async def play(data: bytes) -> None:

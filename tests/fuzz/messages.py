@@ -27,7 +27,6 @@ TEXTS = (
 
 _INTS = (0, 1, 2, 7, -1, 2**31 - 1, -(2**31))
 _BIG = (2**32, 2**62, 2**63 - 1, -(2**63))
-_UNSIGNED_BIG = (2**32, 2**63, 2**64 - 1)
 
 
 def fill(kind: type[Filled], choose: random.Random, depth: int = 0) -> Filled:
@@ -71,10 +70,6 @@ def _scalar(field: Any, choose: random.Random) -> Any:
             return choose.choice([0.0, -1.0, float("inf"), float("nan"), 1e308])
         case FieldDescriptor.CPPTYPE_INT64:
             return choose.choice(_INTS + _BIG)
-        case FieldDescriptor.CPPTYPE_UINT32:
-            return abs(choose.choice(_INTS)) % 2**32
-        case FieldDescriptor.CPPTYPE_UINT64:
-            return choose.choice([abs(number) for number in _INTS] + list(_UNSIGNED_BIG))
         case FieldDescriptor.CPPTYPE_ENUM:
             return choose.choice([0, 1, 2, 5, 99, 2**31 - 1])
         case _:

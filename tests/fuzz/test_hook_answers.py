@@ -13,7 +13,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import Hook, HttpHook, SglangHook, VllmHook
+from leasehold.v1.hook_pb2 import Hook, HttpHook, SglangHook, VllmHook
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import freed_memory, runner
 

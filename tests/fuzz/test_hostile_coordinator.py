@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from hypothesis import given
 from leasehold.v1 import command_pb2
-from leasehold.v1.command_pb2 import RunOperation, StopOperation
-from leasehold.v1.worker_session_pb2 import ConnectResponse
+from leasehold.v1.operation_pb2 import RunOperation, StopOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold.worker.v1.session_pb2 import ConnectResponse
 
 from tests.worker.conftest import WorkerProcess, coordinator, start_worker  # noqa: F401 - fixtures
 from tests.worker.scripted_coordinator import ScriptedCoordinator

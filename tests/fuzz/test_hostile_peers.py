@@ -9,9 +9,9 @@ import grpc
 from google.protobuf import json_format, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold.v1 import events_pb2, fleet_pb2
-from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello
+from leasehold.v1 import command_service_pb2, event_service_pb2, fleet_service_pb2, workload_service_pb2
 from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 from leasehold_coordinator.core.hello_rules import NAME
 
 from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
@@ -37,8 +37,9 @@ FINE = {
 """What a client may be answered: never UNKNOWN or INTERNAL, which are defects."""
 
 SERVICES = [
-    *fleet_pb2.DESCRIPTOR.services_by_name.values(),
-    *events_pb2.DESCRIPTOR.services_by_name.values(),
+    service
+    for file in (fleet_service_pb2, workload_service_pb2, command_service_pb2, event_service_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
 ]
 METHODS = [(service.full_name, method) for service in SERVICES for method in service.methods]
 
@@ -67,8 +68,8 @@ def rival(seed: int) -> bytes:
         case 1:
             hello.name = honest.name
         case 2:
-            del hello.gpu_pool[:]
-            hello.gpu_pool.extend(honest.gpu_pool)
+            del hello.gpus[:]
+            hello.gpus.extend(honest.gpus)
     if choose.random() < 0.5:
         more = fill(Hello, choose)
         for field in ("worker_id", "instance_id", "name", "protocol_version"):
@@ -92,7 +93,7 @@ def speak(
         coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
         connect: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            "/leasehold.v1.WorkerSessionService/Connect"
+            "/leasehold.worker.v1.SessionService/Connect"
         )
         call = connect(requests(), timeout=5)
         with contextlib.suppress(grpc.RpcError):
@@ -124,15 +125,17 @@ def test_a_hostile_worker_harms_nobody_else(
 
     play()
     assert coordinator.process.poll() is None
-    gpus = coordinator.fleet.ListGpus(fleet_pb2.ListGpusRequest(page_size=1000))
+    gpus = coordinator.fleet.ListGpus(fleet_service_pb2.ListGpusRequest(page_size=1000))
     assert {gpu.worker_id for gpu in gpus.gpus if "alpha" in gpu.gpu.uuid} == {"worker-alpha"}
-    workers = coordinator.fleet.ListWorkers(fleet_pb2.ListWorkersRequest(page_size=1000))
+    workers = coordinator.fleet.ListWorkers(fleet_service_pb2.ListWorkersRequest(page_size=1000))
     assert all(NAME.fullmatch(worker.name) for worker in workers.workers)
-    workloads = coordinator.workloads.ListWorkloads(fleet_pb2.ListWorkloadsRequest(include_ended=True))
+    workloads = coordinator.workloads.ListWorkloads(
+        workload_service_pb2.ListWorkloadsRequest(include_ended=True)
+    )
     for message in (gpus, workers, workloads):
         json_format.MessageToJson(message)
     spec = WorkloadSpec(arguments=["program"])
-    request = fleet_pb2.CreateWorkloadRequest(name="honest", spec=spec, worker="worker-alpha")
+    request = workload_service_pb2.CreateWorkloadRequest(name="honest", spec=spec, worker="worker-alpha")
     coordinator.workloads.CreateWorkload(request)
     honest.succeed("run")
 

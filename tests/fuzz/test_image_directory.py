@@ -13,7 +13,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1.checkpoint_pb2 import Checkpoint
-from leasehold.v1.worker_session_pb2 import CheckpointQuery
+from leasehold.worker.v1.session_pb2 import CheckpointQuery
 from leasehold_worker.checkpoints.application_format import FORMAT, MAGIC, PAYLOAD_OFFSET
 from leasehold_worker.checkpoints.image_manifest import MANIFEST_FILE
 from leasehold_worker.errors import OperationError

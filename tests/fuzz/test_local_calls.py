@@ -9,8 +9,8 @@ import trio
 from google.protobuf import message_factory
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold.v1 import local_pb2
-from leasehold.v1.local_pb2_grpc import LocalServiceStub
+from leasehold.local.v1 import local_service_pb2
+from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
 
 from tests.worker.kernel_host import open_served
 
@@ -18,7 +18,7 @@ from .conftest import Examples
 from .messages import fill
 
 SEEDS = st.integers(0, 2**32)
-SERVICE = local_pb2.DESCRIPTOR.services_by_name["LocalService"]
+SERVICE = local_service_pb2.DESCRIPTOR.services_by_name["LocalService"]
 ANSWER_S = 0.2
 """How long a claim or a kernel may last that the worker lets in."""
 
@@ -68,7 +68,7 @@ def play_all(socket: Path, examples: Examples) -> None:
             code, details = ask(hostile, method, frames)
             fine = code in FINE or (code, details) == UNREADABLE or is_refused_stream(code, details)
             assert fine, (method, details)
-            LocalServiceStub(honest).List(local_pb2.ListRequest(), timeout=20)
+            LocalServiceStub(honest).List(local_service_pb2.ListRequest(), timeout=20)
 
         play()
 

@@ -97,7 +97,7 @@ def read_all() -> None:
     itself = ProcessIdentity(Pid(PID), 777)
     processes.identify(PID)
     processes.is_zombie(PID)
-    process_tree(itself, "LEASEHOLD_WORKLOAD_ID=w", mark_uid=5)
+    scan_tree(itself, "LEASEHOLD_WORKLOAD_ID=w", mark_uid=5)
     processes.why_blocked(itself)
     processes.tracer(itself)
     processes.catches(itself, 15)

@@ -7,7 +7,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold.v1.worker_session_pb2 import ConnectResponse, ReadOutput
+from leasehold.worker.v1.session_pb2 import ConnectResponse, ReadOutput
 from leasehold_worker.session import grpc_bridge
 from leasehold_worker.session import session as coordinator_session
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leasehold.v1.fleet_pb2 import WorkerState
+from leasehold.v1.worker_pb2 import WorkerState
 from leasehold_client.coordinator.client import Client
 from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leasehold.local.v1.local_service_pb2 import ListResponse
 from leasehold.v1.lease_pb2 import SlotState
-from leasehold.v1.local_pb2 import ListResponse
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_client.local import LocalWorker, NoWorkerError

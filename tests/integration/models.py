@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.lease_pb2 import SlotState
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_client.arguments.policies import parse_policy
 from leasehold_client.coordinator.client import Client

@@ -3,8 +3,8 @@
 import subprocess
 
 import pytest
+from leasehold.local.v1.local_service_pb2 import ListResponse
 from leasehold.v1 import gpu_pb2
-from leasehold.v1.local_pb2 import ListResponse
 
 from .fleets import LEASEHOLD, Fleet
 from .local_hosts import COUNTING, LocalHost

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from leasehold.local.v1.local_service_pb2 import ClaimWaiting
 from leasehold.v1 import workload_pb2
-from leasehold.v1.local_pb2 import ClaimWaiting
 from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_client.cli import exec_wait
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from leasehold.v1 import command_pb2
-from leasehold.v1.command_pb2 import Command, Operation, StopOperation
-from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.operation_pb2 import Operation, StopOperation
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate
 from leasehold_coordinator.core import command_ledger as coordinator
 from leasehold_coordinator.core.command_effects import (
     Acknowledge,

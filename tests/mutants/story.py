@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import trio
-from leasehold.v1 import command_pb2
+from leasehold.v1 import operation_pb2
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.workloads.states import RUNNING
@@ -37,7 +37,7 @@ async def tell(arena: Arena, first: Actor, second: Actor, third: Actor) -> None:
     """
     await arena.start(first)
     await suspend_and_give_away(arena, first, second)
-    restore = command_pb2.RestoreOperation(gpu_uuids=third.home)
+    restore = operation_pb2.RestoreOperation(gpu_uuids=third.home)
     await arena.operations.restore(first.running.workload_id, restore, Progress(lambda _: None))
     first.home = third.home
     outcome = await arena.perform(Kind.REMAP, Stage([first], [arena.host.gpus[2].uuid]))

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import RunOperation
-from leasehold.v1.worker_session_pb2 import ConnectResponse, ReadOutput
+from leasehold.v1.operation_pb2 import RunOperation
+from leasehold.worker.v1.session_pb2 import ConnectResponse, ReadOutput
 from leasehold_simgpu import SimulatedHost, SimulatedProcess
 
 from .conftest import COUNTER

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from leasehold.v1 import criu_pb2
-from leasehold.v1.criu_pb2 import CriuRequest, CriuRequestType, CriuResponse
+from leasehold_worker.criu import criu_pb2
+from leasehold_worker.criu.criu_pb2 import CriuRequest, CriuRequestType, CriuResponse
 
 SCENARIO = os.environ.get("FAKE_CRIU", "")
 SAID_EVEN_AFTER_SUCCESS = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self\n"

@@ -4,18 +4,19 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import Hook, WeightStrategy
+from leasehold.v1 import eviction_pb2, hook_pb2
+from leasehold.v1.eviction_pb2 import WeightStrategy
+from leasehold.v1.hook_pb2 import Hook
 from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity, identify
 
-RETAIN = workload_pb2.WEIGHT_STRATEGY_RETAIN
-OFFLOAD = workload_pb2.WEIGHT_STRATEGY_OFFLOAD
-DISCARD = workload_pb2.WEIGHT_STRATEGY_DISCARD
-BEFORE = workload_pb2.HOOK_PHASE_BEFORE_SUSPEND
-AFTER = workload_pb2.HOOK_PHASE_AFTER_RESTORE
-READINESS = workload_pb2.HOOK_PHASE_READINESS
+RETAIN = eviction_pb2.WEIGHT_STRATEGY_RETAIN
+OFFLOAD = eviction_pb2.WEIGHT_STRATEGY_OFFLOAD
+DISCARD = eviction_pb2.WEIGHT_STRATEGY_DISCARD
+BEFORE = hook_pb2.HOOK_PHASE_BEFORE_SUSPEND
+AFTER = hook_pb2.HOOK_PHASE_AFTER_RESTORE
+READINESS = hook_pb2.HOOK_PHASE_READINESS
 
 
 def this_process() -> ProcessIdentity:
@@ -43,8 +44,8 @@ def context(
         workload_name="llm",
         root=root or this_process(),
         hooks=hooks,
-        policy=workload_pb2.EvictionPolicy(
-            weight_strategy=strategy, process_strategy=workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+        policy=eviction_pb2.EvictionPolicy(
+            weight_strategy=strategy, process_strategy=eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
         ),
         member_pids=[Pid(41), Pid(42)],
         environment={"PATH": os.environ["PATH"], "LEASEHOLD_WORKLOAD_ID": "w-1"},
@@ -58,12 +59,12 @@ def context(
 def http_hook(
     name: str,
     url: str,
-    phase: workload_pb2.HookPhase.ValueType = BEFORE,
+    phase: hook_pb2.HookPhase.ValueType = BEFORE,
     method: str = "POST",
     body: str = "",
 ) -> Hook:
     return Hook(
         name=name,
         phase=phase,
-        http=workload_pb2.HttpHook(method=method, url=url, body=body.encode()),
+        http=hook_pb2.HttpHook(method=method, url=url, body=body.encode()),
     )

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, worker_session_pb2
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1 import command_pb2, operation_pb2
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     CommandAck,
     CommandFrame,
+    CommandSpec,
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
@@ -53,7 +55,7 @@ class Session:
             assert self.arrived.wait_for(look, TIMEOUT_S), [f.WhichOneof("frame") for f in self.frames]
         return found[0]
 
-    def send(self, command: command_pb2.Command, *, epoch: int | None = None, cancel: bool = False) -> None:
+    def send(self, command: CommandSpec, *, epoch: int | None = None, cancel: bool = False) -> None:
         """Sends a command."""
         frame = CommandFrame(epoch=self.epoch if epoch is None else epoch, command=command, cancel=cancel)
         self.down.put(ConnectResponse(command=frame))
@@ -82,13 +84,13 @@ class Session:
         self.down.put(None)
 
 
-def make_command(command_id: str, workload_id: str, **operation: object) -> command_pb2.Command:
+def make_command(command_id: str, workload_id: str, **operation: object) -> CommandSpec:
     """A command with one operation, given by its field's name."""
-    return command_pb2.Command(
+    return CommandSpec(
         command_id=command_id,
         workload_id=workload_id,
         timeout=duration_pb2.Duration(seconds=60),
-        operation=command_pb2.Operation(**operation),  # type: ignore[arg-type]  # a field by name
+        operation=operation_pb2.Operation(**operation),  # type: ignore[arg-type]  # a field by name
     )
 
 
@@ -109,7 +111,7 @@ class ScriptedCoordinator:
         handler = grpc.stream_stream_rpc_method_handler(
             self.Connect, request_deserializer=ConnectRequest.FromString, response_serializer=_serialize
         )
-        service = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"].full_name
+        service = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
         methods = grpc.method_handlers_generic_handler(service, {"Connect": handler})
         self._server.add_generic_rpc_handlers((methods,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
@@ -171,6 +173,6 @@ class ScriptedCoordinator:
             session.arrived.notify_all()
 
 
-def is_goodbye(reason: worker_session_pb2.GoodbyeReason.ValueType) -> Callable[[ConnectRequest], bool]:
+def is_goodbye(reason: session_pb2.GoodbyeReason.ValueType) -> Callable[[ConnectRequest], bool]:
     """Whether a frame is a goodbye for this reason."""
     return lambda frame: frame.HasField("goodbye") and frame.goodbye.reason == reason

@@ -10,7 +10,7 @@ from leasehold_client.arguments.gpu_names import gpu_place, resolve_gpu
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
-    from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+    from leasehold.v1.worker_pb2 import FleetGpu, Worker
 
 
 @dataclass(frozen=True, slots=True)

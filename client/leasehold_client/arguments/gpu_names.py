@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
-    from leasehold.v1.fleet_pb2 import FleetGpu
+    from leasehold.v1.worker_pb2 import FleetGpu
 
 _GPU_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from google.protobuf import json_format
-from leasehold.v1.workload_pb2 import Hook
+from leasehold.v1.hook_pb2 import Hook
 
 from leasehold_client.errors import UsageError
 

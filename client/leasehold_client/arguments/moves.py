@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from leasehold.v1.fleet_pb2 import FleetGpu
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.arguments.gpu_names import gpu_places, pair_in_order, resolve_list, resolve_pair

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
+from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 
 from leasehold_client.arguments import policy_words
 from leasehold_client.arguments.policy_words import DEFAULT_PROCESS, DEFAULT_WEIGHTS

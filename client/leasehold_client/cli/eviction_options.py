@@ -14,7 +14,8 @@ from leasehold_client.arguments.policy_words import DEFAULT_PROCESS, DEFAULT_WEI
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
-    from leasehold.v1.workload_pb2 import EvictionPolicy, Hook
+    from leasehold.v1.eviction_pb2 import EvictionPolicy
+    from leasehold.v1.hook_pb2 import Hook
 
 Value = TypeVar("Value")
 

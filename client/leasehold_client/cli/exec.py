@@ -86,8 +86,8 @@ def exec_command(
     127: the command was not found; 130: interrupted during the wait.
     """
     program = _find(arguments[0])
-    from leasehold.v1 import local_pb2
-    from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
+    from leasehold.local.v1 import local_service_pb2
+    from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest
     from leasehold.v1.workload_pb2 import WorkloadSpec
 
     from leasehold_client.cli.exec_wait import wait_granted
@@ -102,7 +102,7 @@ def exec_command(
         eviction=eviction.policy,
         hooks=eviction.hooks,
     )
-    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_PROCESS)
+    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_service_pb2.CLAIM_HOLD_PROCESS)
     try:
         worker, granted = wait_granted(socket, ClaimRequest(open=opened))
     except LeaseholdError as error:

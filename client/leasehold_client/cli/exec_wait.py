@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, final
 
-from leasehold.v1.local_pb2 import ClaimGranted, ClaimRequest, ClaimWaiting
+from leasehold.local.v1.local_service_pb2 import ClaimGranted, ClaimRequest, ClaimWaiting
 
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError

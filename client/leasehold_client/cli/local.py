@@ -17,8 +17,8 @@ from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError
 
 if TYPE_CHECKING:
+    from leasehold.local.v1.local_service_pb2 import ListResponse
     from leasehold.v1.lease_pb2 import GpuLease
-    from leasehold.v1.local_pb2 import ListResponse
     from leasehold.v1.workload_pb2 import Workload
 
     from leasehold_client.local.worker import LocalWorker

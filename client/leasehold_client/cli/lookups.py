@@ -10,8 +10,8 @@ from leasehold_client.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from leasehold.v1.checkpoint_pb2 import Checkpoint
-    from leasehold.v1.fleet_pb2 import FleetGpu
     from leasehold.v1.plan_pb2 import Plan
+    from leasehold.v1.worker_pb2 import FleetGpu
 
     from leasehold_client.coordinator.client import Client
 

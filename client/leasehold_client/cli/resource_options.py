@@ -11,7 +11,7 @@ import click
 from leasehold_client.byte_sizes import IntegerType, Size
 from leasehold_client.cli.verb import YEAR_S, Seconds
 
-UNITS_LIMIT: Final = 2**32 - 1
+UNITS_LIMIT: Final = 2**31 - 1
 CORES_LIMIT: Final = 1e6
 
 PREFERENCES: Final = {
@@ -172,7 +172,8 @@ def helper_options(function: Callable[..., None]) -> Callable[..., None]:
             )
         helper = None
         if yields is not None:
-            from leasehold.v1.workload_pb2 import HelperTerms, ProcessStrategy
+            from leasehold.v1.eviction_pb2 import ProcessStrategy
+            from leasehold.v1.workload_pb2 import HelperTerms
 
             from leasehold_client.messages import duration
 

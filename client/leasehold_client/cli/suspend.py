@@ -20,8 +20,8 @@ from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.command_pb2 import Command
-    from leasehold.v1.fleet_pb2 import SuspendWorkerResponse, WorkloadRefusal
-    from leasehold.v1.workload_pb2 import EvictionPolicy
+    from leasehold.v1.eviction_pb2 import EvictionPolicy
+    from leasehold.v1.workload_service_pb2 import SuspendWorkerResponse, WorkloadRefusal
 
     from leasehold_client.coordinator.client import Client
 

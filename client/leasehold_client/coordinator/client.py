@@ -6,10 +6,12 @@ from functools import partial
 from typing import Protocol, TypeVar, final
 
 import grpc
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import command_service_pb2, fleet_service_pb2, operation_pb2, workload_service_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import ForgetWorkerResponse
-from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, Workload, WorkloadSpec
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.fleet_service_pb2 import ForgetWorkerResponse
+from leasehold.v1.hook_pb2 import Hook
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
 from leasehold_client.coordinator.connection import CALL_TIMEOUT_S
 from leasehold_client.coordinator.reader import CHECKPOINTS_TIMEOUT_S, Reader
@@ -55,7 +57,7 @@ class Client(Reader):
             checkpoint_id: Checkpoint that the application starts from. Empty: none.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
-        request = fleet_pb2.CreateWorkloadRequest(
+        request = workload_service_pb2.CreateWorkloadRequest(
             name=name,
             spec=spec,
             worker=worker,
@@ -87,7 +89,7 @@ class Client(Reader):
             lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
-        request = fleet_pb2.SuspendWorkloadRequest(
+        request = workload_service_pb2.SuspendWorkloadRequest(
             workload=workload,
             operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
@@ -102,7 +104,7 @@ class Client(Reader):
         force: bool = False,
         lock_timeout_s: float | None = None,
         timeout_s: float | None = None,
-    ) -> fleet_pb2.SuspendWorkerResponse:
+    ) -> workload_service_pb2.SuspendWorkerResponse:
         """Suspends every workload that holds GPUs of a worker, the oldest first.
 
         Args:
@@ -115,7 +117,7 @@ class Client(Reader):
         Returns:
             The commands in order, and the refusal of each workload that can't be suspended.
         """
-        request = fleet_pb2.SuspendWorkerRequest(
+        request = workload_service_pb2.SuspendWorkerRequest(
             worker=worker,
             operation=suspend_operation(lock_timeout_s, policy, force=force),
             timeout=duration(timeout_s),
@@ -139,7 +141,7 @@ class Client(Reader):
             checkpoint_id: Checkpoint that a STOPPED workload starts from. Empty: its newest intact one.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
-        request = fleet_pb2.RestoreWorkloadRequest(
+        request = workload_service_pb2.RestoreWorkloadRequest(
             workload=workload,
             operation=restore_operation(gpu_uuids, checkpoint_id),
             timeout=duration(timeout_s),
@@ -156,7 +158,7 @@ class Client(Reader):
             lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
-        request = fleet_pb2.RemapWorkloadsRequest(
+        request = workload_service_pb2.RemapWorkloadsRequest(
             operation=remap_operation(moves, lock_timeout_s),
             timeout=duration(timeout_s),
         )
@@ -171,7 +173,9 @@ class Client(Reader):
             workload: Id or name.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
-        request = fleet_pb2.CheckpointWorkloadRequest(workload=workload, timeout=duration(timeout_s))
+        request = workload_service_pb2.CheckpointWorkloadRequest(
+            workload=workload, timeout=duration(timeout_s)
+        )
         return self._create(self._workloads.CheckpointWorkload, request).command
 
     def delete_checkpoints(
@@ -190,10 +194,10 @@ class Client(Reader):
             force: Delete also the checkpoint of a suspended workload, which then can't be restored.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
-        request = fleet_pb2.DeleteCheckpointsRequest(
+        request = workload_service_pb2.DeleteCheckpointsRequest(
             worker=worker,
             timeout=duration(timeout_s),
-            operation=command_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
+            operation=operation_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
         )
         return self._create(self._workloads.DeleteCheckpoints, request).command
 
@@ -213,9 +217,9 @@ class Client(Reader):
             force: Kill restored processes even if they can't be suspended first, which can hang their host.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
-        request = fleet_pb2.StopWorkloadRequest(
+        request = workload_service_pb2.StopWorkloadRequest(
             workload=workload,
-            operation=command_pb2.StopOperation(grace=duration(grace_s), force=force),
+            operation=operation_pb2.StopOperation(grace=duration(grace_s), force=force),
             timeout=duration(timeout_s),
         )
         return self._create(self._workloads.StopWorkload, request).command
@@ -243,9 +247,9 @@ class Client(Reader):
         Returns:
             The workload, still PENDING, and the command that adopts the process.
         """
-        request = fleet_pb2.AdoptProcessRequest(
+        request = workload_service_pb2.AdoptProcessRequest(
             worker=worker,
-            operation=command_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
+            operation=operation_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
             timeout=duration(timeout_s),
         )
         response = self._create(self._workloads.AdoptProcess, request)
@@ -261,7 +265,7 @@ class Client(Reader):
         Raises:
             LeaseholdError: WRONG_STATE if Leasehold started the workload, or if the workload is suspended.
         """
-        request = fleet_pb2.ReleaseWorkloadRequest(workload=workload, timeout=duration(timeout_s))
+        request = workload_service_pb2.ReleaseWorkloadRequest(workload=workload, timeout=duration(timeout_s))
         return self._create(self._workloads.ReleaseWorkload, request).command
 
     def cordon(
@@ -282,8 +286,10 @@ class Client(Reader):
             cordoned_by: Name of the operator, at most 256 characters.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
-        operation = command_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
-        request = fleet_pb2.CordonRequest(worker=worker, operation=operation, timeout=duration(timeout_s))
+        operation = operation_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
+        request = fleet_service_pb2.CordonRequest(
+            worker=worker, operation=operation, timeout=duration(timeout_s)
+        )
         return self._create(self._fleet.Cordon, request).command
 
     def uncordon(
@@ -296,9 +302,9 @@ class Client(Reader):
             gpu_uuids: GPUs of the worker. Empty: the whole worker; GPUs with a cordon of their own keep it.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
-        request = fleet_pb2.UncordonRequest(
+        request = fleet_service_pb2.UncordonRequest(
             worker=worker,
-            operation=command_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
+            operation=operation_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
         )
         return self._create(self._fleet.Uncordon, request).command
@@ -313,9 +319,9 @@ class Client(Reader):
             gpu_uuids: GPUs of the worker, at least one.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
         """
-        request = fleet_pb2.ResetGpuHealthRequest(
+        request = fleet_service_pb2.ResetGpuHealthRequest(
             worker=worker,
-            operation=command_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
+            operation=operation_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
             timeout=duration(timeout_s),
         )
         return self._create(self._fleet.ResetGpuHealth, request).command
@@ -331,7 +337,7 @@ class Client(Reader):
         Raises:
             LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
         """
-        request = fleet_pb2.ForgetWorkerRequest(worker=worker)
+        request = fleet_service_pb2.ForgetWorkerRequest(worker=worker)
         return self._connection.read(self._fleet.ForgetWorker, request)
 
     def cancel(self, command_id: str) -> Command:
@@ -343,7 +349,7 @@ class Client(Reader):
         Raises:
             LeaseholdError: UNKNOWN_COMMAND, or WORKER_UNAVAILABLE if the worker can't be asked.
         """
-        request = fleet_pb2.CancelCommandRequest(command_id=command_id)
+        request = command_service_pb2.CancelCommandRequest(command_id=command_id)
         call = partial(self._commands.CancelCommand, request, timeout=CALL_TIMEOUT_S)
         return self._connection.repeated(call).command
 

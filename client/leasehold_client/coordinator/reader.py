@@ -5,14 +5,26 @@ from contextlib import closing
 from functools import partial
 from typing import Final, Self
 
-from leasehold.v1 import command_pb2, events_pb2, fleet_pb2
-from leasehold.v1.command_pb2 import Command, Operation
-from leasehold.v1.events_pb2 import Event
-from leasehold.v1.events_pb2_grpc import EventServiceStub
-from leasehold.v1.fleet_pb2 import FleetGpu, ListCheckpointsResponse, ListGpusResponse, Worker
-from leasehold.v1.fleet_pb2_grpc import CommandServiceStub, FleetServiceStub, WorkloadServiceStub
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    event_service_pb2,
+    fleet_service_pb2,
+    operation_pb2,
+    workload_service_pb2,
+)
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.event_service_pb2_grpc import EventServiceStub
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.fleet_service_pb2 import ListGpusResponse
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.plan_pb2 import Plan
-from leasehold.v1.workload_pb2 import EvictionPolicy, Workload
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse, PlanRequest
+from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import DEFAULT_COORDINATOR
 from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
@@ -65,18 +77,18 @@ class Reader:
 
     def workers(self) -> list[Worker]:
         """Every worker that is known to the coordinator."""
-        pages = self._connection.pages(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest())
+        pages = self._connection.pages(self._fleet.ListWorkers, fleet_service_pb2.ListWorkersRequest())
         return [worker for page in pages for worker in page.workers]
 
     def worker(self, worker: str) -> Worker:
         """The worker with this id or name."""
-        request = fleet_pb2.GetWorkerRequest(worker=worker)
+        request = fleet_service_pb2.GetWorkerRequest(worker=worker)
         return self._connection.read(self._fleet.GetWorker, request).worker
 
     def list_gpus(self) -> ListGpusResponse:
         """Every GPU of the workers that have reported, and the ids of the other workers."""
         whole = ListGpusResponse()
-        for page in self._connection.pages(self._fleet.ListGpus, fleet_pb2.ListGpusRequest()):
+        for page in self._connection.pages(self._fleet.ListGpus, fleet_service_pb2.ListGpusRequest()):
             whole.gpus.extend(page.gpus)
             whole.unreachable.extend(name for name in page.unreachable if name not in whole.unreachable)
         return whole
@@ -87,18 +99,18 @@ class Reader:
 
     def workloads(self, *, include_ended: bool = False) -> list[Workload]:
         """Workloads, the newest first."""
-        request = fleet_pb2.ListWorkloadsRequest(include_ended=include_ended)
+        request = workload_service_pb2.ListWorkloadsRequest(include_ended=include_ended)
         pages = self._connection.pages(self._workloads.ListWorkloads, request)
         return [workload for page in pages for workload in page.workloads]
 
     def workload(self, workload: str) -> Workload:
         """The workload with this id, or the newest with this name."""
-        request = fleet_pb2.GetWorkloadRequest(workload=workload)
+        request = workload_service_pb2.GetWorkloadRequest(workload=workload)
         return self._connection.read(self._workloads.GetWorkload, request).workload
 
     def commands(self, limit: int = 100) -> list[Command]:
         """The newest commands, the newest first."""
-        request = fleet_pb2.ListCommandsRequest(page_size=limit)
+        request = command_service_pb2.ListCommandsRequest(page_size=limit)
         return list(self._connection.read(self._commands.ListCommands, request).commands)
 
     def events(self, workload: str = "", limit: int = 100) -> list[Event]:
@@ -108,12 +120,12 @@ class Reader:
             workload: Only events of the workload with this id or name. Empty: all events.
             limit: Largest number of events.
         """
-        request = events_pb2.ListEventsRequest(page_size=limit, workload=workload)
+        request = event_service_pb2.ListEventsRequest(page_size=limit, workload=workload)
         return list(self._connection.read(self._events.ListEvents, request).events)
 
     def command(self, command_id: str) -> Command:
         """The command with this id."""
-        request = fleet_pb2.GetCommandRequest(command_id=command_id)
+        request = command_service_pb2.GetCommandRequest(command_id=command_id)
         return self._connection.read(self._commands.GetCommand, request).command
 
     def list_checkpoints(self, *, worker: str = "", workload: str = "") -> ListCheckpointsResponse:
@@ -123,7 +135,7 @@ class Reader:
             worker: Only checkpoints of this worker, by id or name. Empty: all workers.
             workload: Only checkpoints of this workload, by id or name, also after its end. Empty: all.
         """
-        request = fleet_pb2.ListCheckpointsRequest(worker=worker, workload=workload)
+        request = workload_service_pb2.ListCheckpointsRequest(worker=worker, workload=workload)
         return self._connection.read(self._workloads.ListCheckpoints, request, CHECKPOINTS_TIMEOUT_S)
 
     def plan_suspend(
@@ -136,22 +148,22 @@ class Reader:
     ) -> Plan:
         """The plan of a suspend: its effects, checks and refusals."""
         operation = suspend_operation(lock_timeout_s, policy, force=force)
-        return self._plan(workload, Operation(suspend=operation))
+        return self._plan(PlanRequest(workload=workload, suspend=operation))
 
     def plan_restore(self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "") -> Plan:
         """The plan of a restore: its effects, checks and refusals."""
-        return self._plan(workload, Operation(restore=restore_operation(gpu_uuids, checkpoint_id)))
+        operation = restore_operation(gpu_uuids, checkpoint_id)
+        return self._plan(PlanRequest(workload=workload, restore=operation))
 
     def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:
         """The plan of a remap: its effects, checks and refusals."""
-        return self._plan("", Operation(remap=remap_operation(moves, lock_timeout_s)))
+        return self._plan(PlanRequest(remap=remap_operation(moves, lock_timeout_s)))
 
     def plan_checkpoint(self, workload: str) -> Plan:
         """The plan of a checkpoint: its effects, checks and refusals."""
-        return self._plan(workload, Operation(checkpoint=command_pb2.CheckpointOperation()))
+        return self._plan(PlanRequest(workload=workload, checkpoint=operation_pb2.CheckpointOperation()))
 
-    def _plan(self, workload: str, operation: Operation) -> Plan:
-        request = fleet_pb2.PlanRequest(workload=workload, operation=operation)
+    def _plan(self, request: PlanRequest) -> Plan:
         return self._connection.read(self._workloads.Plan, request, PLAN_TIMEOUT_S).plan
 
     def watch(self, command: Command, *, timeout_s: float | None = None) -> Iterator[Command]:
@@ -171,7 +183,7 @@ class Reader:
         return watch_command(partial(self._watch_once, command.command_id), deadline)
 
     def _watch_once(self, command_id: str, timeout_s: float | None) -> Generator[Command]:
-        request = fleet_pb2.WatchCommandRequest(command_id=command_id)
+        request = command_service_pb2.WatchCommandRequest(command_id=command_id)
         call = self._commands.WatchCommand(request, timeout=timeout_s)
         with closing(self._connection.stream(call)) as stream:
             for response in stream:
@@ -225,7 +237,7 @@ class Reader:
         return wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
 
     def _watch_workload(self, workload_id: str, timeout_s: float | None) -> Generator[Workload]:
-        request = fleet_pb2.WatchWorkloadsRequest(workload=workload_id)
+        request = workload_service_pb2.WatchWorkloadsRequest(workload=workload_id)
         call = self._workloads.WatchWorkloads(request, timeout=timeout_s)
         with closing(self._connection.stream(call)) as stream:
             for response in stream:
@@ -259,8 +271,8 @@ class Reader:
                 error.reason == "OUTPUT_UNAVAILABLE" and (follow or position > offset)
             )
 
-        def open_stream() -> Iterator[fleet_pb2.ReadWorkloadOutputResponse]:
-            request = fleet_pb2.ReadWorkloadOutputRequest(
+        def open_stream() -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
+            request = workload_service_pb2.ReadWorkloadOutputRequest(
                 workload=workload_id, offset=position, follow=follow
             )
             return self._connection.stream(self._workloads.ReadWorkloadOutput(request))

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final, final
 
 from leasehold.v1.command_pb2 import COMMAND_STATE_RUNNING, COMMAND_STATE_SUCCEEDED, Command
-from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.lease_pb2 import SLOT_STATE_FREE
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
 
 from leasehold_client.arguments.gpu_names import gpu_places

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import click
-from leasehold.v1.fleet_pb2 import FleetGpu
+from leasehold.v1.worker_pb2 import FleetGpu
 
 from leasehold_client.display.progress import terminal
 

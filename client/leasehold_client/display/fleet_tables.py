@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Final
 
-from leasehold.v1 import fleet_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+from leasehold.v1 import gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload, WorkloadOrigin
 
 from leasehold_client.arguments.gpu_names import gpu_place, gpu_places
@@ -29,7 +29,7 @@ def echo_workers(workers: Iterable[Worker]) -> None:
                 _worker_state(worker),
                 str(worker.gpu_count) if worker.HasField("gpu_count") else "?",
                 str(worker.free_gpu_count) if worker.HasField("free_gpu_count") else "?",
-                str(worker.parked_workload_count),
+                str(worker.parked_workload_count) if worker.HasField("parked_workload_count") else "?",
                 *_machine_cells(worker),
                 worker.driver_version or "-",
                 time_text(worker.last_seen_time),
@@ -42,7 +42,7 @@ def echo_workers(workers: Iterable[Worker]) -> None:
 
 
 def _worker_state(worker: Worker) -> str:
-    state = enum_name(fleet_pb2.WorkerState.Name, worker.state, "WORKER_STATE_")
+    state = enum_name(worker_pb2.WorkerState.Name, worker.state, "WORKER_STATE_")
     return f"{state},cordoned" if worker.HasField("cordon") else state
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from leasehold.v1.command_pb2 import Command, CommandResult, PhaseTiming
-from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import MemberState
 
 from leasehold_client.arguments.gpu_names import gpu_places, with_places

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from google.protobuf.message import Message
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.events_pb2 import Event, EventKind
+from leasehold.v1.event_pb2 import Event, EventKind
 
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.standard_output import echo

@@ -5,16 +5,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, TypeVar, final
 
-from leasehold.v1 import local_pb2
-from leasehold.v1.local_pb2 import (
+from leasehold.local.v1 import kernel_pb2
+from leasehold.local.v1.kernel_pb2 import (
     KernelAnswer,
     KernelCall,
     KernelChunk,
     KernelPayload,
     KernelReadiness,
-    ServeKernelRequest,
-    ServeKernelResponse,
+    KernelSizeEstimate,
 )
+from leasehold.local.v1.local_service_pb2 import ServeKernelRequest, ServeKernelResponse
 
 from leasehold_client.kernel.protocols import CheckpointableKernel, KernelFacts
 
@@ -79,7 +79,7 @@ class KernelCalls(Generic[C]):
             logger.exception("the restore from checkpoint %s failed", call.checkpoint_id)
             answer = failure(error)
         else:
-            answer = KernelAnswer(done=local_pb2.KernelDone())
+            answer = KernelAnswer(done=kernel_pb2.KernelDone())
         answer.call_id = call.call_id
         return answer
 
@@ -93,24 +93,25 @@ class KernelCalls(Generic[C]):
 
     def _answer(self, call: KernelCall, send: Send) -> KernelAnswer:
         match call.method:
-            case local_pb2.KERNEL_METHOD_CAN_CHECKPOINT:
+            case kernel_pb2.KERNEL_METHOD_CAN_CHECKPOINT:
                 ready, reason = self._kernel.can_checkpoint()
                 readiness = KernelReadiness(ready=ready, reason=_sendable(reason))
                 return KernelAnswer(readiness=readiness)
-            case local_pb2.KERNEL_METHOD_SIZE_ESTIMATE:
-                return KernelAnswer(size_bytes=self._kernel.checkpoint_size_estimate())
-            case local_pb2.KERNEL_METHOD_PREPARE:
+            case kernel_pb2.KERNEL_METHOD_SIZE_ESTIMATE:
+                estimate = KernelSizeEstimate(size_bytes=self._kernel.checkpoint_size_estimate())
+                return KernelAnswer(size_estimate=estimate)
+            case kernel_pb2.KERNEL_METHOD_PREPARE:
                 self._prepared = True
                 self._kernel.prepare()
-                return KernelAnswer(done=local_pb2.KernelDone())
-            case local_pb2.KERNEL_METHOD_CANCEL:
+                return KernelAnswer(done=kernel_pb2.KernelDone())
+            case kernel_pb2.KERNEL_METHOD_CANCEL:
                 self.undo()
-                return KernelAnswer(done=local_pb2.KernelDone())
-            case local_pb2.KERNEL_METHOD_IS_QUIESCENT:
+                return KernelAnswer(done=kernel_pb2.KernelDone())
+            case kernel_pb2.KERNEL_METHOD_IS_QUIESCENT:
                 return KernelAnswer(quiescent=self._kernel.is_quiescent())
-            case local_pb2.KERNEL_METHOD_CHECKPOINT:
+            case kernel_pb2.KERNEL_METHOD_CHECKPOINT:
                 return KernelAnswer(saved=self._save(call.call_id, send))
-            case local_pb2.KERNEL_METHOD_HEALTH:
+            case kernel_pb2.KERNEL_METHOD_HEALTH:
                 return KernelAnswer(health=self._kernel.health().value)
             case _:
                 raise ValueError(

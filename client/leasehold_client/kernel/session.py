@@ -10,13 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Generic, Self, TypeVar, final
 
-from leasehold.v1.local_pb2 import (
-    KernelCall,
-    KernelHello,
-    KernelMethod,
-    ServeKernelRequest,
-    ServeKernelResponse,
-)
+from leasehold.local.v1.kernel_pb2 import KernelCall, KernelHello, KernelMethod
+from leasehold.local.v1.local_service_pb2 import ServeKernelRequest, ServeKernelResponse
 from leasehold.v1.workload_pb2 import Kernel
 
 from leasehold_client.errors import LeaseholdError

@@ -8,16 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, final
 
-from leasehold.v1 import local_pb2, workload_pb2
-from leasehold.v1.local_pb2 import ClaimChanged, ClaimOpen, ClaimRequest, ClaimWaiting
-from leasehold.v1.workload_pb2 import (
-    EvictionPolicy,
-    HelperTerms,
-    Hook,
-    Resources,
-    WorkloadSpec,
-    WorkloadState,
-)
+from leasehold.local.v1 import local_service_pb2
+from leasehold.local.v1.local_service_pb2 import ClaimChanged, ClaimOpen, ClaimRequest, ClaimWaiting
+from leasehold.v1 import workload_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.hook_pb2 import Hook
+from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec, WorkloadState
 
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local.worker import Deadline, LocalWorker, NoWorkerError, check_access
@@ -128,7 +124,7 @@ class LocalLease:
 
     def _resume(self) -> None:
         """Resumes the lease at a restarted worker, or repeats the claim if it was not granted yet."""
-        request = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=self.workload_id))
+        request = ClaimRequest(resume=local_service_pb2.ClaimResume(workload_id=self.workload_id))
         if not self._granted.is_set():
             request = self._deadline.apply(self._request)
         if not self.ended.wait(RESUME_PAUSE_S):
@@ -223,7 +219,7 @@ def claim(
         eviction=eviction,
         hooks=hooks,
     )
-    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_pb2.CLAIM_HOLD_STREAM)
+    opened = ClaimOpen(name=name, spec=spec, wait=duration(wait_s), hold=local_service_pb2.CLAIM_HOLD_STREAM)
     check_access(socket)
     with LocalWorker(socket) as worker:
         lease = LocalLease(worker, ClaimRequest(open=opened), on_waiting)

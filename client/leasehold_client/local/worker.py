@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final, Generic, Self, TypeVar, cast, final
 
 import grpc
-from leasehold.v1 import local_pb2
-from leasehold.v1.local_pb2 import (
+from leasehold.local.v1 import local_service_pb2
+from leasehold.local.v1.local_service_pb2 import (
     ClaimRequest,
     ClaimResponse,
     ListResponse,
     ServeKernelRequest,
     ServeKernelResponse,
 )
-from leasehold.v1.local_pb2_grpc import LocalServiceStub
+from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.config import SOCKET_VARIABLE
@@ -103,7 +103,7 @@ def _group_name(number: int) -> str:
 class Deadline:
     """End of a claim's wait, also if the claim is repeated after a restart of the worker."""
 
-    def __init__(self, wanted: local_pb2.ClaimOpen) -> None:
+    def __init__(self, wanted: local_service_pb2.ClaimOpen) -> None:
         self._time: float | None = None
         if wanted.HasField("wait"):
             self._time = time.monotonic() + wanted.wait.ToTimedelta().total_seconds()
@@ -150,11 +150,11 @@ class LocalWorker:
     def list(self) -> ListResponse:
         """The GPUs of this host with their holders, and the queue of claims."""
         with self._decoded():
-            return self._stub.List(local_pb2.ListRequest(), timeout=CALL_TIMEOUT_S)
+            return self._stub.List(local_service_pb2.ListRequest(), timeout=CALL_TIMEOUT_S)
 
     def release(self, workload: str) -> Workload:
         """Releases a claim or an adopted process, by workload id or name, or by lease id."""
-        request = local_pb2.ReleaseRequest(workload=workload)
+        request = local_service_pb2.ReleaseRequest(workload=workload)
         with self._decoded():
             return self._stub.Release(request, timeout=RELEASE_TIMEOUT_S).workload
 

@@ -5,7 +5,7 @@ from typing import final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
     CancelCommandResponse,
     GetCommandRequest,
@@ -15,7 +15,7 @@ from leasehold.v1.fleet_pb2 import (
     WatchCommandRequest,
     WatchCommandResponse,
 )
-from leasehold.v1.fleet_pb2_grpc import CommandServiceServicer
+from leasehold.v1.command_service_pb2_grpc import CommandServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.dispatcher import Dispatcher

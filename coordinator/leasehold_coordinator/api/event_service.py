@@ -1,9 +1,9 @@
-"""EventService: what has happened."""
+"""EventService: the log of events."""
 
 from typing import final
 
-from leasehold.v1.events_pb2 import ListEventsRequest, ListEventsResponse
-from leasehold.v1.events_pb2_grpc import EventServiceServicer
+from leasehold.v1.event_service_pb2 import ListEventsRequest, ListEventsResponse
+from leasehold.v1.event_service_pb2_grpc import EventServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.core.paging import next_token, page_of

@@ -4,12 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import final
 
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.fleet_pb2 import (
-    Bookmark,
+from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
     CordonResponse,
-    FleetGpu,
     ForgetWorkerRequest,
     ForgetWorkerResponse,
     GetGpuRequest,
@@ -26,9 +23,11 @@ from leasehold.v1.fleet_pb2 import (
     UncordonResponse,
     WatchFleetRequest,
     WatchFleetResponse,
-    Worker,
 )
-from leasehold.v1.fleet_pb2_grpc import FleetServiceServicer
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceServicer
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.v1.watch_pb2 import Bookmark
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.creation import CommandCreation
@@ -40,7 +39,7 @@ from leasehold_coordinator.fleet.fleet import Fleet
 
 @final
 class FleetService(FleetServiceServicer):
-    """Serves what the registry knows, and creates commands about workers and their GPUs."""
+    """Serves workers and GPUs from the registry, and creates commands about them."""
 
     def __init__(self, fleet: Fleet, requests: CommandCreation) -> None:
         self.fleet = fleet
@@ -65,7 +64,7 @@ class FleetService(FleetServiceServicer):
                 return GetGpuResponse(gpu=gpu)
         raise FleetError(
             errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-            f"no worker that has reported has the GPU {request.uuid!r}: `leasehold get gpus` lists them",
+            f"no worker has reported the GPU {request.uuid!r}: `leasehold get gpus` lists the GPUs",
             field="uuid",
         )
 
@@ -94,7 +93,7 @@ class FleetService(FleetServiceServicer):
                 workers = self.fleet.registry.all()
                 for known in workers:
                     yield _response(self.fleet.worker(known), token)
-                for known in workers:  # made one worker at a time: hundreds may watch, and never read
+                for known in workers:  # built one worker at a time, since hundreds of watchers may never read
                     for gpu in self.fleet.gpus(known):
                         yield _response(gpu, token)
                 yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
@@ -123,12 +122,12 @@ class FleetService(FleetServiceServicer):
         return await self._requests.forget_worker(request.worker)
 
     def _some_gpus(self, workers: Sequence[KnownWorker], offset: int, limit: int) -> list[FleetGpu]:
-        """GPUs of workers that have reported, from an offset on. Those before it are not made."""
+        """GPUs of workers that have reported, from an offset on. Messages before the offset are not built."""
         found: list[FleetGpu] = []
         for known in workers:
             if len(found) >= limit:
                 break
-            count = len(known.hello.gpu_pool) if known.reported else 0
+            count = len(known.hello.gpus) if known.reported else 0
             if offset < count:
                 found += self.fleet.gpus(known)[offset:]
             offset = max(0, offset - count)

@@ -1,13 +1,13 @@
-"""Workers, GPUs, workloads and commands as clients read them, without values of variables. Pure."""
+"""Workers, GPUs, workloads and commands as clients read them. Values of variables are hidden. Pure."""
 
 from collections.abc import Iterator
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
+from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
 from leasehold_coordinator.core.known_worker import KnownWorker
@@ -30,8 +30,8 @@ def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
         capabilities=hello.capabilities,
         gpu_count=len(known.leases) if known.reported else None,
         free_gpu_count=len(known.free_gpu_uuids) if known.reported else None,
-        pending_claimers=known.load.pending_claimers,
-        parked_workload_count=len(known.load.parked),
+        pending_claimers=known.load.pending_claimers if known.reported else None,
+        parked_workload_count=len(known.load.parked) if known.reported else None,
         last_seen_time=known.last_seen_time,
         host_memory_available_bytes=(
             known.load.host_memory_available_bytes
@@ -44,20 +44,20 @@ def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
 
 
 def gpu_slots(known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
-    """The GPUs of a worker that has reported, in slot order, each with its lease as clients see it.
+    """The GPUs of a worker in slot order, each with its lease as clients see it.
 
-    An empty lease means that the worker said nothing of the GPU.
+    A worker that has not reported yields no GPU. A GPU without a reported lease has an empty lease.
     """
     if not known.reported:
         return
     leases = {lease.gpu_uuid: lease for lease in known.leases}
-    for gpu in known.hello.gpu_pool:
+    for gpu in known.hello.gpus:
         lease = leases.get(gpu.uuid)
         yield gpu, GpuLease() if lease is None else _seen_lease(lease, known.cordon)
 
 
 def gpu_views(known: KnownWorker) -> Iterator[FleetGpu]:
-    """The same as messages."""
+    """The GPUs of :func:`gpu_slots` as messages for clients."""
     worker_id, name, seen = known.hello.worker_id, known.hello.name, known.last_seen_time
     for gpu, lease in gpu_slots(known):
         yield FleetGpu(
@@ -70,7 +70,7 @@ def gpu_views(known: KnownWorker) -> Iterator[FleetGpu]:
 
 
 def _seen_lease(lease: GpuLease, cordon: Cordon | None) -> GpuLease:
-    """A lease as clients see it: nothing is free on a worker that is out of service."""
+    """A lease as clients see it: a free GPU of a cordoned worker counts as cordoned."""
     if cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
         return lease
     seen = GpuLease()
@@ -86,8 +86,8 @@ def workload_view(workload: Workload, *, in_contact: bool, seen: Timestamp | Non
 
     Args:
         workload: The workload.
-        in_contact: Its worker is in contact. Otherwise the status is as of the last word of the worker.
-        seen: When the worker was last heard of. None: not since the coordinator started.
+        in_contact: The worker is in contact. Otherwise the view says how old the status is.
+        seen: When the last frame of the worker came. None: none since the coordinator started.
     """
     view = Workload()
     view.CopyFrom(workload)

@@ -1,48 +1,42 @@
-"""What a worker's frames must obey, whatever the state of the fleet: sizes, names and times. Pure."""
+"""Rules for sizes, names and times in a worker's frames, independent of the fleet's state. Pure."""
 
 import re
-from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
-from google.protobuf import duration_pb2, timestamp_pb2
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2
-from leasehold.v1.worker_session_pb2 import Hello
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.field_rules import GPU_LIMIT
+from leasehold_coordinator.core.message_values import find_problem
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.timestamps import is_storable
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""A worker's name: it stands in `worker/slot`, in tables and in logs."""
+"""The form of a worker's name, which appears in `worker/slot`, in tables and in logs."""
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
-"""An id that a worker made: of itself, its instance, its GPUs or its workloads."""
+"""The form of an id made by a worker: of itself, its instance, its GPUs or its workloads."""
 
 WORKLOAD_LIMIT: Final = 2_048
-"""Workloads in one hello: those that have not ended, and 256 that have."""
+"""Most workloads in one hello: the unfinished ones, and 256 that have ended."""
 
 USER_LIMIT: Final = 256
-"""Characters of a user's name."""
+"""Most characters of a user's name."""
 
 GENERATION_LIMIT: Final = 2**62
-"""The first generation that no workload reaches: the coordinator counts on from a generation."""
+"""The first invalid generation. The coordinator adds to a reported generation, which must not overflow."""
 
 DESCRIPTION_LIMIT_BYTES: Final = 32_768
-"""A hello without its leases, workloads and commands: what is kept of each worker in memory and store."""
-
-LAST_SECOND: Final = 253_402_300_799
-"""The last second of the year 9999. A timestamp may have it, and a duration more."""
+"""Most bytes of a hello without its leases, workloads and commands. Memory and store keep these bytes."""
 
 VOLATILE: Final = ("gpu_leases", "workloads", "commands_in_flight", "commands_unacknowledged")
-"""Fields of a hello that are true of one moment, and kept elsewhere."""
+"""Fields of a hello that are true of one moment. The coordinator keeps them elsewhere."""
 
 
 def description(hello: Hello) -> Hello:
-    """A hello without what is true of one moment only."""
+    """A hello without its VOLATILE fields."""
     kept = Hello()
     kept.CopyFrom(hello)
     for field in VOLATILE:
@@ -74,7 +68,7 @@ def check_workload(reported: Workload) -> None:
 
 
 def check_hello(hello: Hello) -> None:
-    """Refuses a hello that nobody could show, store or tell from another.
+    """Refuses a hello that can't be shown, stored or told from another.
 
     Raises:
         FleetError: PROTOCOL_VIOLATION, which names the field.
@@ -91,90 +85,41 @@ def check_hello(hello: Hello) -> None:
     if kept_bytes > DESCRIPTION_LIMIT_BYTES:
         raise _violation(
             "labels",
-            f"labels, capabilities and GPUs of worker {hello.name} take {kept_bytes} bytes, and "
-            f"{DESCRIPTION_LIMIT_BYTES} fit: give it fewer or shorter labels",
+            f"labels, capabilities and GPUs of worker {hello.name} take {kept_bytes} of at most "
+            f"{DESCRIPTION_LIMIT_BYTES} bytes: give the worker fewer or shorter labels",
         )
-    if len(hello.gpu_pool) > GPU_LIMIT:
-        raise _violation("gpu_pool", f"{len(hello.gpu_pool)} GPUs are too many: {GPU_LIMIT} fit")
+    if len(hello.gpus) > GPU_LIMIT:
+        raise _violation("gpus", f"{len(hello.gpus)} GPUs are too many: send at most {GPU_LIMIT}")
     if len(hello.workloads) > WORKLOAD_LIMIT:
         raise _violation(
-            "workloads", f"{len(hello.workloads)} workloads are too many for one worker: {WORKLOAD_LIMIT} fit"
+            "workloads",
+            f"{len(hello.workloads)} workloads are too many for one worker: send at most {WORKLOAD_LIMIT}",
         )
-    for gpu in hello.gpu_pool:
-        check_id("gpu_pool.uuid", gpu.uuid)
+    for gpu in hello.gpus:
+        check_id("gpus.uuid", gpu.uuid)
     for workload in hello.workloads:
         check_workload(workload)
     for field, values in (
-        ("gpu_pool.uuid", [gpu.uuid for gpu in hello.gpu_pool]),
-        ("gpu_pool.slot", [gpu.slot for gpu in hello.gpu_pool]),
+        ("gpus.uuid", [gpu.uuid for gpu in hello.gpus]),
+        ("gpus.slot", [gpu.slot for gpu in hello.gpus]),
         ("workloads.workload_id", [workload.workload_id for workload in hello.workloads]),
     ):
         if len(set(values)) < len(values):
             raise _violation(field, f"hello of worker {hello.name} has the same {field} twice")
 
 
-def check_times(message: Message) -> None:
-    """Refuses a message with a timestamp or duration that no calendar has: it could not be shown.
+def check_values(message: Message) -> None:
+    """Refuses a message with a negative number or a time out of range.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION.
+        FleetError: PROTOCOL_VIOLATION, which names the field.
     """
-    for field in _timed_fields(message.DESCRIPTOR):
-        if field.is_repeated:
-            parts = getattr(message, field.name)
-        else:
-            parts = (getattr(message, field.name),) if message.HasField(field.name) else ()
-        for part in parts:
-            if field.is_time:
-                _check_time(field.full_name, part)
-            else:
-                check_times(part)
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedField:
-    """A field that is a time or has some within: a descriptor's facts, which take protobuf long to tell."""
-
-    name: str
-    full_name: str
-    is_repeated: bool
-    is_time: bool
-
-
-@cache
-def _timed_fields(descriptor: Descriptor) -> tuple[_TimedField, ...]:
-    """The fields of a message type that are times or have some within, maps left out."""
-    return tuple(
-        _TimedField(field.name, field.full_name, field.is_repeated, _is_time(field))
-        for field in descriptor.fields
-        if _has_times(field, frozenset())
-    )
-
-
-def _has_times(field: FieldDescriptor, outer: frozenset[str]) -> bool:
-    kind = field.message_type
-    if kind is None or kind.GetOptions().map_entry or kind.full_name in outer:
-        return False
-    return _is_time(field) or any(_has_times(inner, outer | {kind.full_name}) for inner in kind.fields)
-
-
-def _is_time(field: FieldDescriptor) -> bool:
-    return field.message_type in (timestamp_pb2.Timestamp.DESCRIPTOR, duration_pb2.Duration.DESCRIPTOR)
-
-
-def _check_time(field: str, moment: timestamp_pb2.Timestamp | duration_pb2.Duration) -> None:
-    if 0 <= moment.seconds <= LAST_SECOND and 0 <= moment.nanos < 1_000_000_000:
-        return  # nearly all are, and the next line takes thirty times as long
-    try:
-        moment.ToJsonString()
-    except ValueError as error:
-        raise _violation(
-            field, f"impossible time in {field} ({moment.seconds} s, {moment.nanos} ns): send a true one"
-        ) from error
+    if problem := find_problem(message):
+        raise _violation(problem.path, f"invalid {problem.path}: {problem.text}")
 
 
 def check_id(field: str, value: str) -> None:
-    """Refuses an id that is empty, too long, or has other characters than an id.
+    """Refuses an id that is empty, too long, or has an invalid character.
 
     Raises:
         FleetError: PROTOCOL_VIOLATION.

@@ -1,8 +1,8 @@
 """What people may name to take out of service."""
 
 import pytest
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker
 from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold_client.arguments.cordon_targets import CordonTarget, find_targets
 from leasehold_client.errors import UsageError
 

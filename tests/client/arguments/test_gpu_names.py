@@ -1,8 +1,8 @@
 """What people may call a GPU."""
 
 import pytest
-from leasehold.v1.fleet_pb2 import FleetGpu
 from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold_client.arguments.gpu_names import pair_in_order, resolve_gpu, resolve_list, resolve_pair
 from leasehold_client.errors import UsageError
 

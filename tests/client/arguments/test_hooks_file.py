@@ -31,7 +31,7 @@ RETAIN, OFFLOAD, DISCARD = WEIGHTS.values()
         ),
         ('[{"phase": "SOON"}]', "hook 0 is not a Hook message ("),
         ('[{"timeout": "soon"}]', "hook 0 is not a Hook message ("),
-        ('[{"signal": {"signal_number": -1}}]', "hook 0 is not a Hook message ("),
+        ('[{"signal": {"signal_number": 1099511627776}}]', "hook 0 is not a Hook message ("),
         ('[{"name": "\\ud800"}]', "hook 0 is not a Hook message ("),
         ('[{"http": {"body": "{}"}}]', "hook 0 is not a Hook message (the body '{}' is not base64"),
         ('[{"drain": {"idle": {"body": "a"}}}]', "hook 0 is not a Hook message ("),

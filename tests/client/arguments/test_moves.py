@@ -1,9 +1,9 @@
 """Several workloads moved by one command, as the options of remap say."""
 
 import pytest
-from leasehold.v1 import command_pb2, fleet_pb2, workload_pb2
-from leasehold.v1.fleet_pb2 import FleetGpu
+from leasehold.v1 import command_pb2, fleet_service_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 
 from tests.client.conftest import CommandLine
@@ -25,7 +25,7 @@ def holders(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
         FleetGpu(worker_id="w-1", worker_name="alpha", gpu=Gpu(uuid=uuid, slot=n))
         for n, uuid in enumerate((A, B, C))
     ]
-    scripted.answers["ListGpus"] = lambda request, context: fleet_pb2.ListGpusResponse(
+    scripted.answers["ListGpus"] = lambda request, context: fleet_service_pb2.ListGpusResponse(
         gpus=[*host, FleetGpu(worker_id="w-2", worker_name="beta", gpu=Gpu(uuid=D, slot=0))]
     )
     known = {
@@ -36,17 +36,17 @@ def holders(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
         "other": workload("other", B, C),
         "parked": PARKED,
     }
-    scripted.answers["GetWorkload"] = lambda request, context: fleet_pb2.GetWorkloadResponse(
+    scripted.answers["GetWorkload"] = lambda request, context: workload_service_pb2.GetWorkloadResponse(
         workload=known[request.workload]
     )
-    scripted.answers["RemapWorkloads"] = lambda request, context: fleet_pb2.RemapWorkloadsResponse(
+    scripted.answers["RemapWorkloads"] = lambda request, context: workload_service_pb2.RemapWorkloadsResponse(
         command=command(PENDING)
     )
     return scripted
 
 
 def sent(scripted: ScriptedCoordinator) -> Sent:
-    [request] = scripted.asked(fleet_pb2.RemapWorkloadsRequest)
+    [request] = scripted.asked(workload_service_pb2.RemapWorkloadsRequest)
     return [
         (move.workload_id, [(pair.old_uuid, pair.new_uuid) for pair in move.pairs])
         for move in request.operation.moves
@@ -74,7 +74,7 @@ def test_each_workload_gets_its_pairs(
     assert sent(holders) == moves
     names = ", ".join(name for name in arguments.split(" --")[0].split())
     assert done.stdout.startswith(f"{names}: ")
-    [request] = holders.asked(fleet_pb2.RemapWorkloadsRequest)
+    [request] = holders.asked(workload_service_pb2.RemapWorkloadsRequest)
     assert request.operation.lock_timeout.ToMilliseconds() == 500
 
 
@@ -101,15 +101,15 @@ def test_moves_that_make_no_sense(
     assert (done.code, done.stdout) == (code, "")
     assert match in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not holders.asked(fleet_pb2.RemapWorkloadsRequest)
+    assert not holders.asked(workload_service_pb2.RemapWorkloadsRequest)
 
 
 def test_a_swap_can_be_planned(leasehold: CommandLine, holders: ScriptedCoordinator) -> None:
-    holders.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse()
+    holders.answers["Plan"] = lambda request, context: workload_service_pb2.PlanResponse()
     done = leasehold("remap", "one", "two", "--swap", "--dry-run")
     assert (done.code, done.stdout) == (0, "one, two: remap would start\n")
-    [request] = holders.asked(fleet_pb2.PlanRequest)
-    moves = request.operation.remap.moves
+    [request] = holders.asked(workload_service_pb2.PlanRequest)
+    moves = request.remap.moves
     assert [move.workload_id for move in moves] == ["id-of-one", "id-of-two"]
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from leasehold.v1 import command_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1 import command_pb2, eviction_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold_client.arguments.policies import PROCESSES, WEIGHTS, make_policy, parse_policy, policy_text
 from leasehold_client.errors import UsageError
 
@@ -32,8 +32,8 @@ def test_what_people_write(text: str, wanted: tuple[int, int]) -> None:
 
 def test_the_words_are_those_of_the_wire() -> None:
     for words, kind, prefix in (
-        (WEIGHTS, workload_pb2.WeightStrategy, "WEIGHT_STRATEGY_"),
-        (PROCESSES, workload_pb2.ProcessStrategy, "PROCESS_STRATEGY_"),
+        (WEIGHTS, eviction_pb2.WeightStrategy, "WEIGHT_STRATEGY_"),
+        (PROCESSES, eviction_pb2.ProcessStrategy, "PROCESS_STRATEGY_"),
     ):
         assert [prefix + word.upper() for word in words] == kind.keys()[1:]
 

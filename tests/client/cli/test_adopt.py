@@ -2,9 +2,13 @@
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, fleet_pb2, workload_pb2
-from leasehold.v1.fleet_pb2 import AdoptProcessRequest, CreateWorkloadRequest, ReleaseWorkloadRequest
+from leasehold.v1 import command_pb2, eviction_pb2, workload_service_pb2
 from leasehold.v1.workload_pb2 import HelperTerms
+from leasehold.v1.workload_service_pb2 import (
+    AdoptProcessRequest,
+    CreateWorkloadRequest,
+    ReleaseWorkloadRequest,
+)
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import A, C, ScriptedCoordinator, command, refuse, workload
@@ -14,7 +18,7 @@ SUCCEEDED, PENDING = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_ST
 
 def test_a_process_is_adopted(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["AdoptProcess"] = lambda request, context: fleet_pb2.AdoptProcessResponse(
+    scripted.answers["AdoptProcess"] = lambda request, context: workload_service_pb2.AdoptProcessResponse(
         workload=workload("made-up"), command=command(PENDING)
     )
     done = leasehold("adopt", "--worker", "alpha", "--pid", "4711", "--timeout", "3")
@@ -30,8 +34,8 @@ def test_a_process_is_adopted(leasehold: CommandLine, scripted: ScriptedCoordina
 
 def test_a_workload_is_released(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["ReleaseWorkload"] = lambda request, context: fleet_pb2.ReleaseWorkloadResponse(
-        command=command(PENDING)
+    scripted.answers["ReleaseWorkload"] = lambda request, context: (
+        workload_service_pb2.ReleaseWorkloadResponse(command=command(PENDING))
     )
     assert leasehold("release", "one").code == 0
     [request] = scripted.asked(ReleaseWorkloadRequest)
@@ -51,7 +55,7 @@ def test_what_leasehold_started_is_not_released(
 
 def test_run_says_what_it_needs(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["CreateWorkload"] = lambda request, context: fleet_pb2.CreateWorkloadResponse(
+    scripted.answers["CreateWorkload"] = lambda request, context: workload_service_pb2.CreateWorkloadResponse(
         workload=workload("made-up"), command=command(PENDING)
     )
     options = ["--cpu", "0.5", "--memory", "1GiB", "--helper", "suspend", "--yield-grace", "5"]
@@ -62,7 +66,7 @@ def test_run_says_what_it_needs(leasehold: CommandLine, scripted: ScriptedCoordi
     assert list(request.spec.arguments) == ["train", "--cpu", "9"]
     assert request.spec.resources.cpu_millicores == 500
     assert request.spec.resources.memory_bytes == 2**30
-    assert request.spec.helper.process_strategy == workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+    assert request.spec.helper.process_strategy == eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
     assert request.spec.helper.grace.seconds == 5
     leasehold("run", "--", "train")
     plain = scripted.asked(CreateWorkloadRequest)[-1]

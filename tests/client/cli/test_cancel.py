@@ -4,7 +4,7 @@ import json
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1 import command_pb2, command_service_pb2, errors_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.command_pb2 import Command, CommandResult, MemberOutcome
 
 from tests.client.conftest import CommandLine
@@ -23,7 +23,7 @@ PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED = (
 def plays(scripted: ScriptedCoordinator, *commands: Command) -> None:
     """The first of these is what a cancel finds, and a watch tells them all."""
     scripted.plays(*commands)
-    scripted.answers["CancelCommand"] = lambda request, context: fleet_pb2.CancelCommandResponse(
+    scripted.answers["CancelCommand"] = lambda request, context: command_service_pb2.CancelCommandResponse(
         command=commands[0]
     )
 
@@ -42,7 +42,7 @@ def test_a_command_that_is_cancelled(leasehold: CommandLine, scripted: ScriptedC
         "c-1: suspend is CANCELLED",
         "  pid 42: RUNNING -> RUNNING, rolled back",
     ]
-    [request] = scripted.asked(fleet_pb2.CancelCommandRequest)
+    [request] = scripted.asked(command_service_pb2.CancelCommandRequest)
     assert request.command_id == "c-1"
 
 
@@ -50,7 +50,7 @@ def test_one_that_was_never_sent_ends_at_once(leasehold: CommandLine, scripted: 
     plays(scripted, command(CANCELLED))
     done = leasehold("cancel", "c-1", "-o", "json")
     assert (done.code, json.loads(done.stdout)["state"]) == (0, "COMMAND_STATE_CANCELLED")
-    assert not scripted.asked(fleet_pb2.WatchCommandRequest)
+    assert not scripted.asked(command_service_pb2.WatchCommandRequest)
 
 
 @pytest.mark.parametrize("before", [[], [command(RUNNING)]])
@@ -87,7 +87,7 @@ def test_nobody_need_wait_for_the_end(leasehold: CommandLine, scripted: Scripted
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout == "c-1: suspend is RUNNING, cancellation requested\n"
     assert json.loads(leasehold("cancel", "c-1", "--no-wait", "-o", "json").stdout)["command_id"] == "c-1"
-    assert not scripted.asked(fleet_pb2.WatchCommandRequest)
+    assert not scripted.asked(command_service_pb2.WatchCommandRequest)
 
 
 def test_a_cancel_that_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
@@ -103,11 +103,11 @@ def test_stop_is_forced_only_where_it_is_asked_for(
     leasehold: CommandLine, scripted: ScriptedCoordinator, force: bool
 ) -> None:
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["StopWorkload"] = lambda request, context: fleet_pb2.StopWorkloadResponse(
+    scripted.answers["StopWorkload"] = lambda request, context: workload_service_pb2.StopWorkloadResponse(
         command=command(PENDING)
     )
     done = leasehold("stop", "one", "--grace", "0", *(["--force"] if force else []))
     assert done.code == 0
-    [request] = scripted.asked(fleet_pb2.StopWorkloadRequest)
+    [request] = scripted.asked(workload_service_pb2.StopWorkloadRequest)
     assert request.operation.force == force
     assert request.operation.HasField("grace")

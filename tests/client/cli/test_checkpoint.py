@@ -5,12 +5,22 @@ import json
 import pytest
 from google.protobuf import duration_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import checkpoint_pb2, command_pb2, fleet_pb2, workload_pb2
+from leasehold.v1 import (
+    checkpoint_pb2,
+    command_pb2,
+    command_service_pb2,
+    fleet_service_pb2,
+    operation_pb2,
+    workload_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.checkpoint_pb2 import Checkpoint
-from leasehold.v1.command_pb2 import Command, CommandResult, Operation
-from leasehold.v1.fleet_pb2 import ListCheckpointsResponse, Worker
+from leasehold.v1.command_pb2 import Command, CommandResult
+from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.plan_pb2 import TIER_DEVICE, TIER_DISK, TIER_HOST, DestinationPlan, Plan, TierPlan
+from leasehold.v1.worker_pb2 import Worker
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse
 from leasehold_client.arguments.policies import make_policy
 
 from tests.client.conftest import CommandLine
@@ -43,14 +53,18 @@ def serve(scripted: ScriptedCoordinator, *checkpoints: Checkpoint, unreachable: 
     scripted.answers["ListCheckpoints"] = lambda request, context: ListCheckpointsResponse(
         checkpoints=checkpoints, unreachable=unreachable
     )
-    scripted.answers["ListWorkers"] = lambda request, context: fleet_pb2.ListWorkersResponse(
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
         workers=[Worker(worker_id="w-1", name="alpha"), Worker(worker_id="w-2", name="beta")]
     )
-    scripted.answers["DeleteCheckpoints"] = lambda request, context: fleet_pb2.DeleteCheckpointsResponse(
-        command=done_command(Operation(delete_checkpoints=request.operation))
+    scripted.answers["DeleteCheckpoints"] = lambda request, context: (
+        workload_service_pb2.DeleteCheckpointsResponse(
+            command=done_command(Operation(delete_checkpoints=request.operation))
+        )
     )
-    scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
-        command=done_command(Operation(restore=request.operation))
+    scripted.answers["RestoreWorkload"] = lambda request, context: (
+        workload_service_pb2.RestoreWorkloadResponse(
+            command=done_command(Operation(restore=request.operation))
+        )
     )
 
 
@@ -61,16 +75,16 @@ def done_command(operation: Operation, **result: object) -> Command:
 
 def watched(scripted: ScriptedCoordinator, command: Command) -> None:
     scripted.answers["WatchCommand"] = lambda request, context: (
-        fleet_pb2.WatchCommandResponse(command=one) for one in [command]
+        command_service_pb2.WatchCommandResponse(command=one) for one in [command]
     )
 
 
 def test_a_checkpoint_is_made_and_told(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     made = done_command(
-        Operation(checkpoint=command_pb2.CheckpointOperation()), checkpoint_id="k-2", disk_bytes=3 * GIB
+        Operation(checkpoint=operation_pb2.CheckpointOperation()), checkpoint_id="k-2", disk_bytes=3 * GIB
     )
-    scripted.answers["CheckpointWorkload"] = lambda request, context: fleet_pb2.CheckpointWorkloadResponse(
-        command=made
+    scripted.answers["CheckpointWorkload"] = lambda request, context: (
+        workload_service_pb2.CheckpointWorkloadResponse(command=made)
     )
     watched(scripted, made)
     done = leasehold("checkpoint", "one", "--timeout", "9")
@@ -80,14 +94,14 @@ def test_a_checkpoint_is_made_and_told(leasehold: CommandLine, scripted: Scripte
         "  checkpoint k-2",
         "  3.0 GiB on disk",
     ]
-    [request] = scripted.asked(fleet_pb2.CheckpointWorkloadRequest)
+    [request] = scripted.asked(workload_service_pb2.CheckpointWorkloadRequest)
     assert (request.workload, request.timeout.seconds) == ("one", 9)
     assert request.request_id
 
 
 def test_what_was_parked_tells_how(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     parked = done_command(
-        Operation(suspend=command_pb2.SuspendOperation()),
+        Operation(suspend=operation_pb2.SuspendOperation()),
         policy=make_policy("offload", "stop"),
         checkpoint_id="k-2",
         released_gpu_uuids=[A],
@@ -114,7 +128,10 @@ def test_checkpoints_are_listed(leasehold: CommandLine, scripted: ScriptedCoordi
     [document, *_] = json.loads(done.stdout)["checkpoints"]
     assert document["checkpoint_id"] == "k-2"
     assert document["size_bytes"] == str(3 * GIB)
-    assert [request.workload for request in scripted.asked(fleet_pb2.ListCheckpointsRequest)] == ["", "one"]
+    assert [request.workload for request in scripted.asked(workload_service_pb2.ListCheckpointsRequest)] == [
+        "",
+        "one",
+    ]
 
 
 def test_workers_that_did_not_answer_are_named(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
@@ -162,7 +179,7 @@ def test_a_plan_tells_its_policy_steps_and_tiers(
             TierPlan(tier=TIER_DISK, needed_bytes=2 * GIB),
         ],
     )
-    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=plan)
+    scripted.answers["Plan"] = lambda request, context: workload_service_pb2.PlanResponse(plan=plan)
     done = leasehold("checkpoint", "one", "--dry-run")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -174,8 +191,8 @@ def test_a_plan_tells_its_policy_steps_and_tiers(
         "  in host memory    4.0 GiB needed  60.0 GiB available",
         "  on disk           2.0 GiB needed  ? available",
     ]
-    [request] = scripted.asked(fleet_pb2.PlanRequest)
-    assert request.operation == Operation(checkpoint=command_pb2.CheckpointOperation())
+    [request] = scripted.asked(workload_service_pb2.PlanRequest)
+    assert request.checkpoint == operation_pb2.CheckpointOperation()
     plan.tiers[2].ClearField("needed_bytes")
     assert leasehold("suspend", "one", "--dry-run").stdout.splitlines()[0] == "one: suspend would start"
     plan.destinations.append(DestinationPlan(gpu_uuid=A, needed_bytes=GIB))
@@ -204,7 +221,7 @@ def test_parked_workloads_tell_how_and_where(leasehold: CommandLine, scripted: S
         status=WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_STOPPED, disk_bytes=GIB),
     )
     listed = [sleeping, image, stopped]
-    scripted.answers["ListWorkloads"] = lambda request, context: fleet_pb2.ListWorkloadsResponse(
+    scripted.answers["ListWorkloads"] = lambda request, context: workload_service_pb2.ListWorkloadsResponse(
         workloads=listed
     )
     lines = leasehold("get", "workloads").stdout.splitlines()

@@ -7,15 +7,12 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2
-from leasehold.v1.command_pb2 import Command, CommandResult, CommandState, Operation
-from leasehold.v1.fleet_pb2 import (
-    CordonRequest,
-    ResetGpuHealthRequest,
-    UncordonRequest,
-    WatchCommandRequest,
-    Worker,
-)
+from leasehold.v1 import command_pb2, command_service_pb2, errors_pb2, fleet_service_pb2, operation_pb2
+from leasehold.v1.command_pb2 import Command, CommandResult, CommandState
+from leasehold.v1.command_service_pb2 import WatchCommandRequest
+from leasehold.v1.fleet_service_pb2 import CordonRequest, ResetGpuHealthRequest, UncordonRequest
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.v1.worker_pb2 import Worker
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, refuse
@@ -31,22 +28,26 @@ PENDING, SUCCEEDED, FAILED, RUNNING = (
 @pytest.fixture
 def fleet(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
     """A coordinator whose workers do what they are told."""
-    scripted.answers["ListWorkers"] = lambda request, context: fleet_pb2.ListWorkersResponse(
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
         workers=[Worker(worker_id="w-1", name="alpha"), Worker(worker_id="w-2", name="beta")]
     )
 
-    def cordon(request: CordonRequest, context: grpc.ServicerContext) -> fleet_pb2.CordonResponse:
-        return fleet_pb2.CordonResponse(command=created(request.worker, Operation(cordon=request.operation)))
+    def cordon(request: CordonRequest, context: grpc.ServicerContext) -> fleet_service_pb2.CordonResponse:
+        return fleet_service_pb2.CordonResponse(
+            command=created(request.worker, Operation(cordon=request.operation))
+        )
 
-    def uncordon(request: UncordonRequest, context: grpc.ServicerContext) -> fleet_pb2.UncordonResponse:
+    def uncordon(
+        request: UncordonRequest, context: grpc.ServicerContext
+    ) -> fleet_service_pb2.UncordonResponse:
         operation = Operation(uncordon=request.operation)
-        return fleet_pb2.UncordonResponse(command=created(request.worker, operation))
+        return fleet_service_pb2.UncordonResponse(command=created(request.worker, operation))
 
     def reset(
         request: ResetGpuHealthRequest, context: grpc.ServicerContext
-    ) -> fleet_pb2.ResetGpuHealthResponse:
+    ) -> fleet_service_pb2.ResetGpuHealthResponse:
         operation = Operation(reset_gpu_health=request.operation)
-        return fleet_pb2.ResetGpuHealthResponse(command=created(request.worker, operation))
+        return fleet_service_pb2.ResetGpuHealthResponse(command=created(request.worker, operation))
 
     scripted.answers |= {"Cordon": cordon, "Uncordon": uncordon, "ResetGpuHealth": reset}
     ends(scripted)
@@ -64,9 +65,9 @@ def ends(scripted: ScriptedCoordinator, **states: CommandState.ValueType) -> Non
 
     def watch(
         request: WatchCommandRequest, context: grpc.ServicerContext
-    ) -> Iterator[fleet_pb2.WatchCommandResponse]:
+    ) -> Iterator[command_service_pb2.WatchCommandResponse]:
         state = states.get(request.command_id.removeprefix("c-").replace("-", ""), SUCCEEDED)
-        command = created(request.command_id[2:], Operation(cordon=command_pb2.CordonOperation()))
+        command = created(request.command_id[2:], Operation(cordon=operation_pb2.CordonOperation()))
         command.state, command.revision = state, 2
         if state == FAILED:
             command.error.CopyFrom(
@@ -74,7 +75,7 @@ def ends(scripted: ScriptedCoordinator, **states: CommandState.ValueType) -> Non
                     reason=errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, message="the disk is full"
                 )
             )
-        yield fleet_pb2.WatchCommandResponse(command=command)
+        yield command_service_pb2.WatchCommandResponse(command=command)
 
     scripted.answers["WatchCommand"] = watch
 
@@ -150,11 +151,11 @@ def test_the_wait_timeout_is_for_all_of_them(leasehold: CommandLine, fleet: Scri
 
 
 def test_what_is_so_already_is_said(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
-    command = created("w-1", Operation(cordon=command_pb2.CordonOperation()))
+    command = created("w-1", Operation(cordon=operation_pb2.CordonOperation()))
     command.state, command.result.already_there = SUCCEEDED, True
-    fleet.answers["Cordon"] = lambda request, context: fleet_pb2.CordonResponse(command=command)
+    fleet.answers["Cordon"] = lambda request, context: fleet_service_pb2.CordonResponse(command=command)
     fleet.answers["WatchCommand"] = lambda request, context: (
-        fleet_pb2.WatchCommandResponse(command=one) for one in [command]
+        command_service_pb2.WatchCommandResponse(command=one) for one in [command]
     )
     assert leasehold("cordon", "alpha", "--reason", "x").stdout == "alpha: cordon nothing to do\n"
     assert command.result == CommandResult(already_there=True)
@@ -191,7 +192,7 @@ def test_a_user_without_a_name_is_unknown(
 
 
 def test_a_worker_is_forgotten(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
-    fleet.answers["ForgetWorker"] = lambda request, context: fleet_pb2.ForgetWorkerResponse(
+    fleet.answers["ForgetWorker"] = lambda request, context: fleet_service_pb2.ForgetWorkerResponse(
         worker=Worker(worker_id="w-9", name=request.worker), failed_workload_ids=["w-1", "w-2"]
     )
     done = leasehold("forget", "worker", "gone")

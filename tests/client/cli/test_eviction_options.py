@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, fleet_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1 import command_pb2, workload_pb2, workload_service_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold_client.arguments.policies import PROCESSES, WEIGHTS, make_policy
 
 from tests.client.conftest import CommandLine
@@ -32,15 +32,15 @@ def test_suspend_says_how_only_where_it_is_told(
     leasehold: CommandLine, scripted: ScriptedCoordinator, options: str, wanted: EvictionPolicy | None
 ) -> None:
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse()
+    scripted.answers["Plan"] = lambda request, context: workload_service_pb2.PlanResponse()
     assert leasehold("suspend", "one", *options.split()).code == 0
     assert leasehold("suspend", "one", "--dry-run", "--force", *options.split()).code == 0
-    [request] = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
-    [plan] = scripted.asked(fleet_pb2.PlanRequest)
-    for operation in (request.operation, plan.operation.suspend):
+    [request] = scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
+    [plan] = scripted.asked(workload_service_pb2.PlanRequest)
+    for operation in (request.operation, plan.suspend):
         assert operation.HasField("policy") == (wanted is not None)
         assert operation.policy == (wanted or EvictionPolicy())
-    assert (request.operation.force, plan.operation.suspend.force) == (False, True)
+    assert (request.operation.force, plan.suspend.force) == (False, True)
 
 
 HOOKS = [
@@ -58,7 +58,7 @@ def test_run_says_how_a_workload_gives_up_its_gpus(
     leasehold: CommandLine, scripted: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["CreateWorkload"] = lambda request, context: fleet_pb2.CreateWorkloadResponse(
+    scripted.answers["CreateWorkload"] = lambda request, context: workload_service_pb2.CreateWorkloadResponse(
         workload=workload(), command=command(SUCCEEDED)
     )
     hooks = tmp_path / "hooks.json"
@@ -68,7 +68,7 @@ def test_run_says_how_a_workload_gives_up_its_gpus(
     assert leasehold("run", *options, "--", "serve").code == 0
     assert leasehold("run", "--escalate-to", "checkpoint", "--", "serve").code == 0
     assert leasehold("run", "--", "serve").code == 0
-    first, second, third = scripted.asked(fleet_pb2.CreateWorkloadRequest)
+    first, second, third = scripted.asked(workload_service_pb2.CreateWorkloadRequest)
     assert first.spec.eviction == make_policy("offload", "cuda_suspend", "stop")
     assert [hook.name for hook in first.spec.hooks] == ["weights", "note"]
     assert first.spec.hooks[0].timeout.seconds == 60

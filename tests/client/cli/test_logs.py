@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import grpc
-from leasehold.v1 import fleet_pb2
+from leasehold.v1 import workload_service_pb2
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator
@@ -11,9 +11,9 @@ from tests.client.scripted_coordinator import ScriptedCoordinator
 
 def test_logs_are_printed_byte_by_byte(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     def read(
-        request: fleet_pb2.ReadWorkloadOutputRequest, context: grpc.ServicerContext
-    ) -> Iterator[fleet_pb2.ReadWorkloadOutputResponse]:
-        yield fleet_pb2.ReadWorkloadOutputResponse(data="Grüße\r\n".encode(), next_offset=9)
+        request: workload_service_pb2.ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
+        yield workload_service_pb2.ReadWorkloadOutputResponse(data="Grüße\r\n".encode(), next_offset=9)
 
     scripted.answers["ReadWorkloadOutput"] = read
     done = leasehold("logs", "one")

@@ -5,7 +5,7 @@ import signal
 import click
 import pytest
 from click.testing import CliRunner, Result
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import eviction_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import HelperTerms, Resources
 from leasehold_client.cli.resource_options import helper_options, resource_options
 
@@ -67,14 +67,14 @@ def test_what_is_not_said_is_absent_and_not_zero() -> None:
 def test_a_helper_says_how_it_is_asked_and_what_happens_then(name: str) -> None:
     _, helper = told("--helper", "stop", "--yield-grace", "1.5", "--yield-signal", name)
     assert helper is not None
-    assert helper.process_strategy == workload_pb2.PROCESS_STRATEGY_STOP
+    assert helper.process_strategy == eviction_pb2.PROCESS_STRATEGY_STOP
     assert helper.grace.ToMilliseconds() == 1500
     assert helper.signal_number == signal.SIGUSR1
 
 
 def test_a_helper_may_leave_all_to_its_worker() -> None:
     _, helper = told("--helper", "suspend")
-    assert helper == HelperTerms(process_strategy=workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND)
+    assert helper == HelperTerms(process_strategy=eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND)
     assert not helper.HasField("grace")
     assert not helper.HasField("signal_number")
 

@@ -2,11 +2,19 @@
 
 import pytest
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    fleet_service_pb2,
+    operation_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.checkpoint_pb2 import Checkpoint
-from leasehold.v1.command_pb2 import Command, CommandResult, Operation
-from leasehold.v1.fleet_pb2 import ListCheckpointsResponse, Worker
+from leasehold.v1.command_pb2 import Command, CommandResult
+from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.worker_pb2 import Worker
+from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import B, ScriptedCoordinator
@@ -19,14 +27,18 @@ def serve(scripted: ScriptedCoordinator, *checkpoints: Checkpoint, unreachable: 
     scripted.answers["ListCheckpoints"] = lambda request, context: ListCheckpointsResponse(
         checkpoints=checkpoints, unreachable=unreachable
     )
-    scripted.answers["ListWorkers"] = lambda request, context: fleet_pb2.ListWorkersResponse(
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
         workers=[Worker(worker_id="w-1", name="alpha"), Worker(worker_id="w-2", name="beta")]
     )
-    scripted.answers["DeleteCheckpoints"] = lambda request, context: fleet_pb2.DeleteCheckpointsResponse(
-        command=done_command(Operation(delete_checkpoints=request.operation))
+    scripted.answers["DeleteCheckpoints"] = lambda request, context: (
+        workload_service_pb2.DeleteCheckpointsResponse(
+            command=done_command(Operation(delete_checkpoints=request.operation))
+        )
     )
-    scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
-        command=done_command(Operation(restore=request.operation))
+    scripted.answers["RestoreWorkload"] = lambda request, context: (
+        workload_service_pb2.RestoreWorkloadResponse(
+            command=done_command(Operation(restore=request.operation))
+        )
     )
 
 
@@ -37,24 +49,26 @@ def done_command(operation: Operation, **result: object) -> Command:
 
 def watched(scripted: ScriptedCoordinator, command: Command) -> None:
     scripted.answers["WatchCommand"] = lambda request, context: (
-        fleet_pb2.WatchCommandResponse(command=one) for one in [command]
+        command_service_pb2.WatchCommandResponse(command=one) for one in [command]
     )
 
 
 @pytest.mark.parametrize("verb", ["wake", "restore"])
 def test_wake_and_restore_are_one(leasehold: CommandLine, scripted: ScriptedCoordinator, verb: str) -> None:
     serve(scripted)
-    watched(scripted, done_command(Operation(restore=command_pb2.RestoreOperation())))
-    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=Plan(already_there=True))
+    watched(scripted, done_command(Operation(restore=operation_pb2.RestoreOperation())))
+    scripted.answers["Plan"] = lambda request, context: workload_service_pb2.PlanResponse(
+        plan=Plan(already_there=True)
+    )
     done = leasehold(verb, "one", "--to", "alpha/1", "--checkpoint", "k-1")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout == "one: restore done in 2.00 s\n"
-    [request] = scripted.asked(fleet_pb2.RestoreWorkloadRequest)
-    wanted = command_pb2.RestoreOperation(gpu_uuids=[B], checkpoint_id="k-1")
+    [request] = scripted.asked(workload_service_pb2.RestoreWorkloadRequest)
+    wanted = operation_pb2.RestoreOperation(gpu_uuids=[B], checkpoint_id="k-1")
     assert request.operation == wanted
     done = leasehold(verb, "one", "--to", "alpha/1", "--checkpoint", "k-1", "--dry-run")
     assert done.stdout == f"one: {verb} would have nothing to do\n"
-    [planned] = scripted.asked(fleet_pb2.PlanRequest)
-    assert planned.operation.restore == wanted
+    [planned] = scripted.asked(workload_service_pb2.PlanRequest)
+    assert planned.restore == wanted
     shown = " ".join(leasehold(verb, "--help").stdout.split())
     assert "`leasehold wake` and `leasehold restore` are the same" in shown

@@ -6,10 +6,19 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import checkpoint_pb2, command_pb2, fleet_pb2
+from leasehold.v1 import (
+    checkpoint_pb2,
+    command_pb2,
+    command_service_pb2,
+    fleet_service_pb2,
+    operation_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.checkpoint_pb2 import Checkpoint
-from leasehold.v1.command_pb2 import Command, CommandResult, Operation
-from leasehold.v1.fleet_pb2 import ListCheckpointsResponse, Worker
+from leasehold.v1.command_pb2 import Command, CommandResult
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.v1.worker_pb2 import Worker
+from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
@@ -41,14 +50,18 @@ def serve(scripted: ScriptedCoordinator, *checkpoints: Checkpoint, unreachable: 
     scripted.answers["ListCheckpoints"] = lambda request, context: ListCheckpointsResponse(
         checkpoints=checkpoints, unreachable=unreachable
     )
-    scripted.answers["ListWorkers"] = lambda request, context: fleet_pb2.ListWorkersResponse(
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
         workers=[Worker(worker_id="w-1", name="alpha"), Worker(worker_id="w-2", name="beta")]
     )
-    scripted.answers["DeleteCheckpoints"] = lambda request, context: fleet_pb2.DeleteCheckpointsResponse(
-        command=done_command(Operation(delete_checkpoints=request.operation))
+    scripted.answers["DeleteCheckpoints"] = lambda request, context: (
+        workload_service_pb2.DeleteCheckpointsResponse(
+            command=done_command(Operation(delete_checkpoints=request.operation))
+        )
     )
-    scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
-        command=done_command(Operation(restore=request.operation))
+    scripted.answers["RestoreWorkload"] = lambda request, context: (
+        workload_service_pb2.RestoreWorkloadResponse(
+            command=done_command(Operation(restore=request.operation))
+        )
     )
 
 
@@ -59,7 +72,7 @@ def done_command(operation: Operation, **result: object) -> Command:
 
 def watched(scripted: ScriptedCoordinator, command: Command) -> None:
     scripted.answers["WatchCommand"] = lambda request, context: (
-        fleet_pb2.WatchCommandResponse(command=one) for one in [command]
+        command_service_pb2.WatchCommandResponse(command=one) for one in [command]
     )
 
 
@@ -67,14 +80,14 @@ def test_checkpoints_are_deleted_by_one_command_for_each_worker(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:
     serve(scripted, *MADE)
-    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    watched(scripted, done_command(Operation(delete_checkpoints=operation_pb2.DeleteCheckpointsOperation())))
     done = leasehold("rm", "checkpoint", "k-2", "k-1", "k-0", "k-2", "--force")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "k-2, k-0: delete_checkpoints done",
         "k-1: delete_checkpoints done",
     ]
-    requests = scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    requests = scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
     assert [(one.worker, list(one.operation.checkpoint_ids)) for one in requests] == [
         ("w-1", ["k-2", "k-0"]),
         ("w-9", ["k-1"]),
@@ -92,7 +105,7 @@ def test_one_that_nobody_has_keeps_all(leasehold: CommandLine, scripted: Scripte
         "leasehold: no worker that answered has a checkpoint 'k-7', and nothing was deleted: "
         "`leasehold get checkpoints` lists checkpoints (UNKNOWN_CHECKPOINT)"
     )
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
 
 
 def test_what_would_be_deleted_is_told_and_nothing_is(
@@ -107,7 +120,7 @@ def test_what_would_be_deleted_is_told_and_nothing_is(
     assert refused.code == 1
     assert json.loads(refused.stdout)["freed_bytes"] == 3 * GIB
     assert "(CHECKPOINT_IN_USE)" in refused.stderr
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
 
 
 def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
@@ -115,7 +128,7 @@ def test_one_that_is_needed_is_refused(leasehold: CommandLine, scripted: Scripte
     done = leasehold("rm", "checkpoint", "k-0", "k-2")
     assert (done.code, done.stdout) == (1, "")
     assert "needs the checkpoint k-2, and nothing was deleted" in done.stderr
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
     scripted.answers["DeleteCheckpoints"] = lambda request, context: refuse(
         context, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_IN_USE", "one needs k-0"
     )
@@ -134,14 +147,14 @@ def test_what_several_workers_list_is_deleted_once_by_the_one_that_made_it(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:
     serve(scripted, shared("w-1"), shared("w-2"))
-    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    watched(scripted, done_command(Operation(delete_checkpoints=operation_pb2.DeleteCheckpointsOperation())))
     dry = leasehold("rm", "checkpoint", "k-5", "--dry-run")
     assert dry.stdout.splitlines()[1:] == [
         "k-5  unspecified            beta    1.0 GiB  -        -",
         "would free 1.0 GiB on disk",
     ]
     assert leasehold("rm", "checkpoint", "k-5").code == 0
-    [request] = scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    [request] = scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
     assert (request.worker, list(request.operation.checkpoint_ids)) == ("w-2", ["k-5"])
 
 
@@ -150,8 +163,8 @@ def test_what_one_of_several_workers_needs_is_not_deleted(
     leasehold: CommandLine, scripted: ScriptedCoordinator, needing: str
 ) -> None:
     serve(scripted, *(shared(one, in_use=one == needing) for one in ("w-1", "w-2")))
-    watched(scripted, done_command(Operation(delete_checkpoints=command_pb2.DeleteCheckpointsOperation())))
+    watched(scripted, done_command(Operation(delete_checkpoints=operation_pb2.DeleteCheckpointsOperation())))
     assert "(CHECKPOINT_IN_USE)" in leasehold("rm", "checkpoint", "k-5").stderr
-    assert not scripted.asked(fleet_pb2.DeleteCheckpointsRequest)
+    assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
     assert leasehold("rm", "checkpoint", "k-5", "--force").code == 0
-    assert len(scripted.asked(fleet_pb2.DeleteCheckpointsRequest)) == 1
+    assert len(scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)) == 1

@@ -6,10 +6,17 @@ from typing import Any
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    errors_pb2,
+    fleet_service_pb2,
+    worker_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
 from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
 from leasehold_client import Client, CommandFailedError, LeaseholdError, NoCoordinatorError
 
 from tests.client.scripted_coordinator import A, B, C, ScriptedCoordinator, command, refuse
@@ -34,21 +41,23 @@ def piece_by_piece(
 
 
 def test_a_watch_that_breaks_goes_on_and_tells_each_change_once(scripted: ScriptedCoordinator) -> None:
-    def watch(request: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
-        before = len(scripted.asked(fleet_pb2.WatchCommandRequest)) - 1
-        yield fleet_pb2.WatchCommandResponse(command=command(PENDING, 1))
-        yield fleet_pb2.WatchCommandResponse(command=command(RUNNING, 2))
+    def watch(
+        request: Any, context: grpc.ServicerContext
+    ) -> Iterator[command_service_pb2.WatchCommandResponse]:
+        before = len(scripted.asked(command_service_pb2.WatchCommandRequest)) - 1
+        yield command_service_pb2.WatchCommandResponse(command=command(PENDING, 1))
+        yield command_service_pb2.WatchCommandResponse(command=command(RUNNING, 2))
         if before == 0:
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         if before == 1:
             return
-        yield fleet_pb2.WatchCommandResponse(command=command(SUCCEEDED, 3))
+        yield command_service_pb2.WatchCommandResponse(command=command(SUCCEEDED, 3))
 
     scripted.answers["WatchCommand"] = watch
     with Client(scripted.address) as client:
         seen = [current.revision for current in client.watch(Command(command_id="c-1"))]
     assert seen == [1, 2, 3]
-    assert len(scripted.asked(fleet_pb2.WatchCommandRequest)) == 3
+    assert len(scripted.asked(command_service_pb2.WatchCommandRequest)) == 3
 
 
 @pytest.mark.usefixtures("short_outages")
@@ -153,18 +162,20 @@ def test_every_request_has_an_id_of_its_own(scripted: ScriptedCoordinator) -> No
     with Client(scripted.address) as client:
         client.suspend("one")
         client.suspend("one")
-    request_ids = [request.request_id for request in scripted.asked(fleet_pb2.SuspendWorkloadRequest)]
+    request_ids = [
+        request.request_id for request in scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
+    ]
     assert len(set(request_ids)) == 2
     assert all(request_ids)
 
 
 def test_lists_are_read_to_their_last_page(scripted: ScriptedCoordinator) -> None:
     pages = {
-        "": fleet_pb2.ListGpusResponse(
-            gpus=[fleet_pb2.FleetGpu(worker_id="w-1")], next_page_token="more", unreachable=["w-3"]
+        "": fleet_service_pb2.ListGpusResponse(
+            gpus=[worker_pb2.FleetGpu(worker_id="w-1")], next_page_token="more", unreachable=["w-3"]
         ),
-        "more": fleet_pb2.ListGpusResponse(
-            gpus=[fleet_pb2.FleetGpu(worker_id="w-2")], unreachable=["w-3", "w-4"]
+        "more": fleet_service_pb2.ListGpusResponse(
+            gpus=[worker_pb2.FleetGpu(worker_id="w-2")], unreachable=["w-3", "w-4"]
         ),
     }
     scripted.answers["ListGpus"] = lambda request, context: pages[request.page_token]
@@ -175,10 +186,12 @@ def test_lists_are_read_to_their_last_page(scripted: ScriptedCoordinator) -> Non
 
 
 def test_a_remap_carries_its_pairs(scripted: ScriptedCoordinator) -> None:
-    scripted.answers["RemapWorkloads"] = lambda request, context: fleet_pb2.RemapWorkloadsResponse()
+    scripted.answers["RemapWorkloads"] = lambda request, context: (
+        workload_service_pb2.RemapWorkloadsResponse()
+    )
     with Client(scripted.address) as client:
         client.remap({"one": [(A, B), (B, C)], "two": [(C, A)]}, lock_timeout_s=2.5, timeout_s=1.5)
-    [request] = scripted.asked(fleet_pb2.RemapWorkloadsRequest)
+    [request] = scripted.asked(workload_service_pb2.RemapWorkloadsRequest)
     moves = [
         (move.workload_id, [(pair.old_uuid, pair.new_uuid) for pair in move.pairs])
         for move in request.operation.moves
@@ -190,16 +203,16 @@ def test_a_remap_carries_its_pairs(scripted: ScriptedCoordinator) -> None:
 
 def test_times_that_are_not_given_are_the_workers(scripted: ScriptedCoordinator) -> None:
     scripted.plays(command(PENDING))
-    scripted.answers["StopWorkload"] = lambda request, context: fleet_pb2.StopWorkloadResponse()
+    scripted.answers["StopWorkload"] = lambda request, context: workload_service_pb2.StopWorkloadResponse()
     with Client(scripted.address) as client:
         client.suspend("one")
         client.suspend("one", lock_timeout_s=0.5)
         client.stop("one")
         client.stop("one", grace_s=0, force=True)
-    plain, quick = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
+    plain, quick = scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
     assert not plain.operation.HasField("lock_timeout")
     assert quick.operation.lock_timeout.ToMilliseconds() == 500
-    gentle, forced = scripted.asked(fleet_pb2.StopWorkloadRequest)
+    gentle, forced = scripted.asked(workload_service_pb2.StopWorkloadRequest)
     assert not gentle.operation.HasField("grace")
     assert not gentle.operation.force
     assert forced.operation.HasField("grace")
@@ -208,31 +221,33 @@ def test_times_that_are_not_given_are_the_workers(scripted: ScriptedCoordinator)
 
 def test_a_plan_is_asked_for_with_the_operation_of_its_verb(scripted: ScriptedCoordinator) -> None:
     plan = Plan(released_gpu_uuids=[A])
-    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=plan)
+    scripted.answers["Plan"] = lambda request, context: workload_service_pb2.PlanResponse(plan=plan)
     with Client(scripted.address) as client:
         assert client.plan_suspend("one", lock_timeout_s=0.5) == plan
         assert client.plan_restore("one", gpu_uuids=[B, A]) == plan
         assert client.plan_remap({"one": [(A, B)], "two": [(B, A)]}, lock_timeout_s=1) == plan
-    suspend, restore, remap = scripted.asked(fleet_pb2.PlanRequest)
+    suspend, restore, remap = scripted.asked(workload_service_pb2.PlanRequest)
     assert (suspend.workload, restore.workload, remap.workload) == ("one", "one", "")
-    assert suspend.operation.suspend.lock_timeout.ToMilliseconds() == 500
-    assert list(restore.operation.restore.gpu_uuids) == [B, A]
-    assert [move.workload_id for move in remap.operation.remap.moves] == ["one", "two"]
-    assert remap.operation.remap.lock_timeout.ToMilliseconds() == 1000
+    assert suspend.suspend.lock_timeout.ToMilliseconds() == 500
+    assert list(restore.restore.gpu_uuids) == [B, A]
+    assert [move.workload_id for move in remap.remap.moves] == ["one", "two"]
+    assert remap.remap.lock_timeout.ToMilliseconds() == 1000
 
 
 def test_a_cancel_returns_the_command_and_is_asked_for_again_when_its_answer_is_lost(
     scripted: ScriptedCoordinator,
 ) -> None:
-    def answer(request: Any, context: grpc.ServicerContext) -> fleet_pb2.CancelCommandResponse:
+    def answer(request: Any, context: grpc.ServicerContext) -> command_service_pb2.CancelCommandResponse:
         if len(scripted.requests) == 1:
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-        return fleet_pb2.CancelCommandResponse(command=command(RUNNING))
+        return command_service_pb2.CancelCommandResponse(command=command(RUNNING))
 
     scripted.answers["CancelCommand"] = answer
     with Client(scripted.address) as client:
         assert client.cancel("c-1").state == RUNNING
-    assert [request.command_id for request in scripted.asked(fleet_pb2.CancelCommandRequest)] == ["c-1"] * 2
+    assert [request.command_id for request in scripted.asked(command_service_pb2.CancelCommandRequest)] == [
+        "c-1"
+    ] * 2
 
 
 def test_a_method_that_the_coordinator_lacks(scripted: ScriptedCoordinator) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import command_pb2, command_service_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold_client.coordinator import command_watch
 from leasehold_client.errors import NoCoordinatorError
@@ -27,11 +27,11 @@ def stays(scripted: ScriptedCoordinator, *commands: Command) -> None:
     """A watch tells these, and then is silent until the caller ends it."""
     scripted.plays(*commands)
 
-    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[command_service_pb2.WatchCommandResponse]:
         ended = threading.Event()
         context.add_callback(ended.set)
         for current in commands:
-            yield fleet_pb2.WatchCommandResponse(command=current)
+            yield command_service_pb2.WatchCommandResponse(command=current)
         ended.wait(20)
 
     scripted.answers["WatchCommand"] = watch
@@ -78,7 +78,7 @@ def test_a_worker_that_is_back_in_time_is_waited_for(
 @pytest.mark.usefixtures("short_patience")
 def test_a_cancel_ends_too(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     stays(scripted, command(UNKNOWN))
-    scripted.answers["CancelCommand"] = lambda request, context: fleet_pb2.CancelCommandResponse(
+    scripted.answers["CancelCommand"] = lambda request, context: command_service_pb2.CancelCommandResponse(
         command=command(UNKNOWN)
     )
     assert leasehold("cancel", "c-1").code == 4
@@ -117,8 +117,8 @@ def test_a_coordinator_that_ends_each_watch_early_is_given_up(
 ) -> None:
     scripted.plays(command(DISPATCHED))
 
-    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
-        yield fleet_pb2.WatchCommandResponse(command=command(DISPATCHED))
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[command_service_pb2.WatchCommandResponse]:
+        yield command_service_pb2.WatchCommandResponse(command=command(DISPATCHED))
         if code is not None:
             context.abort(code, "cut")
 
@@ -126,4 +126,4 @@ def test_a_coordinator_that_ends_each_watch_early_is_given_up(
     done = leasehold("suspend", "one", *limit)
     assert done.code == 3
     assert "command c-1 continues: `leasehold get commands c-1` shows its state" in done.stderr
-    assert len(scripted.asked(fleet_pb2.WatchCommandRequest)) < 40, "no busy loop"
+    assert len(scripted.asked(command_service_pb2.WatchCommandRequest)) < 40, "no busy loop"

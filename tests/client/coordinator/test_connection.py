@@ -7,14 +7,14 @@ import pytest
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import command_pb2, fleet_service_pb2, worker_pb2, workload_service_pb2
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 from leasehold_client.coordinator import retry as resuming
 
 from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
 
 CALLS = {
-    "CreateWorkload": lambda client: client.run(fleet_pb2.CreateWorkloadRequest().spec),
+    "CreateWorkload": lambda client: client.run(workload_service_pb2.CreateWorkloadRequest().spec),
     "SuspendWorkload": lambda client: client.suspend("one"),
     "RestoreWorkload": lambda client: client.restore("one"),
     "RemapWorkloads": lambda client: client.remap({"one": [(A, B)]}),
@@ -29,7 +29,7 @@ def test_a_lost_answer_is_asked_for_again_by_the_same_id(scripted: ScriptedCoord
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         kind = method.replace("CreateWorkload", "CreateWorkloadResponse")
         kind = kind if kind.endswith("Response") else f"{kind}Response"
-        return getattr(fleet_pb2, kind)(command=command(command_pb2.COMMAND_STATE_PENDING))
+        return getattr(workload_service_pb2, kind)(command=command(command_pb2.COMMAND_STATE_PENDING))
 
     scripted.answers[method] = lose_the_first
     with Client(scripted.address) as client:
@@ -60,7 +60,9 @@ def test_a_call_that_there_is_no_room_for_is_made_again_when_the_coordinator_say
     def refuse_the_first(request: Any, context: grpc.ServicerContext) -> Any:
         if len(scripted.requests) == 1:
             refuse_for_now(context)
-        return fleet_pb2.SuspendWorkloadResponse(command=command(command_pb2.COMMAND_STATE_PENDING))
+        return workload_service_pb2.SuspendWorkloadResponse(
+            command=command(command_pb2.COMMAND_STATE_PENDING)
+        )
 
     scripted.answers["SuspendWorkload"] = refuse_the_first
     with Client(scripted.address) as client:
@@ -72,7 +74,7 @@ def test_a_page_that_there_is_no_room_for_is_asked_for_again(scripted: ScriptedC
     def refuse_the_first(request: Any, context: grpc.ServicerContext) -> Any:
         if len(scripted.requests) == 1:
             refuse_for_now(context)
-        return fleet_pb2.ListWorkersResponse(workers=[fleet_pb2.Worker(name="alpha")])
+        return fleet_service_pb2.ListWorkersResponse(workers=[worker_pb2.Worker(name="alpha")])
 
     scripted.answers["ListWorkers"] = refuse_the_first
     with Client(scripted.address) as client:

@@ -7,7 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    errors_pb2,
+    watch_pb2,
+    workload_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_client import Client, LeaseholdError, WaitTimeoutError
@@ -41,16 +48,20 @@ def ended() -> Workload:
 def tells(scripted: ScriptedCoordinator, *changes: Workload) -> None:
     """A watch tells these changes, and then is silent until the caller ends it."""
 
-    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchWorkloadsResponse]:
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[workload_service_pb2.WatchWorkloadsResponse]:
         over = threading.Event()
         context.add_callback(over.set)
         for number, change in enumerate(changes):
-            yield fleet_pb2.WatchWorkloadsResponse(workload=change)
+            yield workload_service_pb2.WatchWorkloadsResponse(workload=change)
             if not number:
-                yield fleet_pb2.WatchWorkloadsResponse(bookmark=fleet_pb2.Bookmark(snapshot_end=True))
+                yield workload_service_pb2.WatchWorkloadsResponse(
+                    bookmark=watch_pb2.Bookmark(snapshot_end=True)
+                )
         over.wait(20)
 
-    scripted.answers["GetWorkload"] = lambda request, _: fleet_pb2.GetWorkloadResponse(workload=changes[0])
+    scripted.answers["GetWorkload"] = lambda request, _: workload_service_pb2.GetWorkloadResponse(
+        workload=changes[0]
+    )
     scripted.answers["WatchWorkloads"] = watch
 
 
@@ -60,7 +71,7 @@ def test_a_workload_is_waited_for_until_it_is_ready(
     tells(scripted, starting(), workload())
     done = leasehold("wait", "one", "--for", "ready")
     assert (done.code, done.stdout, done.stderr) == (0, "one: ready\n", "")
-    [request] = scripted.asked(fleet_pb2.WatchWorkloadsRequest)
+    [request] = scripted.asked(workload_service_pb2.WatchWorkloadsRequest)
     assert request.workload == "id-of-one"
     shown = json.loads(leasehold("wait", "one", "-o", "json").stdout)
     assert shown["status"]["ready_time"].startswith("2027-")
@@ -92,9 +103,9 @@ def test_a_wait_has_its_time(leasehold: CommandLine, scripted: ScriptedCoordinat
 def test_a_wait_outlives_its_coordinator(scripted: ScriptedCoordinator) -> None:
     tells(scripted, starting())
 
-    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchWorkloadsResponse]:
-        first = len(scripted.asked(fleet_pb2.WatchWorkloadsRequest)) == 1
-        yield fleet_pb2.WatchWorkloadsResponse(workload=starting() if first else workload())
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[workload_service_pb2.WatchWorkloadsResponse]:
+        first = len(scripted.asked(workload_service_pb2.WatchWorkloadsRequest)) == 1
+        yield workload_service_pb2.WatchWorkloadsResponse(workload=starting() if first else workload())
         if first:
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
@@ -107,8 +118,8 @@ def test_a_wait_outlives_its_coordinator(scripted: ScriptedCoordinator) -> None:
 def test_a_coordinator_that_ends_each_watch_early_is_given_up(scripted: ScriptedCoordinator) -> None:
     tells(scripted, starting())
 
-    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchWorkloadsResponse]:
-        yield fleet_pb2.WatchWorkloadsResponse(workload=starting())
+    def watch(_: Any, context: grpc.ServicerContext) -> Iterator[workload_service_pb2.WatchWorkloadsResponse]:
+        yield workload_service_pb2.WatchWorkloadsResponse(workload=starting())
         context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
 
     scripted.answers["WatchWorkloads"] = watch
@@ -127,13 +138,13 @@ def test_a_workload_that_is_released_is_no_reason_to_wait(scripted: ScriptedCoor
 def rejected_first(scripted: ScriptedCoordinator) -> None:
     """The first suspend is rejected because the workload is not ready; the second one succeeds."""
 
-    def suspend(_: Any, __: grpc.ServicerContext) -> fleet_pb2.SuspendWorkloadResponse:
-        number = len(scripted.asked(fleet_pb2.SuspendWorkloadRequest))
-        return fleet_pb2.SuspendWorkloadResponse(command=Command(command_id=f"c-{number}"))
+    def suspend(_: Any, __: grpc.ServicerContext) -> workload_service_pb2.SuspendWorkloadResponse:
+        number = len(scripted.asked(workload_service_pb2.SuspendWorkloadRequest))
+        return workload_service_pb2.SuspendWorkloadResponse(command=Command(command_id=f"c-{number}"))
 
-    def watch(request: Any, _: grpc.ServicerContext) -> Iterator[fleet_pb2.WatchCommandResponse]:
+    def watch(request: Any, _: grpc.ServicerContext) -> Iterator[command_service_pb2.WatchCommandResponse]:
         first = request.command_id == "c-1"
-        yield fleet_pb2.WatchCommandResponse(
+        yield command_service_pb2.WatchCommandResponse(
             command=command(REJECTED, error=NOT_READY) if first else command(SUCCEEDED)
         )
 
@@ -149,7 +160,7 @@ def test_a_suspend_waits_until_the_workload_is_ready(
     done = leasehold("suspend", "one")
     assert (done.code, done.stderr) == (0, "leasehold: workload one is not ready: waiting\n")
     assert "one: suspend done" in done.stdout
-    first, second = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
+    first, second = scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
     assert first.request_id != second.request_id
 
 
@@ -161,7 +172,7 @@ def test_a_suspend_waits_no_longer_than_it_may(leasehold: CommandLine, scripted:
     assert "has not become ready" in done.stderr
     scripted.requests.clear()
     assert leasehold("suspend", "one", "--no-wait").code == 0
-    assert len(scripted.asked(fleet_pb2.SuspendWorkloadRequest)) == 1
+    assert len(scripted.asked(workload_service_pb2.SuspendWorkloadRequest)) == 1
 
 
 def test_run_can_wait_until_the_workload_is_ready(
@@ -169,7 +180,7 @@ def test_run_can_wait_until_the_workload_is_ready(
 ) -> None:
     tells(scripted, starting(), workload())
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["CreateWorkload"] = lambda request, _: fleet_pb2.CreateWorkloadResponse(
+    scripted.answers["CreateWorkload"] = lambda request, _: workload_service_pb2.CreateWorkloadResponse(
         workload=starting(), command=command(SUCCEEDED)
     )
     done = leasehold("run", "--wait-ready", "--", "true")
@@ -184,7 +195,7 @@ def test_run_can_wait_until_the_workload_is_ready(
 
 
 def test_get_shows_what_is_not_ready(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
-    scripted.answers["ListWorkloads"] = lambda request, _: fleet_pb2.ListWorkloadsResponse(
+    scripted.answers["ListWorkloads"] = lambda request, _: workload_service_pb2.ListWorkloadsResponse(
         workloads=[workload(), starting()]
     )
     _, ready, not_ready = leasehold("get", "workloads").stdout.splitlines()

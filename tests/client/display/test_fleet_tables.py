@@ -1,11 +1,10 @@
 """Tables of workers, GPUs and workloads."""
 
 import pytest
-from leasehold.v1 import fleet_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.fleet_pb2 import FleetGpu, Worker
+from leasehold.v1 import gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_pb2 import FleetGpu, MachineResources, Worker
 from leasehold_client.display.fleet_tables import echo_gpus, echo_workers, echo_workloads, gpu_reason
 
 from tests.client.scripted_coordinator import GPUS, workload
@@ -27,8 +26,8 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
     )
     echo_workers(
         [
-            Worker(name="alpha", state=fleet_pb2.WORKER_STATE_CONNECTED, cordon=CORDON, resources=machine),
-            Worker(name="beta", state=fleet_pb2.WORKER_STATE_LOST),
+            Worker(name="alpha", state=worker_pb2.WORKER_STATE_CONNECTED, cordon=CORDON, resources=machine),
+            Worker(name="beta", state=worker_pb2.WORKER_STATE_LOST),
         ]
     )
     headings, alpha, beta = columns(capsys.readouterr().out)

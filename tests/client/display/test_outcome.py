@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.command_pb2 import CommandResult, MemberOutcome, PhaseTiming
 from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold_client.display.outcome import timing_line
@@ -55,7 +55,7 @@ def test_a_command_that_succeeds_tells_what_moved(
         "  pid 42: lock 1.00 s (1.0 MiB)",
         "  warning: the driver is old",
     ]
-    [request] = scripted.asked(fleet_pb2.SuspendWorkloadRequest)
+    [request] = scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
     assert request.workload == "one"
     assert request.timeout.ToMilliseconds() == 1500
 

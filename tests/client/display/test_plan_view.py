@@ -5,7 +5,7 @@ import json
 import grpc
 import pytest
 from google.protobuf import duration_pb2
-from leasehold.v1 import errors_pb2, fleet_pb2, plan_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, plan_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.errors_pb2 import Error
 from leasehold.v1.gpu_pb2 import GpuPair
 from leasehold.v1.plan_pb2 import Check, DestinationPlan, Estimate, HostMemoryPlan, MemberPlan, Plan
@@ -46,7 +46,7 @@ PLAN = Plan(
 
 
 def plays(scripted: ScriptedCoordinator, plan: Plan) -> None:
-    scripted.answers["Plan"] = lambda request, context: fleet_pb2.PlanResponse(plan=plan)
+    scripted.answers["Plan"] = lambda request, context: workload_service_pb2.PlanResponse(plan=plan)
 
 
 def test_a_plan_is_shown_and_nothing_is_begun(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
@@ -68,8 +68,8 @@ def test_a_plan_is_shown_and_nothing_is_begun(leasehold: CommandLine, scripted: 
         "  takes about 3.2 s (at 2.5 GB/s)",
         "  warning: it holds pinned memory",
     ]
-    [request] = scripted.asked(fleet_pb2.PlanRequest)
-    assert request.operation.remap.lock_timeout.ToMilliseconds() == 2500
+    [request] = scripted.asked(workload_service_pb2.PlanRequest)
+    assert request.remap.lock_timeout.ToMilliseconds() == 2500
     assert not [asked for asked in scripted.requests if hasattr(asked, "request_id")]
 
 
@@ -136,8 +136,8 @@ def test_a_plan_for_programs_has_the_fields_of_the_proto(
     document = json.loads(done.stdout)
     assert document["host_memory"]["needed_bytes"] == str(4 * GIB)
     assert document["destinations"][1] == {"gpu_uuid": C, "gpu_name": "H100"}
-    [request] = scripted.asked(fleet_pb2.PlanRequest)
-    assert list(request.operation.restore.gpu_uuids) == [B]
+    [request] = scripted.asked(workload_service_pb2.PlanRequest)
+    assert list(request.restore.gpu_uuids) == [B]
 
 
 def test_members_of_several_workloads_are_told_apart(
@@ -150,7 +150,7 @@ def test_members_of_several_workloads_are_told_apart(
         ]
     )
     plays(scripted, plan)
-    scripted.answers["ListWorkloads"] = lambda request, context: fleet_pb2.ListWorkloadsResponse(
+    scripted.answers["ListWorkloads"] = lambda request, context: workload_service_pb2.ListWorkloadsResponse(
         workloads=[workload("one")]
     )
     done = leasehold("remap", "one", "--to", "alpha/1", "--dry-run")
@@ -209,10 +209,10 @@ def test_the_checks_of_several_workloads_say_whose_they_are(
         ],
     )
     plays(scripted, plan)
-    scripted.answers["GetWorkload"] = lambda request, _: fleet_pb2.GetWorkloadResponse(
+    scripted.answers["GetWorkload"] = lambda request, _: workload_service_pb2.GetWorkloadResponse(
         workload=workload(request.workload, A if request.workload == "one" else B)
     )
-    scripted.answers["ListWorkloads"] = lambda request, _: fleet_pb2.ListWorkloadsResponse(
+    scripted.answers["ListWorkloads"] = lambda request, _: workload_service_pb2.ListWorkloadsResponse(
         workloads=[workload("one"), workload("two")]
     )
     done = leasehold("remap", "one", "two", "--swap", "--dry-run")

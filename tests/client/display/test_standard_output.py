@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import CommandState
-from leasehold.v1.fleet_pb2 import ReadWorkloadOutputResponse
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, command
 

@@ -3,9 +3,10 @@
 import grpc
 import pytest
 from leasehold.v1 import lease_pb2
-from leasehold.v1.fleet_pb2 import FleetGpu, ListGpusResponse
+from leasehold.v1.fleet_service_pb2 import ListGpusResponse
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import ForeignProcess, GpuLease
+from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold_client.display.terminal_text import safe_cell, safe_text
 
 from tests.client.conftest import CommandLine

@@ -10,14 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from leasehold.v1 import local_pb2
-from leasehold.v1.local_pb2 import (
-    KernelCall,
-    KernelChunk,
-    KernelPayload,
-    ServeKernelRequest,
-    ServeKernelResponse,
-)
+from leasehold.local.v1 import kernel_pb2
+from leasehold.local.v1.kernel_pb2 import KernelCall, KernelChunk, KernelPayload
+from leasehold.local.v1.local_service_pb2 import ServeKernelRequest, ServeKernelResponse
 from leasehold_client import kernel
 from leasehold_client.kernel import calls as kernel_calls
 from leasehold_client.kernel.calls import CHUNK_BYTES, KernelCalls
@@ -177,7 +172,7 @@ def test_pieces_of_any_size_become_chunks_of_one_size(sizes: list[int]) -> None:
     facts = dataclasses.replace(FACTS, codec=Pieces(*[min(size, 250_000) for size in sizes[:200]]))
     sizes = sizes[:200]
     sent: list[ServeKernelRequest] = []
-    call = KernelCall(call_id=5, method=local_pb2.KERNEL_METHOD_CHECKPOINT)
+    call = KernelCall(call_id=5, method=kernel_pb2.KERNEL_METHOD_CHECKPOINT)
     answer = KernelCalls(App(), facts).answer(call, sent.append)
     chunks = [frame.chunk.data for frame in sent]
     assert [len(chunk) for chunk in chunks[:-1]] == [CHUNK_BYTES] * (len(chunks) - 1)
@@ -190,14 +185,14 @@ def test_cancel_follows_prepare_and_nothing_else() -> None:
     app = App()
     calls = KernelCalls(app, FACTS)
 
-    def call(method: local_pb2.KernelMethod.ValueType) -> None:
+    def call(method: kernel_pb2.KernelMethod.ValueType) -> None:
         assert calls.answer(KernelCall(method=method), lambda _: None).HasField("done")
 
-    call(local_pb2.KERNEL_METHOD_CANCEL)
+    call(kernel_pb2.KERNEL_METHOD_CANCEL)
     assert app.told == []
-    call(local_pb2.KERNEL_METHOD_PREPARE)
-    call(local_pb2.KERNEL_METHOD_CANCEL)
-    call(local_pb2.KERNEL_METHOD_CANCEL)
+    call(kernel_pb2.KERNEL_METHOD_PREPARE)
+    call(kernel_pb2.KERNEL_METHOD_CANCEL)
+    call(kernel_pb2.KERNEL_METHOD_CANCEL)
     assert app.told == ["prepare", "cancel"]
 
 
@@ -206,10 +201,10 @@ def test_a_cancel_that_failed_is_called_again_when_the_worker_goes_away(
 ) -> None:
     app = App()
     calls = KernelCalls(app, FACTS)
-    calls.answer(KernelCall(method=local_pb2.KERNEL_METHOD_PREPARE), lambda _: None)
+    calls.answer(KernelCall(method=kernel_pb2.KERNEL_METHOD_PREPARE), lambda _: None)
     with monkeypatch.context() as patch:
         patch.setattr(app, "cancel", lambda: 1 / 0)
-        answer = calls.answer(KernelCall(method=local_pb2.KERNEL_METHOD_CANCEL), lambda _: None)
+        answer = calls.answer(KernelCall(method=kernel_pb2.KERNEL_METHOD_CANCEL), lambda _: None)
         assert "ZeroDivisionError" in answer.failure
     calls.undo()
     calls.undo()
@@ -251,7 +246,7 @@ def test_a_failure_of_any_text_is_answered(
         ),
     ]
     for answer in (
-        calls.answer(KernelCall(method=local_pb2.KERNEL_METHOD_PREPARE), lambda _: None),
+        calls.answer(KernelCall(method=kernel_pb2.KERNEL_METHOD_PREPARE), lambda _: None),
         calls.restore(KernelCall(call_id=1), iter(frames), ""),
     ):
         assert answer.failure == failure
@@ -261,7 +256,7 @@ def test_a_failure_of_any_text_is_answered(
 def test_a_reason_of_any_text_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     app = App()
     monkeypatch.setattr(app, "can_checkpoint", lambda: (False, "caf\udce9 is open"))
-    call = KernelCall(method=local_pb2.KERNEL_METHOD_CAN_CHECKPOINT)
+    call = KernelCall(method=kernel_pb2.KERNEL_METHOD_CAN_CHECKPOINT)
     answer = KernelCalls(app, FACTS).answer(call, lambda _: None)
     assert (answer.readiness.ready, answer.readiness.reason) == (False, "caf\\udce9 is open")
 

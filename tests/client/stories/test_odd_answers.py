@@ -8,9 +8,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2
-from leasehold.v1.command_pb2 import Command, CommandResult, Operation, PhaseTiming, SuspendOperation
-from leasehold.v1.events_pb2 import Event
-from leasehold.v1.fleet_pb2 import ListCommandsResponse, ListWorkersResponse, Worker
+from leasehold.v1.command_pb2 import Command, CommandResult, PhaseTiming
+from leasehold.v1.command_service_pb2 import ListCommandsResponse
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.fleet_service_pb2 import ListWorkersResponse
+from leasehold.v1.operation_pb2 import Operation, SuspendOperation
+from leasehold.v1.worker_pb2 import Worker
 from leasehold_client.coordinator.client import Client
 from leasehold_client.display.tables import echo_events
 from leasehold_client.errors import LeaseholdError

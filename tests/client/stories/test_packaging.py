@@ -44,9 +44,13 @@ def metadata(installed: Path) -> Message:
 
 
 def test_the_wheel_has_the_wire_contract(installed: Path) -> None:
-    protos = {path.name: path.read_bytes() for path in (installed / "leasehold/v1").glob("*.proto")}
-    assert protos == {path.name: path.read_bytes() for path in (ROOT / "protos/leasehold/v1").glob("*.proto")}
-    assert "worker_session.proto" in protos
+    def protos(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.proto")}
+
+    assert protos(installed / "leasehold") == protos(ROOT / "protos/leasehold")
+    assert {"v1/workload.proto", "worker/v1/session.proto", "local/v1/kernel.proto"} <= set(
+        protos(installed / "leasehold")
+    )
 
 
 def test_the_wheel_says_who_made_it_and_what_it_is_about(installed: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, fleet_pb2
+from leasehold.v1 import command_pb2, command_service_pb2, workload_service_pb2
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, command
 
@@ -65,9 +65,9 @@ def test_ctrl_c_leaves_the_command_and_names_it(
     watched, ended = threading.Event(), threading.Event()
 
     def watch(
-        request: fleet_pb2.WatchCommandRequest, context: grpc.ServicerContext
-    ) -> Iterator[fleet_pb2.WatchCommandResponse]:
-        yield fleet_pb2.WatchCommandResponse(command=command(RUNNING))
+        request: command_service_pb2.WatchCommandRequest, context: grpc.ServicerContext
+    ) -> Iterator[command_service_pb2.WatchCommandResponse]:
+        yield command_service_pb2.WatchCommandResponse(command=command(RUNNING))
         watched.set()
         ended.wait(TIMEOUT_S)
 
@@ -94,12 +94,14 @@ def test_a_pipe_that_closes_ends_the_logs_quietly(
     scripted: ScriptedCoordinator, environment: dict[str, str]
 ) -> None:
     def read(
-        request: fleet_pb2.ReadWorkloadOutputRequest, context: grpc.ServicerContext
-    ) -> Iterator[fleet_pb2.ReadWorkloadOutputResponse]:
+        request: workload_service_pb2.ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
         offset = 0
         while context.is_active():
             offset += 65_536
-            yield fleet_pb2.ReadWorkloadOutputResponse(data=b"x" * 65_535 + b"\n", next_offset=offset)
+            yield workload_service_pb2.ReadWorkloadOutputResponse(
+                data=b"x" * 65_535 + b"\n", next_offset=offset
+            )
 
     scripted.answers["ReadWorkloadOutput"] = read
     with subprocess.Popen(

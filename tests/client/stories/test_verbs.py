@@ -4,7 +4,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, fleet_pb2, workload_pb2
+from leasehold.v1 import command_pb2, command_service_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.command_pb2 import CommandResult
 
 from tests.client.conftest import CommandLine
@@ -20,7 +20,7 @@ def test_no_wait_returns_at_once(leasehold: CommandLine, scripted: ScriptedCoord
     scripted.plays(command(PENDING))
     done = leasehold("suspend", "one", "--no-wait")
     assert (done.code, done.stdout) == (0, "one: suspend stored as command c-1\n")
-    assert not scripted.asked(fleet_pb2.WatchCommandRequest)
+    assert not scripted.asked(command_service_pb2.WatchCommandRequest)
 
 
 def test_a_command_that_is_done_is_done_without_a_list_of_gpus(
@@ -122,24 +122,24 @@ def test_a_bad_configuration(bare_leasehold: CommandLine, tmp_path: Path) -> Non
 
 def test_gpus_are_sent_by_uuid_in_their_order(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     scripted.plays(command(SUCCEEDED))
-    scripted.answers["GetWorkload"] = lambda request, context: fleet_pb2.GetWorkloadResponse(
+    scripted.answers["GetWorkload"] = lambda request, context: workload_service_pb2.GetWorkloadResponse(
         workload=workload("one", B, A)
     )
-    scripted.answers["RemapWorkloads"] = lambda request, context: fleet_pb2.RemapWorkloadsResponse(
+    scripted.answers["RemapWorkloads"] = lambda request, context: workload_service_pb2.RemapWorkloadsResponse(
         command=command(PENDING)
     )
-    scripted.answers["RestoreWorkload"] = lambda request, context: fleet_pb2.RestoreWorkloadResponse(
-        command=command(PENDING)
+    scripted.answers["RestoreWorkload"] = lambda request, context: (
+        workload_service_pb2.RestoreWorkloadResponse(command=command(PENDING))
     )
     assert leasehold("remap", "one", "--to", "alpha/0,bbbb").code == 0
     assert leasehold("remap", "one", "--pair", f"{A}=alpha/1").code == 0
     assert leasehold("restore", "one", "--to", "alpha/1,GPU-a").code == 0
     pairs = [
         [(pair.old_uuid, pair.new_uuid) for pair in request.operation.moves[0].pairs]
-        for request in scripted.asked(fleet_pb2.RemapWorkloadsRequest)
+        for request in scripted.asked(workload_service_pb2.RemapWorkloadsRequest)
     ]
     assert pairs == [[(B, A), (A, B)], [(A, B)]]
-    [request] = scripted.asked(fleet_pb2.RestoreWorkloadRequest)
+    [request] = scripted.asked(workload_service_pb2.RestoreWorkloadRequest)
     assert list(request.operation.gpu_uuids) == [B, A]
 
 
@@ -155,7 +155,7 @@ def test_a_parked_workload_cannot_leave_its_host(
         "beta is another host; "
         "name a GPU of alpha\n"
     )
-    assert not scripted.asked(fleet_pb2.RestoreWorkloadRequest)
+    assert not scripted.asked(workload_service_pb2.RestoreWorkloadRequest)
 
 
 def test_refusals_and_warnings_name_gpus_as_people_do(
@@ -177,7 +177,7 @@ def test_a_workload_that_holds_no_gpu_is_not_moved(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:
     status = workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_SUSPENDED)
-    scripted.answers["GetWorkload"] = lambda request, context: fleet_pb2.GetWorkloadResponse(
+    scripted.answers["GetWorkload"] = lambda request, context: workload_service_pb2.GetWorkloadResponse(
         workload=workload_pb2.Workload(status=status)
     )
     done = leasehold("remap", "one", "--to", "alpha/1")

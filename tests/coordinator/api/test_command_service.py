@@ -12,34 +12,37 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
-from leasehold.v1 import command_pb2, fleet_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CordonOperation, Move, RemapOperation, RestoreOperation
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1 import command_pb2, fleet_service_pb2, lease_pb2, workload_pb2, workload_service_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
-    CordonRequest,
-    CreateWorkloadRequest,
     GetCommandRequest,
-    GetWorkloadRequest,
     ListCommandsRequest,
+    WatchCommandRequest,
+)
+from leasehold.v1.fleet_service_pb2 import CordonRequest
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.operation_pb2 import CordonOperation, Move, RemapOperation, RestoreOperation
+from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadRequest,
+    GetWorkloadRequest,
     ListWorkloadsRequest,
     ReadWorkloadOutputRequest,
     RemapWorkloadsRequest,
     RestoreWorkloadRequest,
     StopWorkloadRequest,
     SuspendWorkloadRequest,
-    WatchCommandRequest,
     WatchWorkloadsRequest,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.worker.v1.session_pb2 import (
     ConnectRequest,
     OutputChunk,
     ProtocolVersion,
     WorkerLoad,
     WorkloadEvent,
 )
-from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec, WorkloadStatus
 from leasehold_coordinator.core.command_ledger import UNFINISHED_LIMIT
 
 from tests.coordinator.conftest import CoordinatorProcess
@@ -314,7 +317,7 @@ def test_a_worker_out_of_contact(coordinator: CoordinatorProcess, worker: Script
     start(coordinator, worker)
     worker.close()
     deadline = time.monotonic() + 20
-    while coordinator.fleet.GetWorker(fleet_pb2.GetWorkerRequest(worker="alpha")).worker.state == 1:
+    while coordinator.fleet.GetWorker(fleet_service_pb2.GetWorkerRequest(worker="alpha")).worker.state == 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     gone = (grpc.StatusCode.FAILED_PRECONDITION, "WORKER_UNAVAILABLE")
@@ -383,10 +386,10 @@ def test_the_holder_of_a_gpu_is_named(coordinator: CoordinatorProcess, worker: S
     lease = GpuLease(
         gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_LEASED, workload_id=started.workload_id
     )
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[lease])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[lease])))
     deadline = time.monotonic() + 20
     while True:
-        gpu = coordinator.fleet.GetGpu(fleet_pb2.GetGpuRequest(uuid="GPU-alpha-1")).gpu
+        gpu = coordinator.fleet.GetGpu(fleet_service_pb2.GetGpuRequest(uuid="GPU-alpha-1")).gpu
         if gpu.workload_name == "one":
             break
         assert time.monotonic() < deadline
@@ -420,7 +423,7 @@ def test_output_comes_piece_by_piece(coordinator: CoordinatorProcess, worker: Sc
     assert [(piece.data, piece.next_offset) for piece in pieces] == [(b"0123", 4), (b"4567", 8), (b"89", 10)]
 
 
-def read_output(coordinator: CoordinatorProcess) -> Iterator[fleet_pb2.ReadWorkloadOutputResponse]:
+def read_output(coordinator: CoordinatorProcess) -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
     return coordinator.workloads.ReadWorkloadOutput(ReadWorkloadOutputRequest(workload="one", follow=True))
 
 
@@ -436,4 +439,4 @@ def test_health_and_reflection_answer(coordinator: CoordinatorProcess) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     database = ProtoReflectionDescriptorDatabase(coordinator.channel)
     assert service in database.get_services()
-    assert database.FindFileByName("leasehold/v1/fleet.proto").package == "leasehold.v1"
+    assert database.FindFileByName("leasehold/v1/fleet_service.proto").package == "leasehold.v1"

@@ -6,10 +6,13 @@ from threading import Event
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, worker_session_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_pb2 import CommandState
-from leasehold.v1.fleet_pb2 import GetWorkerRequest, ListWorkloadsRequest
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.fleet_service_pb2 import GetWorkerRequest
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
@@ -18,18 +21,17 @@ from leasehold.v1.worker_session_pb2 import (
     OutputChunk,
     WorkloadEvent,
 )
-from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
-METHOD = "/leasehold.v1.WorkerSessionService/Connect"
+METHOD = "/leasehold.worker.v1.SessionService/Connect"
 
 
 def still_served(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     """The worker goes on as if nothing had happened: its stream lives, and what it says is stored."""
     known = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
-    assert known.state == fleet_pb2.WORKER_STATE_CONNECTED
+    assert known.state == worker_pb2.WORKER_STATE_CONNECTED
     worker.update("c-none", command_pb2.COMMAND_STATE_SUCCEEDED)
     worker.wait(lambda frame: frame.command_ack.command_id == "c-none")
     assert not worker.ended
@@ -69,7 +71,7 @@ def test_bytes_that_are_no_frame(coordinator: CoordinatorProcess, worker: Script
     raw_stream(coordinator, b"\xff\xff\xff")
     answers = raw_stream(coordinator, hello_bytes(), b"\xff\xff\xff")
     assert answers[0].HasField("welcome")
-    assert answers[-1].goodbye.reason == worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
+    assert answers[-1].goodbye.reason == session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
     still_served(coordinator, worker)
 
 
@@ -81,7 +83,7 @@ def test_a_frame_that_is_too_large(coordinator: CoordinatorProcess, worker: Scri
 
 
 def test_an_epoch_that_nobody_gave_out(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
-    for last_epoch in (2**64 - 1, 2**63):
+    for last_epoch in (2**63 - 1, -1):
         refused = coordinator.connect(make_hello("beta", last_epoch=last_epoch)).wait_end()
         assert refused.goodbye.error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
     still_served(coordinator, worker)
@@ -132,7 +134,7 @@ def test_a_worker_without_gpus_or_facts_is_let_in(coordinator: CoordinatorProces
         worker_id="worker-bare",
         name="bare",
         instance_id="i",
-        protocol_version=worker_session_pb2.ProtocolVersion(major=1, minor=7),
+        protocol_version=session_pb2.ProtocolVersion(major=1, minor=7),
     )
     assert coordinator.connect(bare).welcome().epoch == 1
     known = coordinator.fleet.GetWorker(GetWorkerRequest(worker="bare")).worker

@@ -10,16 +10,17 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2
-from leasehold.v1.fleet_pb2 import GetGpuRequest, GetWorkerRequest, ListGpusRequest, WatchFleetRequest
+from leasehold.v1 import errors_pb2, lease_pb2, worker_pb2
+from leasehold.v1.fleet_service_pb2 import GetGpuRequest, GetWorkerRequest, ListGpusRequest, WatchFleetRequest
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.worker_pb2 import HostFacts
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     ConnectRequest,
     ConnectResponse,
     Goodbye,
     Heartbeat,
     Hello,
-    HostFacts,
     ProtocolVersion,
     WorkerLoad,
 )
@@ -51,7 +52,7 @@ def test_a_worker_is_known_with_its_gpus_once_it_was_welcomed(
     assert worker.welcome().load_interval.seconds == 5
     known = coordinator.fleet.GetWorker(GetWorkerRequest(worker="worker-alpha")).worker
     assert (known.gpu_count, known.free_gpu_count) == (2, 2)
-    assert known.state == fleet_pb2.WORKER_STATE_CONNECTED
+    assert known.state == worker_pb2.WORKER_STATE_CONNECTED
 
 
 def test_epochs_grow_over_reconnects_and_restarts(
@@ -60,8 +61,11 @@ def test_epochs_grow_over_reconnects_and_restarts(
     epochs = [worker.welcome().epoch]
     epochs.append(coordinator.connect().welcome().epoch)
     coordinator.restart()
-    assert state(coordinator) == fleet_pb2.WORKER_STATE_UNCONFIRMED
+    assert state(coordinator) == worker_pb2.WORKER_STATE_UNCONFIRMED
     assert list(coordinator.fleet.ListGpus(ListGpusRequest()).unreachable) == ["worker-alpha"]
+    unconfirmed = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
+    counts = {"gpu_count", "free_gpu_count", "pending_claimers", "parked_workload_count"}
+    assert not counts & {field.name for field, _ in unconfirmed.ListFields()}
     epochs.append(coordinator.connect().welcome().epoch)
     epochs.append(coordinator.connect(make_hello(last_epoch=100)).welcome().epoch)
     assert epochs == [1, 2, 3, 101]
@@ -69,8 +73,8 @@ def test_epochs_grow_over_reconnects_and_restarts(
 
 def test_a_newer_stream_supersedes_the_older(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     coordinator.connect().welcome()
-    assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SUPERSEDED
-    assert state(coordinator) == fleet_pb2.WORKER_STATE_CONNECTED
+    assert worker.wait_end().goodbye.reason == session_pb2.GOODBYE_REASON_SUPERSEDED
+    assert state(coordinator) == worker_pb2.WORKER_STATE_CONNECTED
 
 
 @pytest.mark.parametrize(
@@ -85,18 +89,18 @@ def test_a_newer_stream_supersedes_the_older(coordinator: CoordinatorProcess, wo
             errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
         ),
         (
-            worker_session_pb2.Hello(protocol_version=ProtocolVersion(major=1)),
+            session_pb2.Hello(protocol_version=ProtocolVersion(major=1)),
             errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
         ),
     ],
 )
 def test_who_is_not_let_in_is_told_why(
-    coordinator: CoordinatorProcess, worker: ScriptedWorker, hello: worker_session_pb2.Hello, reason: int
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, hello: session_pb2.Hello, reason: int
 ) -> None:
     goodbye = coordinator.connect(hello).wait_end().goodbye
-    assert goodbye.reason == worker_session_pb2.GOODBYE_REASON_REFUSED
+    assert goodbye.reason == session_pb2.GOODBYE_REASON_REFUSED
     assert goodbye.error.reason == reason
-    assert state(coordinator) == fleet_pb2.WORKER_STATE_CONNECTED
+    assert state(coordinator) == worker_pb2.WORKER_STATE_CONNECTED
 
 
 def test_frames_out_of_order_end_that_session_alone(
@@ -107,10 +111,10 @@ def test_frames_out_of_order_end_that_session_alone(
     beta = coordinator.connect(make_hello("beta"))
     beta.welcome()
     beta.up.put(ConnectRequest(hello=make_hello("gamma")))
-    assert beta.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
+    assert beta.wait_end().goodbye.reason == session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
     worker.up.put(ConnectRequest())  # a frame of a newer worker
     taken = GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_LEASED)
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[taken])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[taken])))
     deadline = time.monotonic() + 20
     while coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.free_gpu_count:
         assert time.monotonic() < deadline
@@ -121,7 +125,7 @@ def test_a_hello_that_comes_again_changes_what_is_known(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     hello = make_hello()
-    hello.gpu_pool[1].mig_enabled = True
+    hello.gpus[1].mig_enabled = True
     worker.up.put(ConnectRequest(hello=hello))
     deadline = time.monotonic() + 20
     while not coordinator.fleet.GetGpu(GetGpuRequest(uuid="GPU-alpha-1")).gpu.gpu.mig_enabled:
@@ -139,7 +143,7 @@ def test_whoever_watches_starts_over_when_a_gpu_is_gone(
         token = response.resume_token
         if response.bookmark.snapshot_end:
             break
-    worker.up.put(ConnectRequest(hello=make_hello(gpus=1)))
+    worker.up.put(ConnectRequest(hello=make_hello(gpu_count=1)))
 
     for again in (watching, coordinator.fleet.WatchFleet(WatchFleetRequest(resume_token=token), timeout=20)):
         with pytest.raises(grpc.RpcError) as error:
@@ -150,18 +154,18 @@ def test_whoever_watches_starts_over_when_a_gpu_is_gone(
 
 def test_only_a_goodbye_proves_a_clean_leave(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     worker.close()
-    wait_state(coordinator, fleet_pb2.WORKER_STATE_STALE)
+    wait_state(coordinator, worker_pb2.WORKER_STATE_STALE)
     polite = coordinator.connect()
     polite.welcome()
-    reason = worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+    reason = session_pb2.GOODBYE_REASON_SHUTDOWN
     polite.up.put(ConnectRequest(goodbye=Goodbye(reason=reason)))
     polite.wait_end()
-    wait_state(coordinator, fleet_pb2.WORKER_STATE_DISCONNECTED)
+    wait_state(coordinator, worker_pb2.WORKER_STATE_DISCONNECTED)
 
 
 def test_a_stop_says_goodbye_to_the_workers(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     assert coordinator.end(signal.SIGTERM) == 0
-    assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+    assert worker.wait_end().goodbye.reason == session_pb2.GOODBYE_REASON_SHUTDOWN
     assert 0 <= worker.frames[-2].drain.reconnect_after.ToTimedelta().total_seconds() <= 0.5
 
 
@@ -172,7 +176,7 @@ def test_after_a_stop_many_workers_come_back_spread_over_time() -> None:
         waits = []
         for session in fleet.sessions.values():
             drain, goodbye = session.frames
-            assert goodbye.goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+            assert goodbye.goodbye.reason == session_pb2.GOODBYE_REASON_SHUTDOWN
             waits.append(drain.drain.reconnect_after.ToTimedelta().total_seconds())
         assert 0 <= min(waits) < 0.5
         assert 1.5 < max(waits) <= 2
@@ -191,7 +195,7 @@ def test_a_watch_tells_of_loads_and_can_be_resumed(
             break
     assert [r.WhichOneof("change") for r in snapshot] == ["worker", "gpu", "gpu", "bookmark"]
     taken = GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_LEASED)
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[taken])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[taken])))
     changed = next(response for response in watching if response.HasField("gpu"))
     assert changed.gpu.lease.state == lease_pb2.SLOT_STATE_LEASED
     watching.cancel()
@@ -221,11 +225,11 @@ def test_frames_go_out_in_order_and_an_idle_session_has_no_task_of_its_own() -> 
         await session.flush(20)
         assert len(asyncio.all_tasks()) == 1
         session.send(beat(2))
-        session.end(worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
+        session.end(session_pb2.GOODBYE_REASON_SUPERSEDED)
         session.end()
         session.send(beat(3))
         await session.flush(20)
-        goodbye = Goodbye(reason=worker_session_pb2.GOODBYE_REASON_SUPERSEDED)
+        goodbye = Goodbye(reason=session_pb2.GOODBYE_REASON_SUPERSEDED)
         assert sent == [beat(0), beat(1), beat(2), ConnectResponse(goodbye=goodbye)]
         assert len(ends) == 1
 
@@ -258,7 +262,7 @@ def test_a_write_that_fails_ends_the_session(
 
     asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == (
-        ["a write to worker alpha has failed"] if error else []
+        ["a write to worker alpha failed"] if error else []
     )
 
 
@@ -278,7 +282,7 @@ def test_a_stream_keeps_no_more_of_its_hello_than_the_description(tmp_path: Path
             assert isinstance(welcome, bytes)
             assert ConnectResponse.FromString(welcome).HasField("welcome")
             hellos = [one for one in gc.get_objects() if isinstance(one, Hello) and one.name == "large"]
-            assert [len(one.gpu_pool) for one in hellos] == [2], "one description"
+            assert [len(one.gpus) for one in hellos] == [2], "one description"
             assert [len(one.gpu_leases) for one in hellos] == [0]
             call.cancel()
         await server.stop(None)

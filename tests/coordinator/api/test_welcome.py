@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.worker_session_pb2 import CommandUpdate, Hello, HostFacts
+from leasehold.v1.worker_pb2 import HostFacts
+from leasehold.worker.v1.session_pb2 import CommandUpdate, Hello
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage import schema

@@ -6,39 +6,40 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import errors_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, lease_pb2, workload_pb2
 from leasehold.v1.checkpoint_pb2 import CHECKPOINT_KIND_APPLICATION, Checkpoint
-from leasehold.v1.command_pb2 import (
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.errors_pb2 import Error
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.fleet_service_pb2 import GetWorkerRequest
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.operation_pb2 import (
     CheckpointOperation,
-    Command,
     DeleteCheckpointsOperation,
     Operation,
     RestoreOperation,
     SuspendOperation,
 )
-from leasehold.v1.errors_pb2 import Error
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
     CheckpointWorkloadRequest,
     CreateWorkloadRequest,
     CreateWorkloadResponse,
     DeleteCheckpointsRequest,
-    GetWorkerRequest,
     ListCheckpointsRequest,
     ListCheckpointsResponse,
-    ListCommandsRequest,
     PlanRequest,
     RestoreWorkloadRequest,
 )
-from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.plan_pb2 import Plan
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
     ConnectRequest,
     PlanAnswer,
     WorkerLoad,
     WorkloadEvent,
 )
-from leasehold.v1.workload_pb2 import EvictionPolicy, Workload, WorkloadSpec
 
 from tests.coordinator.api.test_command_service import SPEC, refusal, reported, start, suspend
 from tests.coordinator.conftest import CoordinatorProcess
@@ -146,7 +147,7 @@ def test_more_than_an_answer_holds_is_cut_off(
 def test_one_worker_and_one_workload_go_by_their_names(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
-    beta = coordinator.connect(make_hello("beta", gpus=0))
+    beta = coordinator.connect(make_hello("beta", gpu_count=0))
     beta.welcome()
     one = start(coordinator, worker)
     tell(worker, reported(one, workload_pb2.WORKLOAD_STATE_EXITED, 9))
@@ -203,7 +204,9 @@ def test_a_running_workload_is_checkpointed(
     assert query.operation == Operation(checkpoint=CheckpointOperation())
     assert not planned.result(20).HasField("command")
     plan = aside.submit(
-        lambda: calls.Plan(PlanRequest(workload="one", operation=query.operation), timeout=20).plan
+        lambda: (
+            calls.Plan(PlanRequest(workload="one", checkpoint=query.operation.checkpoint), timeout=20).plan
+        )
     )
     worker.answer_plan(PlanAnswer(plan=Plan(steps=["save"])), 1)
     assert list(plan.result(20).steps) == ["save"]
@@ -229,7 +232,7 @@ def test_checkpoints_are_deleted_by_their_worker(
     sent = worker.command("delete_checkpoints").command
     assert list(sent.operation.delete_checkpoints.checkpoint_ids) == ["k-1", "k-2"]
     assert sent.operation.delete_checkpoints.force
-    assert (sent.worker_id, sent.workload_id) == ("worker-alpha", "")
+    assert sent.workload_id == ""
     assert worker.succeed("delete_checkpoints") == command.command_id
     told = [event.message for event in listed(coordinator)]
     assert "delete checkpoints of worker alpha is SUCCEEDED" in told
@@ -253,7 +256,7 @@ def test_who_is_parked_in_any_way_is_woken_parked_harder_or_stopped(
         parked = start(coordinator, worker, name)
         tell(worker, reported(parked, state, 2))
         until(lambda name=name, state=state: state_of(coordinator, name) == state)  # type: ignore[misc]
-    policy = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
+    policy = EvictionPolicy(process_strategy=eviction_pb2.PROCESS_STRATEGY_STOP)
     suspend(coordinator, operation=SuspendOperation(policy=policy))
     assert worker.command("suspend").command.operation.suspend.policy == policy
     operation = RestoreOperation(checkpoint_id="k-1")
@@ -293,7 +296,7 @@ def create(
 def test_a_workload_begins_where_its_checkpoint_is(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
-    beta = coordinator.connect(make_hello("beta", gpus=8))
+    beta = coordinator.connect(make_hello("beta", gpu_count=8))
     beta.welcome()
     asked = create(coordinator, aside, request_id="r-1")
     beta.wait(lambda frame: frame.HasField("checkpoint_query"))
@@ -315,10 +318,10 @@ def test_of_several_that_have_a_checkpoint_one_with_room_is_chosen(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
     for name in ("beta", "gamma"):
-        coordinator.connect(make_hello(name, gpus=1)).welcome()
+        coordinator.connect(make_hello(name, gpu_count=1)).welcome()
     beta, gamma = coordinator.workers[1:]
     leased = [GpuLease(gpu_uuid="GPU-beta-0", state=lease_pb2.SLOT_STATE_LEASED)]
-    beta.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=leased)))
+    beta.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=leased)))
     known = GetWorkerRequest(worker="beta")
     until(lambda: coordinator.fleet.GetWorker(known).worker.free_gpu_count == 0)
     for number in range(2):
@@ -330,7 +333,7 @@ def test_of_several_that_have_a_checkpoint_one_with_room_is_chosen(
         if not number:
             assert asked.result(20).workload.worker_id == "worker-gamma"
             continue
-        with pytest.raises(grpc.RpcError, match="1 GPU is wanted; beta: 1 GPU, 1 leased"):
+        with pytest.raises(grpc.RpcError, match="requested 1 GPU; beta: 1 GPU, 1 leased"):
             asked.result(20)
 
 

@@ -4,25 +4,20 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from leasehold.v1 import events_pb2, lease_pb2
-from leasehold.v1.command_pb2 import (
-    Command,
-    CordonOperation,
-    ResetGpuHealthOperation,
-    UncordonOperation,
-)
-from leasehold.v1.fleet_pb2 import (
-    AdoptProcessRequest,
+from leasehold.v1 import event_pb2, lease_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
-    CreateWorkloadRequest,
     GetWorkerRequest,
-    ListCommandsRequest,
     ResetGpuHealthRequest,
     UncordonRequest,
 )
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.operation_pb2 import CordonOperation, ResetGpuHealthOperation, UncordonOperation
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 
 from tests.coordinator.api.test_command_service import SPEC, ended, refusal, start, suspend
 from tests.coordinator.conftest import CoordinatorProcess
@@ -93,11 +88,6 @@ def test_a_request_is_answered_with_its_command_again(
     first = cordon(coordinator, request_id="r-1")
     assert cordon(coordinator, request_id="r-1").command_id == first.command_id
     assert cordon(coordinator, request_id="r-2").command_id != first.command_id
-    for call in (
-        lambda: coordinator.workloads.CreateWorkload(CreateWorkloadRequest(request_id="r-1", spec=SPEC)),
-        lambda: coordinator.workloads.AdoptProcess(AdoptProcessRequest(request_id="r-1")),
-    ):
-        assert refusal(call) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
 
 
 def test_what_breaks_a_rule_is_refused(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
@@ -143,15 +133,15 @@ def test_a_cordoned_worker_is_shown_and_gets_nothing(coordinator: CoordinatorPro
     shown = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
     assert shown.cordon.reason == "repair"
     assert shown.resources == machine
-    told = [event for event in listed(coordinator) if event.kind == events_pb2.EVENT_KIND_CORDON]
+    told = [event for event in listed(coordinator) if event.kind == event_pb2.EVENT_KIND_CORDON]
     assert [event.message for event in told] == ["worker alpha is cordoned (repair, by ann)"]
 
 
 def test_gpus_out_of_service_are_neither_free_nor_given(coordinator: CoordinatorProcess) -> None:
-    hello = make_hello(gpus=1)
+    hello = make_hello(gpu_count=1)
     hello.gpu_leases.append(GpuLease(gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_FREE))
     hello.gpu_leases[1].cordon.CopyFrom(Cordon(reason="fan", cordoned_by="bob"))
-    hello.gpu_pool.add(uuid="GPU-alpha-1", slot=1)
+    hello.gpus.add(uuid="GPU-alpha-1", slot=1)
     coordinator.connect(hello).welcome()
     shown = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
     assert (shown.gpu_count, shown.free_gpu_count) == (2, 1)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import workload_pb2
-from leasehold.v1.fleet_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
-from leasehold.v1.worker_session_pb2 import OutputChunk, PlanAnswer, PlanQuery, ReadOutput
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
+from leasehold.worker.v1.session_pb2 import OutputChunk, PlanAnswer, PlanQuery, ReadOutput
 from leasehold_coordinator.commands.output import ROUND_S, read_output
 from leasehold_coordinator.fleet.session import FOLLOW_PLACES
 from leasehold_coordinator.fleet.worker_queries import UnansweredError, WorkerQueries
@@ -110,7 +110,7 @@ def test_a_question_that_was_sent_keeps_its_place_until_the_peer_is_done() -> No
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("offset", [2**63, 2**64 - 1])
+@pytest.mark.parametrize("offset", [-1, 2**62, 2**63 - 1])
 def test_an_offset_that_no_file_has(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, offset: int
 ) -> None:

@@ -5,17 +5,17 @@ from collections.abc import Callable
 import grpc
 import pytest
 from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation
+from leasehold.v1.workload_service_pb2 import (
     CreateWorkloadRequest,
     GetWorkloadRequest,
-    ListCommandsRequest,
     RemapWorkloadsRequest,
     RestoreWorkloadRequest,
     StopWorkloadRequest,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 
 from tests.coordinator.api.test_command_service import SPEC, ended, refusal, reported, start, suspend
 from tests.coordinator.commands.test_plans import swap
@@ -87,7 +87,7 @@ def test_a_swap_that_the_coordinator_stored_keeps_both_busy_after_a_restart(
 
 def test_what_a_remap_may_not_name(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     one, two = start(coordinator, worker), start(coordinator, worker, "two")
-    beta = coordinator.connect(make_hello("beta", gpus=4))
+    beta = coordinator.connect(make_hello("beta", gpu_count=4))
     beta.welcome()
     start(coordinator, beta, "far")
     bad = (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
@@ -112,7 +112,7 @@ def test_what_a_remap_may_not_name(coordinator: CoordinatorProcess, worker: Scri
 
 
 def test_gpus_that_any_move_names_are_taken_from_then_on(coordinator: CoordinatorProcess) -> None:
-    worker = coordinator.connect(make_hello(gpus=4))
+    worker = coordinator.connect(make_hello(gpu_count=4))
     worker.welcome()
     for name in ("one", "two"):
         start(coordinator, worker, name)
@@ -137,7 +137,7 @@ def test_a_workload_whose_state_is_not_known_is_restored_and_not_suspended(
     started = start(coordinator, worker)
     worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=reported(started, UNKNOWN, 2))))
     until(lambda: state_of(coordinator) == UNKNOWN)
-    with pytest.raises(grpc.RpcError, match="restore it, which looks at its processes afresh, or stop it"):
+    with pytest.raises(grpc.RpcError, match="restore it, which examines its processes again, or stop it"):
         suspend(coordinator)
     operation = RestoreOperation(gpu_uuids=gpu_uuids)
     coordinator.workloads.RestoreWorkload(RestoreWorkloadRequest(workload="one", operation=operation))

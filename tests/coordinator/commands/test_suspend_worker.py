@@ -2,7 +2,7 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
-from leasehold.v1.fleet_pb2 import StopWorkloadRequest, SuspendWorkerRequest, SuspendWorkerResponse
+from leasehold.v1.workload_service_pb2 import StopWorkloadRequest, SuspendWorkerRequest, SuspendWorkerResponse
 from leasehold_coordinator.core.command_ledger import SENT_LIMIT
 
 from tests.coordinator.conftest import CoordinatorProcess
@@ -30,7 +30,7 @@ def test_all_workloads_of_a_worker_are_suspended_by_one_call_in_order(
         for number in range(count)
     ]
     workloads[7].status.state = workload_pb2.WORKLOAD_STATE_WEDGED
-    hello = make_hello(gpus=count, workloads=workloads)
+    hello = make_hello(gpu_count=count, workloads=workloads)
     for lease, workload in zip(hello.gpu_leases[:-1], workloads[1:], strict=True):  # the first holds none
         lease.state, lease.workload_id = lease_pb2.SLOT_STATE_LEASED, workload.workload_id
     worker = coordinator.connect(hello)

@@ -1,24 +1,28 @@
 """What clients read: no secrets, nothing free that is not, and nothing stale as if it were now."""
 
-from leasehold.v1 import fleet_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
-    CreateWorkloadRequest,
     GetCommandRequest,
+    ListCommandsRequest,
+    WatchCommandRequest,
+)
+from leasehold.v1.fleet_service_pb2 import (
     GetGpuRequest,
     GetWorkerRequest,
-    GetWorkloadRequest,
-    ListCommandsRequest,
     ListGpusRequest,
     ListWorkersRequest,
-    ListWorkloadsRequest,
-    WatchCommandRequest,
-    WatchWorkloadsRequest,
 )
 from leasehold.v1.lease_pb2 import Cordon, GpuLease, SlotState
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadRequest,
+    GetWorkloadRequest,
+    ListWorkloadsRequest,
+    WatchWorkloadsRequest,
+)
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
 from leasehold_coordinator.core import paging
 
 from tests.coordinator.api.test_command_service import start
@@ -80,7 +84,7 @@ def test_a_workload_of_a_worker_out_of_contact_is_as_of_its_last_report(
     start(coordinator, worker)
     assert not workload_of(coordinator).out_of_contact
     worker.close()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_STALE)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_STALE)
     stale = workload_of(coordinator)
     assert stale.status.state == workload_pb2.WORKLOAD_STATE_RUNNING
     assert stale.out_of_contact
@@ -103,8 +107,8 @@ def gpu_states(coordinator: CoordinatorProcess) -> list[SlotState.ValueType]:
 
 
 def test_no_gpu_of_a_cordoned_worker_is_free(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
-    load = WorkerLoad(sequence=1, gpu_pool=worker.first.hello.gpu_leases)
-    load.gpu_pool[1].state = lease_pb2.SLOT_STATE_LEASED
+    load = WorkerLoad(sequence=1, gpu_leases=worker.first.hello.gpu_leases)
+    load.gpu_leases[1].state = lease_pb2.SLOT_STATE_LEASED
     load.cordon.CopyFrom(Cordon(reason="repair", cordoned_by="ann"))
     worker.up.put(ConnectRequest(worker_load=load))
     cordoned, leased = lease_pb2.SLOT_STATE_CORDONED, lease_pb2.SLOT_STATE_LEASED
@@ -122,7 +126,7 @@ def test_no_gpu_of_a_cordoned_worker_is_free(coordinator: CoordinatorProcess, wo
 def test_a_list_of_big_messages_comes_in_pages_that_fit(coordinator: CoordinatorProcess) -> None:
     labels = {f"label-{number}": "x" * 200 for number in range(140)}
     for number in range(130):
-        hello = make_hello(f"host-{number:03}", gpus=0, labels=labels)
+        hello = make_hello(f"host-{number:03}", gpu_count=0, labels=labels)
         coordinator.connect(hello).welcome()
         coordinator.workers.pop().close()
     names, token = [], ""

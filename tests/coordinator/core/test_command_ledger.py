@@ -2,8 +2,9 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, Move, Operation, RemapOperation, SuspendOperation
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.operation_pb2 import Move, Operation, RemapOperation, SuspendOperation
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_coordinator.core.command_effects import (
     Acknowledge,
     Effect,

@@ -2,13 +2,13 @@
 
 import time
 
-from leasehold.v1 import events_pb2, fleet_pb2, gpu_pb2, lease_pb2
+from leasehold.v1 import event_pb2, gpu_pb2, lease_pb2, worker_pb2
 from leasehold.v1.command_pb2 import CommandResult
-from leasehold.v1.events_pb2 import Event
-from leasehold.v1.fleet_pb2 import FleetGpu, WatchFleetRequest, Worker
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.fleet_service_pb2 import WatchFleetRequest
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
-from leasehold.v1.machine_pb2 import MachineResources
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
+from leasehold.v1.worker_pb2 import FleetGpu, MachineResources, Worker
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
 from leasehold_coordinator.core.client_views import worker_view
 from leasehold_coordinator.core.gpu_conditions import Conditions, changes, seen_state, state_without_lease
 from leasehold_coordinator.core.worker_registry import Registry
@@ -23,7 +23,7 @@ FREE, LEASED = lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_LEASED
 CORDON = Cordon(reason="fan", cordoned_by="ann")
 STRANGER = ForeignProcess(pid=7, user="bob", command="python train.py")
 XID = gpu_pb2.GPU_HEALTH_XID_ERROR
-KINDS = (events_pb2.EVENT_KIND_GPU_HEALTH, events_pb2.EVENT_KIND_CORDON, events_pb2.EVENT_KIND_GPU_FOREIGN)
+KINDS = (event_pb2.EVENT_KIND_GPU_HEALTH, event_pb2.EVENT_KIND_CORDON, event_pb2.EVENT_KIND_GPU_FOREIGN)
 
 
 def entry(uuid: str = "GPU-a", state: lease_pb2.SlotState.ValueType = FREE, **fields: object) -> GpuLease:
@@ -62,9 +62,9 @@ def test_a_gpu_that_is_given_up_is_as_its_entry_says() -> None:
 def test_only_what_is_another_than_before_is_news_to_watchers() -> None:
     registry = Registry(5.0, started=0)
     known = welcome(registry, hello())
-    registry.apply_load(known, WorkerLoad(sequence=1, gpu_pool=[entry()]))
+    registry.apply_load(known, WorkerLoad(sequence=1, gpu_leases=[entry()]))
     news = [
-        registry.apply_load(known, WorkerLoad(sequence=2 + number, gpu_pool=[lease], **more))  # type: ignore[arg-type]
+        registry.apply_load(known, WorkerLoad(sequence=2 + number, gpu_leases=[lease], **more))  # type: ignore[arg-type]
         for number, (lease, more) in enumerate(
             [
                 (entry(cordon=CORDON), {}),
@@ -107,12 +107,12 @@ def test_changes_in_words() -> None:
     assert told(entry(cordon=CORDON), entry()) == ["is back in service"]
     other = ForeignProcess(pid=8)
     assert told(entry(foreign_processes=[STRANGER]), entry(foreign_processes=[other])) == [
-        "is held by pid 8, which no workload has",
+        "is held by pid 8, which belongs to no workload",
         "is no longer held by pid 7 of bob (python train.py)",
     ]
     child = ForeignProcess(pid=9, workload_id="w-1", workload_name="one")
     assert told(entry(), entry(foreign_processes=[STRANGER, child])) == [
-        "is held by pid 7 of bob (python train.py), which no workload has",
+        "is held by pid 7 of bob (python train.py), which belongs to no workload",
         "is held by pid 9, of workload one, which does not lease it: suspend and restore one",
     ]
     assert next(iter(changes(Conditions(), Conditions(CORDON)))).gpu is None
@@ -129,7 +129,7 @@ def test_a_gpu_that_falls_sick_under_a_lease_is_told_with_its_holder(
 ) -> None:
     started = start(coordinator, worker)
     sick = entry("GPU-alpha-1", LEASED, workload_id=started.workload_id, health=XID, health_reason="Xid 79")
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[sick])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[sick])))
     deadline = time.monotonic() + 20
     while not (events := conditions_told(coordinator)):
         assert time.monotonic() < deadline
@@ -158,7 +158,7 @@ def test_watchers_see_a_cordon(coordinator: CoordinatorProcess, worker: Scripted
         if response.HasField("bookmark"):
             break
     gpu = entry("GPU-alpha-0", cordon=CORDON)
-    load = WorkerLoad(sequence=1, gpu_pool=[gpu], cordon=CORDON)
+    load = WorkerLoad(sequence=1, gpu_leases=[gpu], cordon=CORDON)
     worker.up.put(ConnectRequest(worker_load=load))
     seen: list[Worker | FleetGpu] = []
     for response in watching:
@@ -167,5 +167,5 @@ def test_watchers_see_a_cordon(coordinator: CoordinatorProcess, worker: Scripted
             break
     watching.cancel()
     assert all(isinstance(one, Worker) and one.cordon == CORDON for one in seen[:-1])
-    assert isinstance(seen[-1], fleet_pb2.FleetGpu)
+    assert isinstance(seen[-1], worker_pb2.FleetGpu)
     assert seen[-1].lease.cordon == CORDON

@@ -5,21 +5,22 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from leasehold.v1 import command_pb2, errors_pb2, worker_session_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, StopOperation
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.fleet_service_pb2 import GetGpuRequest, ListWorkersRequest
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.hook_pb2 import Hook
+from leasehold.v1.operation_pb2 import Move, RemapOperation, StopOperation
+from leasehold.v1.workload_pb2 import HelperTerms, Workload, WorkloadSpec, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import (
     CreateWorkloadRequest,
-    GetGpuRequest,
     GetWorkloadRequest,
-    ListCommandsRequest,
-    ListWorkersRequest,
     ReadWorkloadOutputRequest,
     RemapWorkloadsRequest,
     StopWorkloadRequest,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, OutputChunk, WorkloadEvent
-from leasehold.v1.workload_pb2 import HelperTerms, Hook, Workload, WorkloadSpec, WorkloadStatus
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, OutputChunk, WorkloadEvent
 
 from tests.coordinator.api.test_command_service import refusal
 from tests.coordinator.conftest import CoordinatorProcess
@@ -89,21 +90,24 @@ def test_output_of_an_impossible_offset(coordinator: CoordinatorProcess, worker:
     coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC, name="one"))
     call = coordinator.workloads.ReadWorkloadOutput(ReadWorkloadOutputRequest(workload="one"), timeout=20)
     read_id = worker.wait(lambda frame: frame.HasField("read_output")).read_output.read_id
-    chunk = OutputChunk(read_id=read_id, offset=2**64 - 1, data=b"more")
+    chunk = OutputChunk(read_id=read_id, offset=2**63 - 1, data=b"more")
     worker.up.put(ConnectRequest(output_chunk=chunk))
     assert refusal(lambda: list(call))[1] == "PROTOCOL_VIOLATION"
 
 
+@pytest.mark.parametrize(
+    ("generation", "said"), [(2**63 - 1, "impossible generation"), (-1, "status.generation: -1 is negative")]
+)
 def test_a_generation_after_which_there_is_none(
-    coordinator: CoordinatorProcess, worker: ScriptedWorker
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, generation: int, said: str
 ) -> None:
     """The coordinator could never say that the workload has ended: not even the worker could be forgotten."""
-    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=2**64 - 1)
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=generation)
     report = WorkloadEvent(workload=Workload(workload_id="w-odd", name="odd", status=status))
     worker.up.put(ConnectRequest(workload_event=report))
     goodbye = worker.wait_end().goodbye
-    assert goodbye.reason == worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
-    assert "impossible generation" in goodbye.error.message
+    assert goodbye.reason == session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
+    assert said in goodbye.error.message
     again = coordinator.connect(make_hello())
     again.welcome()
     again.close()

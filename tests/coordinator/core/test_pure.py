@@ -6,15 +6,16 @@ from collections.abc import Iterable
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import errors_pb2, fleet_pb2, lease_pb2
+from leasehold.v1 import errors_pb2, lease_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandResult, CommandState
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, Hello, HostFacts, WorkerLoad
+from leasehold.v1.worker_pb2 import HostFacts
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello, WorkerLoad
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.client_views import gpu_views, worker_view
-from leasehold_coordinator.core.hello_rules import check_times
+from leasehold_coordinator.core.hello_rules import check_values
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.core.paging import next_token, page_of
 from leasehold_coordinator.core.worker_registry import Registry
@@ -31,7 +32,7 @@ def hello(worker_id: str = "worker-1", name: str = "alpha", host: str = "h1", **
         name=name,
         instance_id="i1",
         host=HostFacts(hostname=host),
-        gpu_pool=[Gpu(uuid="GPU-a", slot=0), Gpu(uuid="GPU-b", slot=1)],
+        gpus=[Gpu(uuid="GPU-a", slot=0), Gpu(uuid="GPU-b", slot=1)],
         gpu_leases=[GpuLease(gpu_uuid=uuid, state=lease_pb2.SLOT_STATE_FREE) for uuid in ("GPU-a", "GPU-b")],
         **fields,  # type: ignore[arg-type]  # fields by name
     )
@@ -59,11 +60,11 @@ def test_a_command_that_was_sent_never_expires_without_its_worker() -> None:
 @pytest.mark.parametrize(
     ("silent_s", "state"),
     [
-        (0, fleet_pb2.WORKER_STATE_CONNECTED),
-        (12, fleet_pb2.WORKER_STATE_CONNECTED),
-        (13, fleet_pb2.WORKER_STATE_STALE),
-        (20, fleet_pb2.WORKER_STATE_STALE),
-        (21, fleet_pb2.WORKER_STATE_LOST),
+        (0, worker_pb2.WORKER_STATE_CONNECTED),
+        (12, worker_pb2.WORKER_STATE_CONNECTED),
+        (13, worker_pb2.WORKER_STATE_STALE),
+        (20, worker_pb2.WORKER_STATE_STALE),
+        (21, worker_pb2.WORKER_STATE_LOST),
     ],
 )
 def test_a_silent_worker_becomes_stale_and_then_lost(silent_s: float, state: int) -> None:
@@ -76,23 +77,23 @@ def test_a_worker_without_a_stream_is_stale_until_it_is_lost() -> None:
     registry = Registry(INTERVAL_S, started=0)
     known = welcome(registry, hello())
     assert registry.disconnect(known, SessionId("s1"), left=False)
-    assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_STALE
-    assert registry.state(known, 30) == fleet_pb2.WORKER_STATE_LOST
+    assert registry.state(known, 1) == worker_pb2.WORKER_STATE_STALE
+    assert registry.state(known, 30) == worker_pb2.WORKER_STATE_LOST
 
 
 def test_a_worker_that_said_goodbye_is_disconnected() -> None:
     registry = Registry(INTERVAL_S, started=0)
     known = welcome(registry, hello())
     registry.disconnect(known, SessionId("s1"), left=True)
-    assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_DISCONNECTED
+    assert registry.state(known, 1) == worker_pb2.WORKER_STATE_DISCONNECTED
 
 
 def test_after_a_start_a_worker_is_unconfirmed_and_its_gpus_are_not_none() -> None:
     registry = Registry(INTERVAL_S, started=100)
     registry.add_stored(hello(), epoch=7)
     (known,) = registry.all()
-    assert registry.state(known, 159) == fleet_pb2.WORKER_STATE_UNCONFIRMED
-    assert registry.state(known, 161) == fleet_pb2.WORKER_STATE_LOST
+    assert registry.state(known, 159) == worker_pb2.WORKER_STATE_UNCONFIRMED
+    assert registry.state(known, 161) == worker_pb2.WORKER_STATE_LOST
     worker = worker_view(known, registry.state(known, 101))
     assert not worker.HasField("gpu_count")
     assert list(gpu_views(known)) == []
@@ -110,7 +111,7 @@ def test_only_a_newer_load_is_applied_also_across_reconnects() -> None:
     registry = Registry(INTERVAL_S, started=0)
     known = welcome(registry, hello())
     taken = [GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_LEASED)]
-    assert registry.apply_load(known, WorkerLoad(sequence=3, gpu_pool=taken))
+    assert registry.apply_load(known, WorkerLoad(sequence=3, gpu_leases=taken))
     assert not registry.apply_load(known, WorkerLoad(sequence=3))
     assert not registry.apply_load(known, WorkerLoad(sequence=2))
     assert known.free_gpu_uuids == []
@@ -133,19 +134,19 @@ def test_the_end_of_a_superseded_session_changes_nothing() -> None:
     known = welcome(registry, hello(), "s2")
     for one in (superseded, known):
         assert not registry.disconnect(one, SessionId("s1"), left=False)
-    assert registry.state(known, 1) == fleet_pb2.WORKER_STATE_CONNECTED
+    assert registry.state(known, 1) == worker_pb2.WORKER_STATE_CONNECTED
 
 
 def test_a_worker_that_was_silent_comes_back_by_two_loads() -> None:
     registry = Registry(5.0, started=0)
     known = registry.welcome(hello(), 1, SessionId("s-1"), 0, NOW_NS)
     registry.note_silence(known)
-    for number, state in enumerate((fleet_pb2.WORKER_STATE_STALE, fleet_pb2.WORKER_STATE_CONNECTED), 1):
+    for number, state in enumerate((worker_pb2.WORKER_STATE_STALE, worker_pb2.WORKER_STATE_CONNECTED), 1):
         registry.seen(known, 20 + number, NOW_NS)
         registry.apply_load(known, WorkerLoad(sequence=number))
         assert registry.state(known, 20 + number) == state
     again = registry.welcome(hello(), 2, SessionId("s-2"), 30, NOW_NS)
-    assert registry.state(again, 30) == fleet_pb2.WORKER_STATE_CONNECTED, "hello tells all"
+    assert registry.state(again, 30) == worker_pb2.WORKER_STATE_CONNECTED, "hello tells all"
 
 
 def test_another_host_may_take_an_id_only_once_its_holder_is_silent() -> None:
@@ -166,7 +167,7 @@ def test_workers_are_found_by_id_or_by_a_name_that_is_unique() -> None:
     assert registry.find("worker-3").hello.name == "twin"
     for wanted, match in (
         ("twin", "2 workers are named"),
-        ("nobody", "the known ones are alpha, twin, twin"),
+        ("nobody", "the known workers are alpha, twin, twin"),
     ):
         with pytest.raises(FleetError, match=match):
             registry.find(wanted)
@@ -202,17 +203,17 @@ def test_bad_pages_are_refused(size: int, token: str) -> None:
 def test_an_impossible_time_is_found_at_any_depth(moment: Timestamp) -> None:
     early, late = Timestamp(seconds=-62_135_596_800), Timestamp(seconds=253_402_300_799, nanos=999_999_999)
     leases = [GpuLease(since=early), GpuLease(sample=GpuSample(sample_time=late))]
-    frame = ConnectRequest(worker_load=WorkerLoad(gpu_pool=leases))
-    check_times(frame)
-    frame.worker_load.gpu_pool[1].sample.sample_time.CopyFrom(moment)
-    with pytest.raises(FleetError, match=r"impossible time in leasehold\.v1\.GpuSample\.sample_time"):
-        check_times(frame)
+    frame = ConnectRequest(worker_load=WorkerLoad(gpu_leases=leases))
+    check_values(frame)
+    frame.worker_load.gpu_leases[1].sample.sample_time.CopyFrom(moment)
+    with pytest.raises(FleetError, match=r"leases\[1\]\.sample\.sample_time: .* impossible time"):
+        check_values(frame)
 
 
 def test_an_impossible_duration_is_found() -> None:
-    check_times(Command(timeout=Duration(seconds=-1, nanos=-1)))
+    check_values(Command(timeout=Duration(seconds=-1, nanos=-1)))
     with pytest.raises(FleetError, match="impossible time"):
-        check_times(Command(timeout=Duration(seconds=1, nanos=-1)))
+        check_values(Command(timeout=Duration(seconds=1, nanos=-1)))
 
 
 def test_live_workloads_are_found_by_worker_and_name_after_any_changes() -> None:

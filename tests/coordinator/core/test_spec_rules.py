@@ -4,8 +4,11 @@ from collections.abc import Callable
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1 import errors_pb2, eviction_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.hook_pb2 import Hook
+from leasehold.v1.operation_pb2 import (
     CheckpointOperation,
     DeleteCheckpointsOperation,
     Operation,
@@ -14,15 +17,7 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.workload_pb2 import (
-    EvictionPolicy,
-    Hook,
-    Workload,
-    WorkloadSpec,
-    WorkloadState,
-    WorkloadStatus,
-)
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadState, WorkloadStatus
 from leasehold_coordinator.core.operation_rules import check_operation, check_state, cordoned_gpus
 from leasehold_coordinator.core.spec_rules import LADDER, check_policy, check_spec
 from leasehold_coordinator.errors import FleetError
@@ -52,7 +47,7 @@ def refused(call: Callable[[], None]) -> tuple[str, str]:
 @pytest.mark.parametrize("begin", [0, *LADDER])
 @pytest.mark.parametrize("end", [0, *LADDER])
 def test_a_ladder_leads_upwards(
-    begin: workload_pb2.ProcessStrategy.ValueType, end: workload_pb2.ProcessStrategy.ValueType
+    begin: eviction_pb2.ProcessStrategy.ValueType, end: eviction_pb2.ProcessStrategy.ValueType
 ) -> None:
     policy = EvictionPolicy(process_strategy=begin, escalate_to=end)
     if not end or end >= (begin or CUDA):
@@ -71,7 +66,7 @@ def test_a_strategy_that_nobody_knows_is_named(axis: str) -> None:
     field, message = refused(lambda: check_operation(operation))
     assert field == f"operation.policy.{axis}"
     wanted = "RETAIN, OFFLOAD, DISCARD" if axis == "weight_strategy" else "KEEP_RUNNING, CUDA_SUSPEND"
-    assert f"9 is no strategy that this coordinator knows: give {wanted}" in message
+    assert f"unknown strategy 9: give {wanted}" in message
     spec = WorkloadSpec(arguments=["program"], eviction=policy)
     assert refused(lambda: check_spec(spec))[0] == f"spec.eviction.{axis}"
 

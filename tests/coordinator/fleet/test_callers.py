@@ -11,8 +11,8 @@ from typing import Final
 import grpc
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.fleet_pb2 import ListWorkersRequest, WatchFleetRequest
-from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse
+from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator.api import session_service
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, host_of
@@ -30,7 +30,7 @@ DEAF: Final = [
 ]
 """Options of a client that lets a server send hardly anything, unless the client reads."""
 
-CONNECT = "/leasehold.v1.WorkerSessionService/Connect"
+CONNECT = "/leasehold.worker.v1.SessionService/Connect"
 
 
 @pytest.mark.parametrize(

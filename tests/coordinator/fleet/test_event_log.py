@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, events_pb2, workload_pb2
-from leasehold.v1.events_pb2 import Event, ListEventsRequest
-from leasehold.v1.events_pb2_grpc import EventServiceStub
-from leasehold.v1.fleet_pb2 import CreateWorkloadRequest, WatchWorkloadsRequest
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
+from leasehold.v1 import command_pb2, errors_pb2, event_pb2, workload_pb2
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.event_service_pb2 import ListEventsRequest
+from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, WatchWorkloadsRequest
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import event_log as events_module
@@ -42,18 +43,18 @@ def test_the_life_of_a_workload_is_told_newest_first(
     coordinator.connect(make_hello("beta"))
     told = [(event.kind, event.message) for event in listed(coordinator, workload="one")]
     assert told == [
-        (events_pb2.EVENT_KIND_COMMAND_ENDED, "run of one is SUCCEEDED"),
-        (events_pb2.EVENT_KIND_WORKLOAD_CHANGED, "workload one is RUNNING"),
-        (events_pb2.EVENT_KIND_COMMAND_CREATED, "run of one is DISPATCHED"),
+        (event_pb2.EVENT_KIND_COMMAND_ENDED, "run of one is SUCCEEDED"),
+        (event_pb2.EVENT_KIND_WORKLOAD_CHANGED, "workload one is RUNNING"),
+        (event_pb2.EVENT_KIND_COMMAND_CREATED, "run of one is DISPATCHED"),
     ]
     worker.close()
     deadline = time.monotonic() + 20
-    while events_pb2.EVENT_KIND_WORKER_STALE not in {event.kind for event in listed(coordinator)}:
+    while event_pb2.EVENT_KIND_WORKER_STALE not in {event.kind for event in listed(coordinator)}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     kinds = [event.kind for event in listed(coordinator, worker="alpha")]
-    assert kinds[0] == events_pb2.EVENT_KIND_WORKER_STALE
-    assert kinds[-1] == events_pb2.EVENT_KIND_WORKER_CONNECTED
+    assert kinds[0] == event_pb2.EVENT_KIND_WORKER_STALE
+    assert kinds[-1] == event_pb2.EVENT_KIND_WORKER_CONNECTED
     before = listed(coordinator)
     coordinator.restart()
     assert listed(coordinator)[-len(before) :] == before
@@ -96,18 +97,18 @@ def test_a_worker_that_is_refused_is_told(coordinator: CoordinatorProcess) -> No
     hello.protocol_version.major = 9
     coordinator.connect(hello).wait_end()
     newest = listed(coordinator)[0]
-    assert newest.kind == events_pb2.EVENT_KIND_WORKER_REFUSED
+    assert newest.kind == event_pb2.EVENT_KIND_WORKER_REFUSED
     assert "protocol 9.0" in newest.message
 
 
 def test_a_flood_of_refusals_is_told_by_its_number(coordinator: CoordinatorProcess) -> None:
     hello = make_hello()
     hello.protocol_version.major = 9
-    stub = WorkerSessionServiceStub(coordinator.channel)
+    stub = SessionServiceStub(coordinator.channel)
     for _ in range(2 * refusals.TOLD_LIMIT):
         (refusal,) = stub.Connect(iter([ConnectRequest(hello=hello)]), timeout=20)
         assert refusal.HasField("goodbye")
-    told = [one for one in listed(coordinator) if one.kind == events_pb2.EVENT_KIND_WORKER_REFUSED]
+    told = [one for one in listed(coordinator) if one.kind == event_pb2.EVENT_KIND_WORKER_REFUSED]
     assert len(told) == refusals.TOLD_LIMIT
     assert coordinator.log().count("refused a worker") == refusals.TOLD_LIMIT
 

@@ -6,28 +6,28 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation
+from leasehold.v1.command_service_pb2 import CancelCommandRequest, ListCommandsRequest, WatchCommandRequest
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.fleet_pb2 import (
-    CancelCommandRequest,
-    CreateWorkloadRequest,
+from leasehold.v1.fleet_service_pb2 import (
     GetGpuRequest,
     GetWorkerRequest,
-    ListCommandsRequest,
     ListGpusRequest,
     ListWorkersRequest,
+    WatchFleetRequest,
+)
+from leasehold.v1.gpu_pb2 import GpuPair
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation
+from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadRequest,
     ListWorkloadsRequest,
     ReadWorkloadOutputRequest,
     RemapWorkloadsRequest,
     RestoreWorkloadRequest,
     StopWorkloadRequest,
-    WatchCommandRequest,
-    WatchFleetRequest,
 )
-from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkerLoad
-from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
 from leasehold_coordinator.core.paging import next_token
 from leasehold_coordinator.core.workload_states import state_name
 from leasehold_coordinator.errors import reason_name
@@ -220,7 +220,7 @@ def test_gpus_that_a_starting_workload_holds_already_are_not_counted_twice(
         ),
         GpuLease(gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_FREE, slot=1),
     ]
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=pool)))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=pool)))
     known = GetWorkerRequest(worker="alpha")
     until(lambda: coordinator.fleet.GetWorker(known).worker.free_gpu_count == 1)
     assert calls.CreateWorkload(CreateWorkloadRequest(spec=SPEC)).workload.worker_id == "worker-alpha"
@@ -230,7 +230,7 @@ def test_gpus_that_a_starting_workload_holds_already_are_not_counted_twice(
 def test_the_worker_with_the_most_free_gpus_is_chosen(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    coordinator.connect(make_hello("beta", gpus=4)).welcome()
+    coordinator.connect(make_hello("beta", gpu_count=4)).welcome()
     chosen = [
         coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC)).workload.worker_id
         for _ in range(3)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
-from leasehold.v1.worker_session_pb2 import HostFacts
+from leasehold.v1.worker_pb2 import HostFacts
 from leasehold_coordinator.log_format import LogFormatter
 from leasehold_coordinator.server.cli import command
 from leasehold_coordinator.server.config import LOG_LEVELS
@@ -69,7 +69,7 @@ def test_a_hostile_host_name_is_escaped_in_the_log(
 ) -> None:
     hello = make_hello(boot_id="boot-2", host=HostFacts(hostname="\x1b[2Jhost"))
     coordinator.connect(hello).wait_ended()
-    until(lambda: "can't be let in" in coordinator.log())
+    until(lambda: "refused worker" in coordinator.log())
     assert "\x1b" not in coordinator.log()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from leasehold.v1 import worker_session_pb2
-from leasehold.v1.fleet_pb2 import WatchFleetRequest
+from leasehold.v1.fleet_service_pb2 import WatchFleetRequest
+from leasehold.worker.v1 import session_pb2
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server.config import load_config
 from leasehold_coordinator.storage.store import Store
@@ -33,7 +33,7 @@ def refused(*arguments: str) -> str:
     [
         (b"listen = ", "is not valid"),
         (b"\xff\xfe", "is not valid"),
-        (b'log_level = "loud"', "'loud' is none of debug, info, warning, error"),
+        (b'log_level = "loud"', "unknown log level 'loud': give one of debug, info, warning, error"),
         (b'load_interval_s = "soon"', "is not valid"),
         (b"load_interval_s = nan", "out of range"),
         (b'listen = ":7400"', "is not HOST:PORT"),
@@ -102,7 +102,7 @@ def test_a_stop_waits_for_nobody_who_watches(coordinator: CoordinatorProcess, wo
     fleet = coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=30)
     assert next(fleet).worker.name == "alpha"
     assert coordinator.end(signal.SIGTERM) == 0
-    assert worker.wait_end().goodbye.reason == worker_session_pb2.GOODBYE_REASON_SHUTDOWN
+    assert worker.wait_end().goodbye.reason == session_pb2.GOODBYE_REASON_SHUTDOWN
     watching.cancel()
     fleet.cancel()
 

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 from leasehold.v1 import workload_pb2
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
-from leasehold.v1.worker_session_pb2_grpc import WorkerSessionServiceStub
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 from tests.coordinator.bench import Bench, on_bench, workload
 from tests.coordinator.scripted_worker import make_hello
@@ -27,7 +27,7 @@ async def stream_to(bench: Bench) -> AsyncIterator[Any]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call: Any = WorkerSessionServiceStub(channel).Connect()
+        call: Any = SessionServiceStub(channel).Connect()
         await call.write(ConnectRequest(hello=make_hello()))
         yield call
     await server.stop(None)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.fleet_pb2 import ListCommandsRequest
-from leasehold.v1.worker_session_pb2 import Hello
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError

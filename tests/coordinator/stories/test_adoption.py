@@ -5,8 +5,9 @@ import time
 import grpc
 import pytest
 from leasehold.v1 import command_pb2, workload_pb2
-from leasehold.v1.command_pb2 import AdoptOperation
-from leasehold.v1.fleet_pb2 import (
+from leasehold.v1.operation_pb2 import AdoptOperation
+from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
     AdoptProcessResponse,
     GetWorkloadRequest,
@@ -14,8 +15,7 @@ from leasehold.v1.fleet_pb2 import (
     ReleaseWorkloadRequest,
     StopWorkloadRequest,
 )
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
-from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec, WorkloadStatus
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 
 from tests.coordinator.api.test_command_service import ended, refusal, reported, start
 from tests.coordinator.conftest import CoordinatorProcess
@@ -149,7 +149,7 @@ def test_what_can_not_be_adopted_is_refused(coordinator: CoordinatorProcess, wor
     code = grpc.StatusCode
     for call, wanted in (
         (lambda: adopt(coordinator, pid=0), (code.INVALID_ARGUMENT, "INVALID_ARGUMENT")),
-        (lambda: adopt(coordinator, pid=2**32 - 1), (code.INVALID_ARGUMENT, "INVALID_ARGUMENT")),
+        (lambda: adopt(coordinator, pid=-1), (code.INVALID_ARGUMENT, "INVALID_ARGUMENT")),
         (lambda: adopt(coordinator, name="no name"), (code.INVALID_ARGUMENT, "INVALID_ARGUMENT")),
         (lambda: adopt(coordinator, name="one"), (code.ALREADY_EXISTS, "WORKLOAD_EXISTS")),
         (lambda: adopt(coordinator, worker="nobody"), (code.NOT_FOUND, "UNKNOWN_WORKER")),
@@ -210,7 +210,7 @@ def test_a_name_that_two_have_names_neither(coordinator: CoordinatorProcess, wor
     for workload_id in ("w-1", "w-2"):
         tell(worker, claimed(workload_id))
         wait_workload(coordinator, workload_id)
-    with pytest.raises(grpc.RpcError, match="name one by its id, of w-1, w-2"):
+    with pytest.raises(grpc.RpcError, match="give an id, one of w-1, w-2"):
         find(coordinator, "mine")
     assert refusal(lambda: release(coordinator, "mine"))[1] == "UNKNOWN_WORKLOAD"
     assert find(coordinator, "w-2").name == "mine"

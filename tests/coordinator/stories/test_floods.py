@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 from leasehold.v1 import command_pb2
-from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse
+from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator.api import session_service
 from leasehold_coordinator.fleet.session import FRAME_LIMIT
 

@@ -8,16 +8,12 @@ from collections.abc import Callable
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState, Operation, RunOperation
-from leasehold.v1.fleet_pb2 import (
-    CancelCommandRequest,
-    CreateWorkloadRequest,
-    GetCommandRequest,
-    GetWorkloadRequest,
-    WatchCommandRequest,
-)
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, ProtocolVersion
+from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.command_service_pb2 import CancelCommandRequest, GetCommandRequest, WatchCommandRequest
+from leasehold.v1.operation_pb2 import Operation, RunOperation
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadState, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, GetWorkloadRequest
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, ProtocolVersion
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.storage.rows import Row, command_row, worker_row, workload_row

@@ -6,21 +6,23 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 from google.protobuf.timestamp_pb2 import Timestamp
-from leasehold.v1 import command_pb2, errors_pb2, fleet_pb2, lease_pb2, worker_session_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, Operation, RunOperation
-from leasehold.v1.fleet_pb2 import (
-    CreateWorkloadRequest,
+from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.fleet_service_pb2 import (
     ForgetWorkerRequest,
     GetGpuRequest,
     GetWorkerRequest,
-    GetWorkloadRequest,
     ListGpusRequest,
     ListWorkersRequest,
 )
 from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, Hello, HostFacts, WorkerLoad
+from leasehold.v1.operation_pb2 import Operation, RunOperation
+from leasehold.v1.worker_pb2 import HostFacts
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, GetWorkloadRequest
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Hello, WorkerLoad
 from leasehold_coordinator.core import worker_registry
 from leasehold_coordinator.core.hello_rules import check_hello
 from leasehold_coordinator.core.known_worker import SessionId
@@ -47,7 +49,7 @@ def running(workload_id: str, name: str = "", generation: int = 1) -> Workload:
 
 def refused(coordinator: CoordinatorProcess, hello: Hello) -> errors_pb2.Error:
     goodbye = coordinator.connect(hello).wait_end().goodbye
-    assert goodbye.reason == worker_session_pb2.GOODBYE_REASON_REFUSED
+    assert goodbye.reason == session_pb2.GOODBYE_REASON_REFUSED
     return goodbye.error
 
 
@@ -57,10 +59,10 @@ def refused(coordinator: CoordinatorProcess, hello: Hello) -> errors_pb2.Error:
         (make_hello("beta", labels=LABELS), "labels"),
         (make_hello("beta\x1b[2J"), "worker_id"),
         (make_hello("two words"), "worker_id"),
-        (make_hello("beta", gpus=2000), "labels"),
-        (make_hello("beta", gpu_pool=[Gpu(uuid="GPU-beta-0", slot=9)]), "gpu_pool.uuid"),
-        (make_hello("beta", gpu_pool=[Gpu(uuid="GPU-beta-9", slot=0)]), "gpu_pool.slot"),
-        (make_hello("beta", gpu_pool=[Gpu(uuid="", slot=9)]), "gpu_pool.uuid"),
+        (make_hello("beta", gpu_count=2000), "labels"),
+        (make_hello("beta", gpus=[Gpu(uuid="GPU-beta-0", slot=9)]), "gpus.uuid"),
+        (make_hello("beta", gpus=[Gpu(uuid="GPU-beta-9", slot=0)]), "gpus.slot"),
+        (make_hello("beta", gpus=[Gpu(uuid="", slot=9)]), "gpus.uuid"),
         (make_hello("beta", workloads=[running("w-1"), running("w-1")]), "workloads.workload_id"),
         (make_hello("beta", workloads=[running(f"w-{n}") for n in range(3000)]), "workloads"),
         (make_hello("beta", workloads=[running("w-1", "a\nb")]), "name"),
@@ -86,7 +88,7 @@ def test_a_worker_name_that_breaks_the_rule(name: str) -> None:
 def test_hellos_with_big_labels_break_no_list(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    assert "fit" in refused(coordinator, make_hello("beta", labels=LABELS)).message
+    assert "at most 32768 bytes" in refused(coordinator, make_hello("beta", labels=LABELS)).message
     assert [one.name for one in coordinator.fleet.ListWorkers(ListWorkersRequest()).workers] == ["alpha"]
 
 
@@ -123,10 +125,10 @@ def test_a_name_in_use_is_refused_and_that_of_a_worker_that_left_is_not(
     error = refused(coordinator, other)
     assert error.reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME
     assert error.metadata["worker"] == "worker-alpha"
-    goodbye = worker_session_pb2.Goodbye(reason=worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+    goodbye = session_pb2.Goodbye(reason=session_pb2.GOODBYE_REASON_SHUTDOWN)
     worker.up.put(ConnectRequest(goodbye=goodbye))
     worker.wait_end()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_DISCONNECTED)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_DISCONNECTED)
     coordinator.connect(other).welcome()
     found = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
     assert found.worker_id == "worker-beta", "the one that is connected has the name"
@@ -159,7 +161,7 @@ def alpha_state(coordinator: CoordinatorProcess) -> int:
 
 
 def test_a_gpu_of_another_worker_is_refused(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
-    thief = make_hello("beta", gpu_pool=[Gpu(uuid="GPU-alpha-1", slot=7)])
+    thief = make_hello("beta", gpus=[Gpu(uuid="GPU-alpha-1", slot=7)])
     error = refused(coordinator, thief)
     assert error.reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU
     assert dict(error.metadata) == {"gpu_uuid": "GPU-alpha-1", "worker": "worker-alpha"}
@@ -174,9 +176,9 @@ def test_a_gpu_of_another_worker_is_refused(coordinator: CoordinatorProcess, wor
 def test_a_gpu_that_its_worker_no_longer_has_is_free_for_another(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    worker.up.put(ConnectRequest(hello=make_hello(gpus=1)))
+    worker.up.put(ConnectRequest(hello=make_hello(gpu_count=1)))
     until(lambda: len(coordinator.fleet.ListGpus(ListGpusRequest()).gpus) == 1)
-    moved = make_hello("beta", gpus=0, gpu_pool=[Gpu(uuid="GPU-alpha-1", slot=0)])
+    moved = make_hello("beta", gpu_count=0, gpus=[Gpu(uuid="GPU-alpha-1", slot=0)])
     coordinator.connect(moved).welcome()
     assert coordinator.fleet.GetGpu(GetGpuRequest(uuid="GPU-alpha-1")).gpu.worker_name == "beta"
 
@@ -186,7 +188,7 @@ def test_gpus_of_earlier_hellos_are_forgotten() -> None:
     known = Registry(5, 0)
     one = known.welcome(make_hello(), 1, SessionId("s-1"), 0, NOW_NS)
     for number in range(50):
-        hello = make_hello(gpu_pool=[Gpu(uuid=f"GPU-{number}", slot=9)])
+        hello = make_hello(gpus=[Gpu(uuid=f"GPU-{number}", slot=9)])
         known.describe(one, hello) if number % 2 else known.welcome(hello, 2, SessionId("s-2"), 0, NOW_NS)
         one = known.find("alpha")
     assert [uuid for uuid in (f"GPU-{number}" for number in range(50)) if known.owner(uuid)] == ["GPU-49"]
@@ -197,7 +199,7 @@ def test_after_a_restart_the_gpus_of_workers_that_have_not_reported_are_theirs(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     coordinator.restart()
-    thief = make_hello("beta", gpu_pool=[Gpu(uuid="GPU-alpha-1", slot=7)])
+    thief = make_hello("beta", gpus=[Gpu(uuid="GPU-alpha-1", slot=7)])
     assert refused(coordinator, thief).reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU
     coordinator.connect().welcome()
 
@@ -205,12 +207,12 @@ def test_after_a_restart_the_gpus_of_workers_that_have_not_reported_are_theirs(
 def test_who_takes_the_gpus_of_a_worker_that_left_has_them_after_a_restart_too(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    goodbye = worker_session_pb2.Goodbye(reason=worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+    goodbye = session_pb2.Goodbye(reason=session_pb2.GOODBYE_REASON_SHUTDOWN)
     worker.up.put(ConnectRequest(goodbye=goodbye))
     worker.wait_end()
     heir = make_hello("alpha")
     heir.worker_id, heir.name = "worker-heir", "heir"
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_DISCONNECTED)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_DISCONNECTED)
     coordinator.connect(heir).welcome()
     owners = [gpu.worker_name for gpu in coordinator.fleet.ListGpus(ListGpusRequest()).gpus]
     assert owners == ["heir", "heir"]
@@ -221,7 +223,7 @@ def test_who_takes_the_gpus_of_a_worker_that_left_has_them_after_a_restart_too(
 def test_a_load_says_nothing_of_other_gpus(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     leases = [GpuLease(gpu_uuid=uuid) for uuid in ["GPU-alpha-0", "GPU-alpha-0", "GPU-beta-0"] * 100]
     leases.append(GpuLease(gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_LEASED))
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=leases)))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=leases)))
     until(lambda: not coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.free_gpu_count)
     assert coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.gpu_count == 2
 
@@ -231,7 +233,7 @@ def test_a_time_that_no_calendar_has_ends_the_session(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, moment: Timestamp
 ) -> None:
     lease = GpuLease(gpu_uuid="GPU-alpha-0", sample=GpuSample(sample_time=moment))
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[lease])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[lease])))
     error = worker.wait_end().goodbye.error
     assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
     assert "sample_time" in error.message
@@ -279,7 +281,7 @@ def test_a_copy_on_another_host_is_refused_while_the_original_is_away(
 ) -> None:
     started = start(coordinator, worker)
     worker.close()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_STALE)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_STALE)
     copy = make_hello("copy", boot_id="boot-2", host=HostFacts(hostname="host-2"))
     copy.worker_id = "worker-alpha"
     error = refused(coordinator, copy)
@@ -348,7 +350,7 @@ def test_a_worker_that_is_gone_is_forgotten_and_may_come_back(
     refused_now = refusal(lambda: coordinator.fleet.ForgetWorker(forget))
     assert refused_now[1] == "WORKER_CONNECTED"
     worker.close()
-    until(lambda: alpha_state(coordinator) == fleet_pb2.WORKER_STATE_STALE)
+    until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_STALE)
     forgotten = coordinator.fleet.ForgetWorker(forget)
     assert forgotten.worker.worker_id == "worker-alpha"
     assert list(forgotten.failed_workload_ids) == [started.workload_id]
@@ -405,7 +407,7 @@ def test_there_is_room_for_a_bounded_number_of_workers(monkeypatch: pytest.Monke
 def test_a_list_of_known_workers_is_cut(tmp_path: Path) -> None:
     known = Registry(5.0, 0.0)
     for number in range(1000):
-        known.welcome(make_hello(f"host-{number}", gpus=0), 1, SessionId("s"), 0.0, NOW_NS)
+        known.welcome(make_hello(f"host-{number}", gpu_count=0), 1, SessionId("s"), 0.0, NOW_NS)
     with pytest.raises(FleetError) as error:
         known.find("x" * 5000)
     assert len(error.value.message) < 500

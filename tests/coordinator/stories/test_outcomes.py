@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_pb2 import WatchCommandRequest
+from leasehold.v1.command_service_pb2 import WatchCommandRequest
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.storage import schema
 

@@ -10,9 +10,10 @@ from typing import Final
 import pytest
 import trio
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import RunOperation
-from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadSpec
+from leasehold.v1 import errors_pb2, eviction_pb2, operation_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import RunOperation
+from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent import disk_recovery
 from leasehold_worker.agent.assembly import Parts, open_parts
@@ -31,7 +32,7 @@ from leasehold_worker.programs.programs import launched
 from leasehold_worker.workloads.states import RUNNING, STOPPED, UNKNOWN
 from leasehold_worker.workloads.workload import Workload
 
-POLICY = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
+POLICY = EvictionPolicy(process_strategy=eviction_pb2.PROCESS_STRATEGY_STOP)
 SLOW = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done"
 """Is told to end, and takes its time."""
 
@@ -80,7 +81,7 @@ async def settled(
 async def end(parts: Parts) -> None:
     launcher = launched(parts.workloads.folder("w"))
     assert launcher is not None
-    at_once = command_pb2.StopOperation(grace=Duration(seconds=0))
+    at_once = operation_pb2.StopOperation(grace=Duration(seconds=0))
     await parts.termination.stop("w", at_once, Progress(lambda _: None))
     with trio.fail_after(20):
         while is_there(launcher.launcher_pid):  # noqa: ASYNC110 - it is reaped a little later

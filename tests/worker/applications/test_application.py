@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from leasehold.local.v1.kernel_pb2 import KernelHello
+from leasehold.local.v1.local_service_pb2 import ServeKernelRequest
 from leasehold.v1 import workload_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.local_pb2 import KernelHello, ServeKernelRequest
 from leasehold_worker.applications import registry as kernels_module
 from leasehold_worker.applications.checkpointing import restore, save
 from leasehold_worker.applications.stream import ApplicationStream
@@ -92,6 +93,13 @@ async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(serve
     assert application.said().count("cancel") == 1
     await save(kernel, served.store, resume=True)
     assert len(served.store.scan(kernel.workload.workload_id)) == 2
+
+
+async def test_an_application_that_does_not_know_its_size_saves_itself(served: Served) -> None:
+    _, kernel = await served.serve("unsized")
+    assert await kernel.size_estimate() is None
+    saved = await save(kernel, served.store, resume=True)
+    assert saved.checkpoint.header.size_bytes == SIZE
 
 
 @pytest.mark.parametrize(
@@ -339,7 +347,7 @@ async def test_who_says_nothing_is_not_waited_for(served: Served, monkeypatch: p
     monkeypatch.setattr(kernels_module, "HELLO_TIMEOUT_S", 0.2)
     code = """
 import sys, grpc
-from leasehold.v1.local_pb2_grpc import LocalServiceStub
+from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
 import threading
 def silent():
     threading.Event().wait(20)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, RunOperation, StopOperation
-from leasehold.v1.worker_session_pb2 import CheckpointQuery
-from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
+from leasehold.v1 import errors_pb2, eviction_pb2
+from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import RunOperation, StopOperation
+from leasehold.v1.workload_pb2 import Kernel, WorkloadSpec
+from leasehold.worker.v1.session_pb2 import CheckpointQuery
 from leasehold_worker.checkpoints import ages, directory
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
@@ -44,7 +46,7 @@ class Registry:
         return self.workloads
 
     def add(self, name: str, *, keep: int = 0, parked_as: str = "") -> Workload:
-        policy = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_CHECKPOINT)
+        policy = EvictionPolicy(process_strategy=eviction_pb2.PROCESS_STRATEGY_CHECKPOINT)
         parked = Parked((), {}, policy, datetime.now(UTC), checkpoint_id=parked_as) if parked_as else None
         workload = Workload(
             workload_id=name,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import RunOperation, StopOperation
-from leasehold.v1.worker_session_pb2 import CommandFrame, CommandUpdate, ConnectRequest
+from leasehold.v1.operation_pb2 import RunOperation, StopOperation
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadSpec, WorkloadStatus
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate, ConnectRequest
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands import journal_file

@@ -3,8 +3,8 @@
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import CommandResult, MemberOutcome
 from leasehold.v1.errors_pb2 import Error
-from leasehold.v1.worker_session_pb2 import CommandUpdate
 from leasehold.v1.workload_pb2 import Member, Workload, WorkloadSpec, WorkloadStatus
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_worker.commands.messages import UPDATE_LIMIT_BYTES, fitting
 
 

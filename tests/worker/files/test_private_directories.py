@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2
-from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1.operation_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker.agent import daemon
 from leasehold_worker.errors import StartError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import RunOperation, StopOperation
-from leasehold.v1.worker_session_pb2 import ConnectResponse, OutputChunk, ReadOutput
+from leasehold.v1.operation_pb2 import RunOperation, StopOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold.worker.v1.session_pb2 import ConnectResponse, OutputChunk, ReadOutput
 from leasehold_worker.files.workload_files import NotRegularError, open_output, read_kept, read_regular
 from leasehold_worker.programs import shim
 from leasehold_worker.programs.output_bounds import shorten

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from leasehold.v1.workload_pb2 import Hook, HookCredential, HttpHook, SglangHook, VllmHook, WorkDrain
+from leasehold.v1.hook_pb2 import Hook, HookCredential, HttpHook, SglangHook, VllmHook, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
 from leasehold_worker.hooks.context import HookFailedError

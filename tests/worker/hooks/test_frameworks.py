@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import Hook, HttpHook, SglangHook, VllmHook, WeightStrategy, WorkDrain
+from leasehold.v1.eviction_pb2 import WeightStrategy
+from leasehold.v1.hook_pb2 import Hook, HttpHook, SglangHook, VllmHook, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import freed_memory, runner
 from leasehold_worker.hooks.context import HookRecord

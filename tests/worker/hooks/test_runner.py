@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import CommandHook, Hook, KernelHook, SignalHook, VllmHook, WorkDrain
+from leasehold.v1.hook_pb2 import CommandHook, Hook, KernelHook, SignalHook, VllmHook, WorkDrain
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner
 from leasehold_worker.host.process_files import Pid

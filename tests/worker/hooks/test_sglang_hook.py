@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import Hook, SglangHook, WeightStrategy
+from leasehold.v1.eviction_pb2 import WeightStrategy
+from leasehold.v1.hook_pb2 import Hook, SglangHook
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner, sglang_hook
 from leasehold_worker.hooks.context import HookContext, HookRecord

@@ -3,8 +3,8 @@
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import (
-    WEIGHT_STRATEGY_UNSPECIFIED,
+from leasehold.v1.eviction_pb2 import WEIGHT_STRATEGY_UNSPECIFIED
+from leasehold.v1.hook_pb2 import (
     CommandHook,
     Hook,
     HookCredential,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest
+from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 from leasehold_worker.agent import assembly
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
@@ -73,7 +73,7 @@ async def test_no_plan_reads_processes_on_the_loop(
     async with open_local(tmp_path) as local:
         _, workload_id = await local.grant(Peer(counter.identity, os.geteuid(), "me"), wanted)
         preflight = local.parts.operations.preflight
-        plan = await preflight.suspend(workload_id, command_pb2.SuspendOperation())
+        plan = await preflight.suspend(workload_id, operation_pb2.SuspendOperation())
         assert [member.identity for member in plan.members] == [counter.identity]
         assert {"runnable", "libcuda", "trace_permission"} <= {check.name for check in plan.findings.checks}
         await DriverChecks(local.parts.driver, local.parts.inventory).device_nodes(

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import trio
 import trio.testing
-from leasehold.v1 import errors_pb2, gpu_pb2, machine_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, gpu_pb2, worker_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits
@@ -40,7 +40,7 @@ class Host:
     def preview(self, request: AllocRequest) -> Preview:
         return self.resources.alloc("w", request, live=False)
 
-    def fetch(self) -> machine_pb2.MachineResources:
+    def fetch(self) -> worker_pb2.MachineResources:
         return self.resources.fetch_machine_resources()
 
     def refused(self, request: AllocRequest, live: bool = True) -> OperationError:

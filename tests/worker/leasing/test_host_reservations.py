@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits

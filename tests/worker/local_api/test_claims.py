@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import trio
 from google.protobuf import duration_pb2
-from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
-from leasehold.v1.command_pb2 import AdoptOperation, RunOperation
-from leasehold.v1.local_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+from leasehold.local.v1 import local_service_pb2
+from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest, ClaimResponse
+from leasehold.v1 import errors_pb2, eviction_pb2, hook_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import AdoptOperation, RunOperation
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.executor import Commands
@@ -38,7 +39,7 @@ from leasehold_worker.local_api.service import Mailbox
 from leasehold_worker.workloads.states import ENDED
 
 INVALID = errors_pb2.ERROR_REASON_INVALID_ARGUMENT
-EXEC = local_pb2.CLAIM_HOLD_PROCESS
+EXEC = local_service_pb2.CLAIM_HOLD_PROCESS
 
 
 @dataclass
@@ -194,13 +195,13 @@ def with_gpus(**resources: object) -> ClaimOpen:
         (helper(signal_number=0), "spec.helper.signal_number", "1 to 64"),
         (helper(signal_number=65), "spec.helper.signal_number", "invalid signal 65"),
         (
-            helper(process_strategy=workload_pb2.PROCESS_STRATEGY_CHECKPOINT),
+            helper(process_strategy=eviction_pb2.PROCESS_STRATEGY_CHECKPOINT),
             "spec.helper.process_strategy",
             "suspended or stopped",
         ),
         (waiting(-1), "wait", "-1 s is out of range"),
-        (wanted(hooks=[workload_pb2.Hook(name="a")]), "hooks[0].action", "has no action"),
-        (wanted(hooks=[workload_pb2.Hook(name="a" * 65_536)]), "spec.hooks", "bytes, and the limit is"),
+        (wanted(hooks=[hook_pb2.Hook(name="a")]), "hooks[0].action", "has no action"),
+        (wanted(hooks=[hook_pb2.Hook(name="a" * 65_536)]), "spec.hooks", "bytes, and the limit is"),
         (waiting(10**17), "wait", "out of range"),
         (
             wanted(labels={"a": "x" * 4096}),
@@ -223,8 +224,8 @@ async def test_terms_that_can_not_be_kept_are_refused(
 
 
 async def test_another_user_gets_no_command_run_as_the_workers_user(local: Local, peer: Peer) -> None:
-    command = workload_pb2.CommandHook(arguments=["id"])
-    hooks = [workload_pb2.Hook(name="a", phase=workload_pb2.HOOK_PHASE_AFTER_RESTORE, command=command)]
+    command = hook_pb2.CommandHook(arguments=["id"])
+    hooks = [hook_pb2.Hook(name="a", phase=hook_pb2.HOOK_PHASE_AFTER_RESTORE, command=command)]
     other = Peer(peer.identity, 65_534, "nobody")
     refusal = await local.refused(other, wanted(hooks=hooks))
     assert refusal.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
@@ -433,7 +434,7 @@ async def test_an_inherited_claim_is_no_answer_to_a_second_one(
     _, workload_id = await local.grant(peer, open_)
     local.claims.expect_resumption()
     if resume:
-        go_on = ClaimRequest(resume=local_pb2.ClaimResume(workload_id=workload_id))
+        go_on = ClaimRequest(resume=local_service_pb2.ClaimResume(workload_id=workload_id))
         _, stream = local.begin(peer, go_on)
         with trio.fail_after(10):
             while stream.granted() != [workload_id]:  # noqa: ASYNC110 - nothing else tells
@@ -450,12 +451,12 @@ async def test_an_inherited_claim_is_no_answer_to_a_second_one(
 
 def test_of_each_kind_only_the_newest_is_unsent() -> None:
     box = Mailbox()
-    granted = ClaimResponse(granted=local_pb2.ClaimGranted(name="a"))
+    granted = ClaimResponse(granted=local_service_pb2.ClaimGranted(name="a"))
     box.put(granted)
     for number in range(10_000):
-        box.put(ClaimResponse(waiting=local_pb2.ClaimWaiting(position=number)))
-        box.put(ClaimResponse(changed=local_pb2.ClaimChanged(state=number % 2 + 1)))  # type: ignore[arg-type]
-        box.put(ClaimResponse(yield_request=local_pb2.ClaimYield(grace=seconds(number))))
+        box.put(ClaimResponse(waiting=local_service_pb2.ClaimWaiting(position=number)))
+        box.put(ClaimResponse(changed=local_service_pb2.ClaimChanged(state=number % 2 + 1)))  # type: ignore[arg-type]
+        box.put(ClaimResponse(yield_request=local_service_pb2.ClaimYield(grace=seconds(number))))
     refusal = OperationError(INVALID, "no")
     box.put(refusal)
     box.put(None)

@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 import trio
-from leasehold.v1 import errors_pb2, local_pb2
+from leasehold.local.v1 import local_service_pb2
+from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import identify
@@ -53,14 +54,14 @@ async def test_a_call_that_does_not_say_what_it_asks_is_cancelled(
     monkeypatch.setattr(service, "LOOK_INTERVAL_S", 0.01)
     silence = threading.Event()
 
-    def nothing() -> Iterator[local_pb2.ListRequest]:
+    def nothing() -> Iterator[local_service_pb2.ListRequest]:
         silence.wait()
         yield from ()
 
     def ask(socket: Path, method: str) -> grpc.StatusCode:
         with grpc.insecure_channel(f"unix:{socket}") as channel:
-            call: grpc.StreamUnaryMultiCallable[local_pb2.ListRequest, bytes] = channel.stream_unary(
-                f"/leasehold.v1.LocalService/{method}"
+            call: grpc.StreamUnaryMultiCallable[local_service_pb2.ListRequest, bytes] = channel.stream_unary(
+                f"/leasehold.local.v1.LocalService/{method}"
             )
             with pytest.raises(grpc.RpcError) as ended:
                 call(nothing(), timeout=20)

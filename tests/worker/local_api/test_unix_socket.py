@@ -22,8 +22,8 @@ from typing import IO
 import grpc
 import pytest
 import trio
-from leasehold.v1 import local_pb2
-from leasehold.v1.local_pb2_grpc import LocalServiceStub
+from leasehold.local.v1 import local_service_pb2
+from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
 from leasehold_client.local import LocalWorker, NoWorkerError
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.file_descriptors import LIMIT
@@ -181,9 +181,9 @@ def test_who_goes_round_the_socket_is_refused(serve: Serve, path: Path) -> None:
     assert stat.S_IMODE(inner.parent.stat().st_mode) == 0o700
     with grpc.insecure_channel(f"unix:{inner}") as channel:
         for call in (
-            lambda stub: stub.List(local_pb2.ListRequest(), timeout=5),
-            lambda stub: stub.Release(local_pb2.ReleaseRequest(workload="w"), timeout=5),
-            lambda stub: next(iter(stub.Claim(local_pb2.ClaimRequest(), timeout=5))),
+            lambda stub: stub.List(local_service_pb2.ListRequest(), timeout=5),
+            lambda stub: stub.Release(local_service_pb2.ReleaseRequest(workload="w"), timeout=5),
+            lambda stub: next(iter(stub.Claim(local_service_pb2.ClaimRequest(), timeout=5))),
         ):
             with pytest.raises(grpc.RpcError) as refused:
                 call(LocalServiceStub(channel))  # type: ignore[no-untyped-call]
@@ -260,7 +260,7 @@ def nothing():
 options = [("grpc.use_local_subchannel_pool", 1)]
 channels = [grpc.insecure_channel("unix:" + path, options=options) for _ in range(int(name))]
 calls = [
-    channel.stream_unary("/leasehold.v1.LocalService/List").future(nothing())
+    channel.stream_unary("/leasehold.local.v1.LocalService/List").future(nothing())
     for channel in channels for _ in range({STREAMS_LIMIT})
 ]
 ended = threading.Event()

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from google.protobuf.duration_pb2 import Duration
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1 import command_pb2, errors_pb2, operation_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import HelperTerms
 from leasehold_simgpu import SimulatedHost
 
@@ -45,7 +45,7 @@ def test_a_run_by_a_name_gets_what_it_had_before(
     assert session.run("c1", "w1", run=counter_run("other")).state == SUCCEEDED
     first = session.run("c2", "w2", run=again).workloads[0].status.lease.gpu_uuids
     for number, workload_id in enumerate(("w1", "w2")):
-        stop = command_pb2.StopOperation(grace=Duration(nanos=10**7))
+        stop = operation_pb2.StopOperation(grace=Duration(nanos=10**7))
         assert session.run(f"s{number}", workload_id, stop=stop).state == SUCCEEDED
     assert list(first) == [host.gpus[1].uuid]
     assert session.run("c3", "w3", run=again).workloads[0].status.lease.gpu_uuids == first

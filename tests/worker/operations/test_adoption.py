@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import AdoptOperation, ResetGpuHealthOperation
+from leasehold.v1.operation_pb2 import AdoptOperation, ResetGpuHealthOperation
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig

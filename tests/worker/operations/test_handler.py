@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, plan_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1.operation_pb2 import (
     Move,
     Operation,
     RemapOperation,
@@ -19,7 +19,7 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.worker_session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
+from leasehold.worker.v1.session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 from leasehold_worker.host.processes import identify
 from leasehold_worker.host.shared_libraries import loaded_library
@@ -70,7 +70,7 @@ def uuids(host: SimulatedHost) -> list[str]:
 def leases(session: Session, holders: list[str]) -> None:
     """Waits until the newest load says so."""
     deadline = time.monotonic() + 10
-    while [lease.workload_id for lease in newest_load(session).gpu_pool] != holders:
+    while [lease.workload_id for lease in newest_load(session).gpu_leases] != holders:
         assert time.monotonic() < deadline, newest_load(session)
         time.sleep(0.02)
 
@@ -435,7 +435,7 @@ def test_no_lease_is_left_reserved(session: Session, host: SimulatedHost) -> Non
     host.set_fault("lock", error=304, times=1)
     session.run("c2", "w1", remap=RemapOperation(moves=[move("w1", first, second)]))
     leases(session, ["w1", "", "", ""])
-    assert {lease.state for lease in newest_load(session).gpu_pool} == {
+    assert {lease.state for lease in newest_load(session).gpu_leases} == {
         lease_pb2.SLOT_STATE_LEASED,
         lease_pb2.SLOT_STATE_FREE,
     }

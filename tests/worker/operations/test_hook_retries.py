@@ -7,16 +7,16 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
-from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1 import errors_pb2, eviction_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.operations.hook_retries import WAITS_S, HookRetries
 from leasehold_worker.workloads.states import SUSPENDED
 from leasehold_worker.workloads.workload import Hooked, Workload
 
-LEFT = Hooked(workload_pb2.EvictionPolicy(), ("engine",))
+LEFT = Hooked(eviction_pb2.EvictionPolicy(), ("engine",))
 
 
 def make(name: str, hooked: Hooked | None) -> Workload:

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
+from leasehold.v1 import command_pb2, gpu_pb2, hook_pb2, lease_pb2
+from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 
 from tests.worker.counters import counter_run, counters
 from tests.worker.operations.test_handler import plan_of
 from tests.worker.scripted_coordinator import Session
 
-TRUE = workload_pb2.CommandHook(arguments=["true"])
+TRUE = hook_pb2.CommandHook(arguments=["true"])
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
 
 
@@ -67,7 +67,7 @@ def joined(host: SimulatedHost, *gpus: int) -> bool:
 
 @pytest.mark.parametrize(
     "moved",
-    [[], [workload_pb2.Hook(name="down", phase=workload_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
+    [[], [hook_pb2.Hook(name="down", phase=hook_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
     ids=["plain", "hooked"],
     indirect=True,
 )
@@ -99,9 +99,11 @@ def test_a_remap_brings_a_child_of_a_moved_process_along(
 def test_a_process_on_a_gpu_that_its_workload_does_not_lease_is_told(
     moved: Session, host: SimulatedHost
 ) -> None:
-    load = moved.wait(lambda f: bool(f.worker_load.gpu_pool and f.worker_load.gpu_pool[0].foreign_processes))
-    (told,) = load.worker_load.gpu_pool[0].foreign_processes
+    load = moved.wait(
+        lambda f: bool(f.worker_load.gpu_leases and f.worker_load.gpu_leases[0].foreign_processes)
+    )
+    (told,) = load.worker_load.gpu_leases[0].foreign_processes
     assert told.workload_id == "w1"
-    assert load.worker_load.gpu_pool[0].state == lease_pb2.SLOT_STATE_LEASED
+    assert load.worker_load.gpu_leases[0].state == lease_pb2.SLOT_STATE_LEASED
     assert moved.run("c4", "w1", suspend=SuspendOperation()).state == SUCCEEDED
-    moved.wait(lambda f: bool(f.worker_load.gpu_pool) and not f.worker_load.gpu_pool[0].foreign_processes)
+    moved.wait(lambda f: bool(f.worker_load.gpu_leases) and not f.worker_load.gpu_leases[0].foreign_processes)

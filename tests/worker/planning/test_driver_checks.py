@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, plan_pb2
-from leasehold.v1.command_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
 from leasehold_worker.driver.members import RUNNING, Member

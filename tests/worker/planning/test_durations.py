@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy, Hook, WorkloadSpec
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.hook_pb2 import Hook
+from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker.commands.progress import OperationPhase, Progress
 from leasehold_worker.driver.transfer_rates import Estimate
 from leasehold_worker.errors import OperationError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, plan_pb2
-from leasehold.v1.command_pb2 import RemapOperation, RestoreOperation, StopOperation, SuspendOperation
+from leasehold.v1.operation_pb2 import RemapOperation, RestoreOperation, StopOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig

@@ -4,8 +4,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WorkloadSpec, WorkloadState
+from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.planning.tiers import choose

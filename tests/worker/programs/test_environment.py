@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from leasehold.v1.command_pb2 import RunOperation
+from leasehold.v1.operation_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker.programs.environment import inherited_environment
 from leasehold_worker.programs.programs import LaunchError, _entries

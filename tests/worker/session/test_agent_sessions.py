@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, worker_session_pb2, workload_pb2
-from leasehold.v1.command_pb2 import RunOperation, StopOperation
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import RunOperation, StopOperation
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     ConnectResponse,
     Drain,
     Goodbye,
@@ -25,12 +26,12 @@ from tests.worker.conftest import WorkerProcess
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, is_goodbye, make_command
 
 Start = Callable[..., WorkerProcess]
-PROTOCOL_ERROR = worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
-REFUSED = worker_session_pb2.GOODBYE_REASON_REFUSED
+PROTOCOL_ERROR = session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
+REFUSED = session_pb2.GOODBYE_REASON_REFUSED
 SLEEPER = workload_pb2.WorkloadSpec(arguments=["sleep", "300"])
 
 
-def goodbye(session: Session, reason: worker_session_pb2.GoodbyeReason.ValueType) -> Goodbye:
+def goodbye(session: Session, reason: session_pb2.GoodbyeReason.ValueType) -> Goodbye:
     """The worker's goodbye for this reason."""
     return session.wait(is_goodbye(reason)).goodbye
 
@@ -73,9 +74,7 @@ def test_a_coordinator_with_an_impossible_epoch_is_refused(
     start_worker: Start, coordinator: ScriptedCoordinator, epoch: int
 ) -> None:
     coordinator.first_answer = ConnectResponse(
-        welcome=Welcome(
-            epoch=epoch, protocol_version=worker_session_pb2.ProtocolVersion(major=1), session_id="s"
-        )
+        welcome=Welcome(epoch=epoch, protocol_version=session_pb2.ProtocolVersion(major=1), session_id="s")
     )
     start_worker(None)
     error = goodbye(coordinator.next_session(), REFUSED).error
@@ -126,7 +125,7 @@ def test_hello_comes_again_when_the_inventory_changes(
     start_worker(host)
     session = coordinator.next_session()
     host.set_readings(1, mig_enabled=1)
-    hello = session.wait(lambda frame: any(gpu.mig_enabled for gpu in frame.hello.gpu_pool)).hello
+    hello = session.wait(lambda frame: any(gpu.mig_enabled for gpu in frame.hello.gpus)).hello
     assert hello.instance_id == session.hello.instance_id
     assert {c.name: c.available for c in hello.capabilities}["cuda_suspend"] is False
 
@@ -145,7 +144,7 @@ def test_a_heartbeat_changes_the_load_interval_at_once(
     session.wait(lambda frame: frame.worker_load.sequence > 2)
     beat.load_interval.seconds = 10**9
     session.down.put(ConnectResponse(heartbeat=beat))
-    session.wait(is_goodbye(worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR))
+    session.wait(is_goodbye(session_pb2.GOODBYE_REASON_PROTOCOL_ERROR))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,7 @@ def test_a_welcome_with_impossible_times_is_refused(
 ) -> None:
     welcome = Welcome(
         epoch=1,
-        protocol_version=worker_session_pb2.ProtocolVersion(major=1),
+        protocol_version=session_pb2.ProtocolVersion(major=1),
         session_id="s",
         load_interval=durations.get("load_interval", duration_pb2.Duration(seconds=5)),
         silence_limit=durations.get("silence_limit", duration_pb2.Duration(seconds=9)),
@@ -197,9 +196,9 @@ def test_an_offset_beyond_every_file_is_refused_alone(
     start_worker(None)
     session = coordinator.next_session()
     session.run("c1", "w1", run=RunOperation(name="one", spec=SLEEPER))
-    for offset in (2**62, 2**63, 2**64 - 1):
+    for offset in (2**62, 2**63 - 1, -1):
         chunk = read_at(session, "w1", offset)
-        expected = errors_pb2.ERROR_REASON_INVALID_ARGUMENT if offset > 2**62 else 0
+        expected = errors_pb2.ERROR_REASON_INVALID_ARGUMENT if not 0 <= offset <= 2**62 else 0
         assert (chunk.error.reason, chunk.data) == (expected, b"")
     assert not session.ended
 

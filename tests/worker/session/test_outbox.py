@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from leasehold.v1.worker_session_pb2 import CommandUpdate, ConnectRequest, OutputChunk, WorkerLoad
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, OutputChunk, WorkerLoad
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox, OutboxFullError
 
 

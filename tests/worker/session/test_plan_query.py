@@ -3,8 +3,8 @@
 from typing import cast
 
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Operation, SuspendOperation
-from leasehold.v1.worker_session_pb2 import PlanQuery
+from leasehold.v1.operation_pb2 import Operation, SuspendOperation
+from leasehold.worker.v1.session_pb2 import PlanQuery
 from leasehold_worker.planning.durations import Durations
 from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.session.plan_query import PlanQueries

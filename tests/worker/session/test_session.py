@@ -11,8 +11,9 @@ import pytest
 import trio
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import RunOperation, StopOperation
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1.operation_pb2 import RunOperation, StopOperation
+from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold.worker.v1.session_pb2 import (
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
@@ -21,7 +22,6 @@ from leasehold.v1.worker_session_pb2 import (
     OutputChunk,
     ReadOutput,
 )
-from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands import journal_file

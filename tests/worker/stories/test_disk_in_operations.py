@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy, Kernel, WorkloadSpec
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import Kernel, WorkloadSpec
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.applications.checkpointing import save

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1.operation_pb2 import (
     Move,
     RemapOperation,
     RestoreOperation,
@@ -92,7 +92,7 @@ def check_place(again: Session, host: SimulatedHost, workload_id: str, gpu: int)
     again.wait(
         lambda f: any(
             (lease.gpu_uuid, lease.workload_id, lease.state) == (uuid, workload_id, LEASED)
-            for lease in f.worker_load.gpu_pool
+            for lease in f.worker_load.gpu_leases
         )
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import SuspendOperation
+from leasehold.v1.operation_pb2 import SuspendOperation
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 
 from tests.worker.counters import counters, wait_counting

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import checkpoint_pb2, command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1 import checkpoint_pb2, command_pb2, errors_pb2, eviction_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import (
     CheckpointOperation,
     DeleteCheckpointsOperation,
     RestoreOperation,
     RunOperation,
     SuspendOperation,
 )
-from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery, ConnectResponse
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.worker.v1.session_pb2 import CheckpointAnswer, CheckpointQuery, ConnectResponse
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.environment import CRIU
@@ -25,9 +25,9 @@ from tests.worker.operations.test_handler import plan_of
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
 
 SUCCEEDED, REJECTED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_REJECTED
-CUDA_SUSPEND = workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
-CHECKPOINT = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
-STOP = workload_pb2.PROCESS_STRATEGY_STOP
+CUDA_SUSPEND = eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+CHECKPOINT = eviction_pb2.PROCESS_STRATEGY_CHECKPOINT
+STOP = eviction_pb2.PROCESS_STRATEGY_STOP
 
 HOLDER = """
 import itertools, os, time
@@ -74,7 +74,7 @@ def session(begin: Callable[..., Session]) -> Session:
     return begin('parked_memory_limit = "800MiB"')
 
 
-def start(session: Session, name: str, escalate_to: workload_pb2.ProcessStrategy.ValueType) -> None:
+def start(session: Session, name: str, escalate_to: eviction_pb2.ProcessStrategy.ValueType) -> None:
     run = counter_run(name)
     policy = EvictionPolicy(process_strategy=CUDA_SUSPEND, escalate_to=escalate_to)
     run.spec.eviction.CopyFrom(policy)
@@ -95,8 +95,8 @@ def state(session: Session, name: str) -> str:
 
 def test_the_longest_parked_is_stopped_where_it_allows_that_and_nobody_else(session: Session) -> None:
     start(session, "a", STOP)
-    start(session, "b", workload_pb2.PROCESS_STRATEGY_UNSPECIFIED)
-    start(session, "c", workload_pb2.PROCESS_STRATEGY_UNSPECIFIED)
+    start(session, "b", eviction_pb2.PROCESS_STRATEGY_UNSPECIFIED)
+    start(session, "c", eviction_pb2.PROCESS_STRATEGY_UNSPECIFIED)
     assert session.run("s-a", "a", suspend=SuspendOperation()).state == SUCCEEDED
     plan = plan_of(session, "b", suspend=SuspendOperation())
     assert not plan.refusals
@@ -152,7 +152,7 @@ def test_who_is_parked_longest_on_a_full_disk_is_stopped_where_it_allows_that(
 ) -> None:
     require_criu()
     session = begin('checkpoint_limit = "60MiB"')  # room for one image, and not for two
-    nothing_more = workload_pb2.PROCESS_STRATEGY_UNSPECIFIED
+    nothing_more = eviction_pb2.PROCESS_STRATEGY_UNSPECIFIED
     for name, escalate_to in (("a", STOP), ("b", nothing_more), ("c", STOP)):
         policy = EvictionPolicy(process_strategy=CHECKPOINT, escalate_to=escalate_to)
         spec = workload_pb2.WorkloadSpec(arguments=[sys.executable, "-c", HOLDER], eviction=policy)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import (
     Move,
     RemapOperation,
     RestoreOperation,
@@ -17,7 +17,7 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.commands.journal_file import connect
 from leasehold_worker.host.processes import identify, is_alive, send_signal
@@ -119,7 +119,7 @@ def test_workloads_outlive_the_loss_of_the_journal(
     assert slots(again)[3] == LEASED
     wait_counting(again, "w1", host.gpus[3].uuid)
     until(again, "w2", SUSPENDED)
-    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_pool] == [FREE, FREE, FREE, LEASED])
+    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_leases] == [FREE, FREE, FREE, LEASED])
     assert again.run("c5", "w2", restore=RestoreOperation()).state == SUCCEEDED
     wait_counting(again, "w2")
     assert "workload two (w2) runs as process" in again_worker.log.read_text()
@@ -248,13 +248,13 @@ def test_what_is_parked_without_processes_outlives_a_reboot(
     settings.write_text(criu_setting())
     worker = start_worker(host, config=str(settings))
     session = coordinator.next_session()
-    strategies = {"w1": workload_pb2.PROCESS_STRATEGY_STOP}
+    strategies = {"w1": eviction_pb2.PROCESS_STRATEGY_STOP}
     if not isinstance(real_criu(), str):
-        strategies["w2"] = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
+        strategies["w2"] = eviction_pb2.PROCESS_STRATEGY_CHECKPOINT
     for workload_id, strategy in strategies.items():
         session.run(f"run-{workload_id}", workload_id, run=counter_run(workload_id))
         wait_counting(session, workload_id)
-        policy = workload_pb2.EvictionPolicy(process_strategy=strategy)
+        policy = eviction_pb2.EvictionPolicy(process_strategy=strategy)
         suspend = SuspendOperation(policy=policy, force=True)
         assert session.run(f"park-{workload_id}", workload_id, suspend=suspend).state == SUCCEEDED
     worker.kill()
@@ -326,7 +326,7 @@ def test_a_run_is_done_once_wherever_the_worker_dies(
         assert outcome.error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
         assert crash_point == "intent-run"
     load = again.wait(lambda frame: frame.HasField("worker_load")).worker_load
-    assert [lease.state for lease in load.gpu_pool] == [LEASED if running else FREE, FREE, FREE, FREE]
+    assert [lease.state for lease in load.gpu_leases] == [LEASED if running else FREE, FREE, FREE, FREE]
     assert len(counters(host)) == running
 
 
@@ -368,7 +368,7 @@ def check_whole(again: Session, host: SimulatedHost, outcome: CommandUpdate, gpu
     assert process.state.name == ("CHECKPOINTED" if gpu is None else "RUNNING")
     assert list(status.lease.gpu_uuids) == ([] if gpu is None else [host.gpus[gpu].uuid])
     wanted = [LEASED if slot == gpu else FREE for slot in range(4)]
-    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_pool] == wanted)
+    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_leases] == wanted)
     if gpu is None:
         restored = again.run("c4", "w1", restore=RestoreOperation())
         assert restored.state == SUCCEEDED, restored

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import RestoreOperation, RunOperation, SuspendOperation
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import RestoreOperation, RunOperation, SuspendOperation
 
 from tests.worker.kernel_programs import SAVING
 from tests.worker.parking_cases import STOP, SUCCEEDED, Start

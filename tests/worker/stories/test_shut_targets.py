@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2
-from leasehold.v1.command_pb2 import SuspendOperation
+from leasehold.v1.operation_pb2 import SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.host.processes import user_id
 

@@ -1,8 +1,8 @@
 """The table of policies: what it says of every combination, and what follows from a policy."""
 
 import pytest
-from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1 import errors_pb2, eviction_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.eviction import (
     CHECKPOINT,
@@ -40,9 +40,9 @@ def policy(weights: int = 0, process: int = 0, escalate_to: int = 0) -> Eviction
 
 def test_every_combination_is_in_the_table() -> None:
     assert set(TABLE) == {(weights, process) for weights in WEIGHTS for process in STRENGTHS}
-    known = {*workload_pb2.WeightStrategy.values()} - {0}
+    known = {*eviction_pb2.WeightStrategy.values()} - {0}
     assert set(WEIGHTS) == known
-    assert set(STRENGTHS) == {*workload_pb2.ProcessStrategy.values()} - {0}
+    assert set(STRENGTHS) == {*eviction_pb2.ProcessStrategy.values()} - {0}
 
 
 def test_every_parked_state_comes_from_the_table() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadSpec
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity

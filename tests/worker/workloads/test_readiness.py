@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import (
+from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.hook_pb2 import CommandHook, Hook
+from leasehold.v1.operation_pb2 import (
     AdoptOperation,
     RemapOperation,
     RestoreOperation,
@@ -15,7 +17,7 @@ from leasehold.v1.command_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.workload_pb2 import CommandHook, EvictionPolicy, Hook, Workload
+from leasehold.v1.workload_pb2 import Workload
 from leasehold_simgpu import SimulatedHost
 
 from tests.worker.conftest import COUNTER, Counter, WorkerProcess
@@ -27,8 +29,8 @@ from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
 SUCCEEDED, REJECTED = command_pb2.COMMAND_STATE_SUCCEEDED, command_pb2.COMMAND_STATE_REJECTED
 RUNNING, EXITED = workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_EXITED
 NOT_READY = errors_pb2.ERROR_REASON_NOT_READY
-STOP = EvictionPolicy(process_strategy=workload_pb2.PROCESS_STRATEGY_STOP)
-UNTIL_STOP = EvictionPolicy(escalate_to=workload_pb2.PROCESS_STRATEGY_STOP)
+STOP = EvictionPolicy(process_strategy=eviction_pb2.PROCESS_STRATEGY_STOP)
+UNTIL_STOP = EvictionPolicy(escalate_to=eviction_pb2.PROCESS_STRATEGY_STOP)
 
 LATE = """
 import os, runpy, sys, time

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadSpec, WorkloadState
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity

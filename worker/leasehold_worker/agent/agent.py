@@ -7,9 +7,10 @@ from functools import partial
 from typing import Final
 
 import trio
-from leasehold.v1 import command_pb2, worker_session_pb2
-from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.worker_session_pb2 import ConnectRequest
+from leasehold.v1 import operation_pb2
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import ConnectRequest
 
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import StopWorkloads, WorkerConfig
@@ -158,7 +159,7 @@ async def _run(
                 await _end_workloads(parts, commands, config.stop_workloads)
             with trio.move_on_after(SETTLE_TIMEOUT_S):
                 await journal.wait_settled()
-            await coordinator_session.leave(worker_session_pb2.GOODBYE_REASON_SHUTDOWN)
+            await coordinator_session.leave(session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
 async def _wait_for_stop_signal() -> None:
@@ -185,9 +186,9 @@ async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -
 
     async def end(workload: Workload) -> None:
         if how == "stop":
-            operation = Operation(stop=command_pb2.StopOperation())
+            operation = Operation(stop=operation_pb2.StopOperation())
         else:
-            operation = Operation(suspend=command_pb2.SuspendOperation())
+            operation = Operation(suspend=operation_pb2.SuspendOperation())
         outcome = await commands.carry_out(workload.workload_id, operation)
         if outcome.HasField("error"):
             logger.error("%s", outcome.error.message)

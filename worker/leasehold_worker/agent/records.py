@@ -3,8 +3,8 @@
 from functools import partial
 from typing import final
 
-from leasehold.v1 import worker_session_pb2
-from leasehold.v1.worker_session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.journal import Journal
@@ -44,13 +44,13 @@ class Records:
         self._journal.put(("standings", gpu_uuid), journal_file.keep_standing(gpu_uuid, standing))
 
 
-def _event_kind(workload: Workload) -> worker_session_pb2.WorkloadEventKind.ValueType:
+def _event_kind(workload: Workload) -> session_pb2.WorkloadEventKind.ValueType:
     if workload.state == FAILED:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_FAILED
+        return session_pb2.WORKLOAD_EVENT_KIND_FAILED
     if workload.state == RELEASED:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_RELEASED
+        return session_pb2.WORKLOAD_EVENT_KIND_RELEASED
     if workload.state in ENDED:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_EXITED
+        return session_pb2.WORKLOAD_EVENT_KIND_EXITED
     if workload.state == RUNNING and workload.generation == 1:
-        return worker_session_pb2.WORKLOAD_EVENT_KIND_STARTED
-    return worker_session_pb2.WORKLOAD_EVENT_KIND_STATE_CHANGED
+        return session_pb2.WORKLOAD_EVENT_KIND_STARTED
+    return session_pb2.WORKLOAD_EVENT_KIND_STATE_CHANGED

@@ -11,7 +11,7 @@ from typing import Final, final
 
 import msgspec
 import trio
-from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1 import errors_pb2, operation_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.agent.assembly import Parts
@@ -262,7 +262,7 @@ class Recovery:
         if not entry.command.operation.run.checkpoint_id:
             return None, FOUND_RUNNING
         try:
-            stop = command_pb2.StopOperation()
+            stop = operation_pb2.StopOperation()
             await self._parts.termination.stop(workload.workload_id, stop, Progress.unheard())
         except OperationError as error:
             return error, ""

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
-from leasehold.v1.local_pb2 import (
+from leasehold.local.v1 import kernel_pb2
+from leasehold.local.v1.kernel_pb2 import (
     KernelAnswer,
     KernelCall,
     KernelChunk,
@@ -17,8 +17,9 @@ from leasehold.v1.local_pb2 import (
     KernelMethod,
     KernelPayload,
     KernelReadiness,
-    ServeKernelResponse,
 )
+from leasehold.local.v1.local_service_pb2 import ServeKernelResponse
+from leasehold.v1 import errors_pb2, workload_pb2
 
 from leasehold_worker.applications.stream import ApplicationStream, StreamLostError
 from leasehold_worker.checkpoints.application_file import StoredCheckpoint
@@ -37,14 +38,14 @@ LONGEST_POLL_S: Final = 0.25
 """Longest pause between two questions whether the application is quiescent."""
 
 _WORDS: Final = {
-    local_pb2.KERNEL_METHOD_CAN_CHECKPOINT: "say whether it can save itself",
-    local_pb2.KERNEL_METHOD_SIZE_ESTIMATE: "estimate its size",
-    local_pb2.KERNEL_METHOD_PREPARE: "prepare",
-    local_pb2.KERNEL_METHOD_CANCEL: "go on",
-    local_pb2.KERNEL_METHOD_IS_QUIESCENT: "say whether it is quiescent",
-    local_pb2.KERNEL_METHOD_CHECKPOINT: "save itself",
-    local_pb2.KERNEL_METHOD_RESTORE: "restore itself",
-    local_pb2.KERNEL_METHOD_HEALTH: "report its health",
+    kernel_pb2.KERNEL_METHOD_CAN_CHECKPOINT: "say whether it can save itself",
+    kernel_pb2.KERNEL_METHOD_SIZE_ESTIMATE: "estimate its size",
+    kernel_pb2.KERNEL_METHOD_PREPARE: "prepare",
+    kernel_pb2.KERNEL_METHOD_CANCEL: "go on",
+    kernel_pb2.KERNEL_METHOD_IS_QUIESCENT: "say whether it is quiescent",
+    kernel_pb2.KERNEL_METHOD_CHECKPOINT: "save itself",
+    kernel_pb2.KERNEL_METHOD_RESTORE: "restore itself",
+    kernel_pb2.KERNEL_METHOD_HEALTH: "report its health",
 }
 """The methods as verbs, for messages."""
 
@@ -84,7 +85,7 @@ class Application:
 
     async def can_checkpoint(self, timeout_s: float = ANSWER_TIMEOUT_S) -> KernelReadiness:
         """Asks whether the application can save itself now, with the reason if not."""
-        answer = await self._ask(local_pb2.KERNEL_METHOD_CAN_CHECKPOINT, "readiness", timeout_s)
+        answer = await self._ask(kernel_pb2.KERNEL_METHOD_CAN_CHECKPOINT, "readiness", timeout_s)
         return answer.readiness
 
     @property
@@ -92,17 +93,20 @@ class Application:
         """Whether a call is running: saving may take long."""
         return self._turn.locked()
 
-    async def size_estimate(self, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
-        """Asks for the number of bytes of a save. 0: unknown."""
-        return (await self._ask(local_pb2.KERNEL_METHOD_SIZE_ESTIMATE, "size_bytes", timeout_s)).size_bytes
+    async def size_estimate(self, timeout_s: float = ANSWER_TIMEOUT_S) -> int | None:
+        """Asks for the number of bytes of a save. None: unknown; a negative number counts as unknown, too."""
+        answer = await self._ask(kernel_pb2.KERNEL_METHOD_SIZE_ESTIMATE, "size_estimate", timeout_s)
+        estimate = answer.size_estimate
+        known = estimate.HasField("size_bytes") and estimate.size_bytes >= 0
+        return estimate.size_bytes if known else None
 
     async def health(self) -> workload_pb2.KernelHealth.ValueType:
         """Asks for the health of the application."""
-        return (await self._ask(local_pb2.KERNEL_METHOD_HEALTH, "health")).health
+        return (await self._ask(kernel_pb2.KERNEL_METHOD_HEALTH, "health")).health
 
     async def is_quiescent(self) -> bool:
         """Asks whether the application is quiescent."""
-        return (await self._ask(local_pb2.KERNEL_METHOD_IS_QUIESCENT, "quiescent")).quiescent
+        return (await self._ask(kernel_pb2.KERNEL_METHOD_IS_QUIESCENT, "quiescent")).quiescent
 
     async def prepare(self, timeout_s: float, cancel_timeout_s: float = CANCEL_TIMEOUT_S) -> None:
         """Asks the application to quiesce and waits. If that fails, the application is told to continue.
@@ -116,7 +120,7 @@ class Application:
         """
         try:
             with self._deadline("become quiescent", timeout_s):
-                await self._ask(local_pb2.KERNEL_METHOD_PREPARE, "done", timeout_s)
+                await self._ask(kernel_pb2.KERNEL_METHOD_PREPARE, "done", timeout_s)
                 pause_s = FIRST_POLL_S
                 while not await self.is_quiescent():
                     await trio.sleep(pause_s)
@@ -134,7 +138,7 @@ class Application:
             OperationError: KERNEL_FAILED.
         """
         try:
-            await self._ask(local_pb2.KERNEL_METHOD_CANCEL, "done", timeout_s)
+            await self._ask(kernel_pb2.KERNEL_METHOD_CANCEL, "done", timeout_s)
         except OperationError:
             self._session.close()
             raise
@@ -166,7 +170,7 @@ class Application:
         Raises:
             OperationError: KERNEL_FAILED, CHECKPOINT_CORRUPT, or an error of the sink.
         """
-        method = local_pb2.KERNEL_METHOD_CHECKPOINT
+        method = kernel_pb2.KERNEL_METHOD_CHECKPOINT
         digest = hashlib.sha256()
         size = 0
         with self._deadline(_WORDS[method], timeout_s):
@@ -202,7 +206,7 @@ class Application:
         Raises:
             OperationError: KERNEL_FAILED, or an error of the source.
         """
-        method = local_pb2.KERNEL_METHOD_RESTORE
+        method = kernel_pb2.KERNEL_METHOD_RESTORE
         header = checkpoint.header
         answered = False
         try:

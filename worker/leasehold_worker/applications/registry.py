@@ -5,8 +5,10 @@ import re
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
-from leasehold.v1.local_pb2 import KernelHello, ServeKernelResponse
+from leasehold.local.v1 import kernel_pb2
+from leasehold.local.v1.kernel_pb2 import KernelHello
+from leasehold.local.v1.local_service_pb2 import ServeKernelResponse
+from leasehold.v1 import errors_pb2, workload_pb2
 
 from leasehold_worker.applications.application import Application
 from leasehold_worker.applications.stream import ApplicationStream, StreamLostError
@@ -122,7 +124,7 @@ class ApplicationRegistry:
         workload_id = workload.workload_id
         pending = workload_id in self._expected and not hello.begun
         kernel = Application(session, workload, hello)
-        welcome = local_pb2.KernelWelcome(workload_id=workload_id, restore_pending=pending)
+        welcome = kernel_pb2.KernelWelcome(workload_id=workload_id, restore_pending=pending)
         self._served[workload_id], self._peers[workload_id] = kernel, session.peer
         try:
             await session.send(ServeKernelResponse(welcome=welcome))
@@ -208,6 +210,8 @@ async def _receive_hello(session: ApplicationStream) -> KernelHello:
 
 
 def _check_facts(hello: KernelHello) -> None:
+    if hello.kernel.version < 0:
+        raise invalid("kernel.version", f"kernel.version {hello.kernel.version} is negative: give 0 or more")
     for field, value in (("kernel.kernel_id", hello.kernel.kernel_id), ("kernel.kind", hello.kernel.kind)):
         if len(value) > NAME_LIMIT or not _NAME.fullmatch(value):
             raise invalid(

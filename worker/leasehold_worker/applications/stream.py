@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, final
 
 import trio
-from leasehold.v1.local_pb2 import ServeKernelRequest, ServeKernelResponse
+from leasehold.local.v1.local_service_pb2 import ServeKernelRequest, ServeKernelResponse
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer

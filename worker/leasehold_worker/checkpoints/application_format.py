@@ -68,7 +68,7 @@ class ApplicationHeader(msgspec.Struct, frozen=True, kw_only=True):
     workload_name: str
     kernel_id: str
     kind: str
-    version: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
     created: Annotated[datetime, msgspec.Meta(tz=True)]
     size_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     sha256: str

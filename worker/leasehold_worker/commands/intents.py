@@ -1,7 +1,7 @@
 """Intents: the record of an operation's next step, stored before the step. Values only."""
 
 import msgspec
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import Member

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 from google.protobuf.message import Message
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadState
 
 from leasehold_worker.commands.intents import Intent
@@ -14,7 +14,7 @@ from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.leases import Lease, Standing
 from leasehold_worker.workloads.workload import Hooked, Parked, Workload
 
-_MESSAGES: Final = (workload_pb2.WorkloadSpec, workload_pb2.EvictionPolicy, errors_pb2.Error)
+_MESSAGES: Final = (workload_pb2.WorkloadSpec, eviction_pb2.EvictionPolicy, errors_pb2.Error)
 
 
 class WorkloadRecord(msgspec.Struct, frozen=True):

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from leasehold.v1 import command_pb2, worker_session_pb2
+from leasehold.v1 import command_pb2
+from leasehold.worker.v1 import session_pb2
 
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.members import MemberOutcome
@@ -67,13 +68,13 @@ def _outcome(workload_id: str, outcome: MemberOutcome) -> command_pb2.MemberOutc
     )
 
 
-def fitting(update: worker_session_pb2.CommandUpdate) -> worker_session_pb2.CommandUpdate:
+def fitting(update: session_pb2.CommandUpdate) -> session_pb2.CommandUpdate:
     """The update, cut to the size of a frame.
 
     A larger frame would end the stream, and each later one. Specs go first, since the coordinator has them;
     then the members of workloads, which hello reports; then the outcomes of the members.
     """
-    fitted = worker_session_pb2.CommandUpdate()
+    fitted = session_pb2.CommandUpdate()
     fitted.CopyFrom(update)
     for trim in _TRIMS:
         if fitted.ByteSize() <= UPDATE_LIMIT_BYTES:
@@ -82,22 +83,22 @@ def fitting(update: worker_session_pb2.CommandUpdate) -> worker_session_pb2.Comm
     return fitted
 
 
-def _leave_out_specs(update: worker_session_pb2.CommandUpdate) -> None:
+def _leave_out_specs(update: session_pb2.CommandUpdate) -> None:
     for told in update.workloads:
         told.ClearField("spec")
 
 
-def _leave_out_members(update: worker_session_pb2.CommandUpdate) -> None:
+def _leave_out_members(update: session_pb2.CommandUpdate) -> None:
     for told in update.workloads:
         told.status.ClearField("members")
 
 
-def _leave_out_member_outcomes(update: worker_session_pb2.CommandUpdate) -> None:
+def _leave_out_member_outcomes(update: session_pb2.CommandUpdate) -> None:
     update.result.ClearField("members")
     update.result.warnings.append("the outcomes of the members are too large to report")
 
 
-def _leave_out_all_but_the_outcome(update: worker_session_pb2.CommandUpdate) -> None:
+def _leave_out_all_but_the_outcome(update: session_pb2.CommandUpdate) -> None:
     update.ClearField("workloads")
     update.ClearField("result")
     if update.HasField("error"):
@@ -105,7 +106,7 @@ def _leave_out_all_but_the_outcome(update: worker_session_pb2.CommandUpdate) -> 
         update.error.message = update.error.message[:MESSAGE_LIMIT]
 
 
-_TRIMS: Final[tuple[Callable[[worker_session_pb2.CommandUpdate], None], ...]] = (
+_TRIMS: Final[tuple[Callable[[session_pb2.CommandUpdate], None], ...]] = (
     _leave_out_specs,
     _leave_out_members,
     _leave_out_member_outcomes,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.commands.intents import Intent

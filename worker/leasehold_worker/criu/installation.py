@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import criu_pb2
-from leasehold.v1.criu_pb2 import CriuRequest, CriuResponse
 
-from leasehold_worker.criu import rpc
+from leasehold_worker.criu import criu_pb2, rpc
+from leasehold_worker.criu.criu_pb2 import CriuRequest, CriuResponse
 from leasehold_worker.criu.rpc import SwrkError
 
 OLDEST_VERSION: Final = (4, 2)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import criu_pb2, errors_pb2
-from leasehold.v1.criu_pb2 import CriuOptions, CriuRequest
+from leasehold.v1 import errors_pb2
 
-from leasehold_worker.criu import rpc
+from leasehold_worker.criu import criu_pb2, rpc
+from leasehold_worker.criu.criu_pb2 import CriuOptions, CriuRequest
 from leasehold_worker.criu.installation import CriuFacts, read_errors
 from leasehold_worker.criu.rpc import SwrkError
 from leasehold_worker.criu.working_directory import ERRORS_FILE, open_directories, working_directory

@@ -15,8 +15,9 @@ from typing import Final, final
 
 import trio
 from google.protobuf.message import DecodeError
-from leasehold.v1 import criu_pb2
-from leasehold.v1.criu_pb2 import CriuRequest, CriuResponse
+
+from leasehold_worker.criu import criu_pb2
+from leasehold_worker.criu.criu_pb2 import CriuRequest, CriuResponse
 
 logger = logging.getLogger(__name__)
 

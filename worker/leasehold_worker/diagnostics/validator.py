@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import gpu_pb2, operation_pb2, workload_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.workload_pb2 import WorkloadState
 
@@ -111,7 +111,7 @@ class Validator:
         # The one who validates has chosen the GPU, whoever else is on it.
         resources = workload_pb2.Resources(gpu_count=1, allow_foreign=True)
         spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=resources)
-        run = command_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
+        run = operation_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
         before, began = await self._observer.usage(), time.monotonic()
         await self._parts.operations.run(TARGET, run, Progress(lambda _: None))
         workload = self._parts.workloads.get(TARGET)
@@ -125,7 +125,7 @@ class Validator:
     async def _park(self, workload: Workload, name: str, gpu_uuid: str) -> None:
         before = await self._observer.usage()
         progress = await self._do(
-            partial(self._parts.operations.suspend, TARGET, command_pb2.SuspendOperation())
+            partial(self._parts.operations.suspend, TARGET, operation_pb2.SuspendOperation())
         )
         _expect(workload.state, SUSPENDED, "the workload's state after a suspend")
         await self._observer.see_parked(workload)
@@ -135,7 +135,7 @@ class Validator:
     async def _wake(self, workload: Workload, name: str, gpu_uuid: str) -> None:
         before = await self._observer.usage()
         progress = await self._do(
-            partial(self._parts.operations.restore, TARGET, command_pb2.RestoreOperation())
+            partial(self._parts.operations.restore, TARGET, operation_pb2.RestoreOperation())
         )
         await self._see_woken(workload, gpu_uuid)
         taken = await self._observer.see_memory(workload.root.pid, before, entered=gpu_uuid)
@@ -148,8 +148,8 @@ class Validator:
             return
         for name, old, new in (("move", gpu.uuid, other), ("move back", other, gpu.uuid)):
             before = await self._observer.usage()
-            move = command_pb2.Move(workload_id=TARGET, pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)])
-            remap = partial(self._parts.operations.remap, command_pb2.RemapOperation(moves=[move]))
+            move = operation_pb2.Move(workload_id=TARGET, pairs=[gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)])
+            remap = partial(self._parts.operations.remap, operation_pb2.RemapOperation(moves=[move]))
             progress = await self._do(remap)
             await self._see_woken(workload, new)
             await self._observer.see_memory(workload.root.pid, before, left=old, entered=new)
@@ -188,7 +188,7 @@ class Validator:
         """Ends the program, by SIGTERM if it runs."""
         if TARGET not in self._parts.workloads:
             return
-        stop = command_pb2.StopOperation()
+        stop = operation_pb2.StopOperation()
         stop.grace.FromSeconds(END_S)
         try:
             await self._parts.termination.stop(TARGET, stop, Progress(lambda _: None))

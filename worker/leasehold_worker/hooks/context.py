@@ -6,8 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol, final
 
-from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import WeightStrategy
+from leasehold.v1 import eviction_pb2, hook_pb2
+from leasehold.v1.eviction_pb2 import WeightStrategy
 
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
@@ -127,8 +127,8 @@ class HookContext:
     workload_id: str
     workload_name: str
     root: ProcessIdentity
-    hooks: Sequence[workload_pb2.Hook]
-    policy: workload_pb2.EvictionPolicy
+    hooks: Sequence[hook_pb2.Hook]
+    policy: eviction_pb2.EvictionPolicy
     member_pids: Sequence[Pid]
     environment: Mapping[str, str]
     working_directory: Path
@@ -140,7 +140,7 @@ class HookContext:
     @property
     def weight_strategy(self) -> WeightStrategy.ValueType:
         """The weight strategy; never UNSPECIFIED."""
-        return self.policy.weight_strategy or workload_pb2.WEIGHT_STRATEGY_RETAIN
+        return self.policy.weight_strategy or eviction_pb2.WEIGHT_STRATEGY_RETAIN
 
     def values(self, phase: Phase) -> dict[str, str]:
         """The values of templates."""
@@ -165,51 +165,51 @@ class Turn:
         warnings: Failures that are not fatal.
     """
 
-    hook: workload_pb2.Hook
+    hook: hook_pb2.Hook
     context: HookContext
     phase: Phase
     doing: str = "the call had no answer yet"
     warnings: list[str] = field(default_factory=list)
 
 
-def kind(hook: workload_pb2.Hook) -> str:
+def kind(hook: hook_pb2.Hook) -> str:
     """The name of a hook's action. Empty: it has none."""
     return hook.WhichOneof("action") or ""
 
 
-def is_two_way(hook: workload_pb2.Hook) -> bool:
+def is_two_way(hook: hook_pb2.Hook) -> bool:
     """Whether a hook has both directions, and so no phase."""
     return kind(hook) in _TWO_WAY
 
 
-def goes_down(hook: workload_pb2.Hook) -> bool:
+def goes_down(hook: hook_pb2.Hook) -> bool:
     """Whether a hook is called before a suspend."""
-    return is_two_way(hook) or hook.phase == workload_pb2.HOOK_PHASE_BEFORE_SUSPEND
+    return is_two_way(hook) or hook.phase == hook_pb2.HOOK_PHASE_BEFORE_SUSPEND
 
 
-def calls(hooks: Iterable[workload_pb2.Hook]) -> list[workload_pb2.Hook]:
+def calls(hooks: Iterable[hook_pb2.Hook]) -> list[hook_pb2.Hook]:
     """The hooks that a suspend or restore calls, in their order: all but readiness probes."""
     return [hook for hook in hooks if not is_probe(hook)]
 
 
-def concerns(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.ValueType) -> bool:
+def concerns(hook: hook_pb2.Hook, weight_strategy: WeightStrategy.ValueType) -> bool:
     """Whether a hook is called for a weight strategy."""
     return not hook.weight_strategies or weight_strategy in hook.weight_strategies
 
 
-def claims_memory(hook: workload_pb2.Hook, weight_strategy: WeightStrategy.ValueType) -> bool:
+def claims_memory(hook: hook_pb2.Hook, weight_strategy: WeightStrategy.ValueType) -> bool:
     """Whether a hook is to make the workload free device memory before a suspend."""
     if not goes_down(hook):
         return False
     if kind(hook) in _FRAMEWORKS:
         return weight_strategy in (
-            workload_pb2.WEIGHT_STRATEGY_OFFLOAD,
-            workload_pb2.WEIGHT_STRATEGY_DISCARD,
+            eviction_pb2.WEIGHT_STRATEGY_OFFLOAD,
+            eviction_pb2.WEIGHT_STRATEGY_DISCARD,
         )
     return hook.frees_memory
 
 
-def timeout_s(hook: workload_pb2.Hook) -> float:
+def timeout_s(hook: hook_pb2.Hook) -> float:
     """Timeout of one call of a hook, in seconds."""
     if hook.HasField("timeout"):
         return seconds(hook.timeout)

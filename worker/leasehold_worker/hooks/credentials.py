@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import hook_pb2
 
 from leasehold_worker.hooks.context import HookFailedError
 
@@ -28,7 +28,7 @@ _readers: Final = trio.CapacityLimiter(8)
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
-async def read_token(credential: workload_pb2.HookCredential, environment: Mapping[str, str]) -> str | None:
+async def read_token(credential: hook_pb2.HookCredential, environment: Mapping[str, str]) -> str | None:
     """The token of a request. None: it has none.
 
     Args:

@@ -4,7 +4,7 @@ from typing import Final
 from urllib.parse import quote
 
 import trio
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import hook_pb2
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.credentials import read_token
@@ -53,7 +53,7 @@ async def admit_again(turn: Turn) -> None:
         await _request(turn, turn.hook.drain.admit_again)
 
 
-async def _request(turn: Turn, request: workload_pb2.HttpHook) -> None:
+async def _request(turn: Turn, request: hook_pb2.HttpHook) -> None:
     values = turn.context.values(turn.phase)
     # A name in an address may not become a path or a query of its own.
     url = expand(request.url, values, lambda value: quote(value, safe=","))

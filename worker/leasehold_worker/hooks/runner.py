@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, hook_pb2
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import command_hook, freed_memory, http_hook, sglang_hook, signal_hook, vllm_hook
@@ -137,11 +137,11 @@ async def probe(context: HookContext) -> None:
         await _limited(Turn(hook, context, Phase.READINESS, warnings=context.warnings), _act_once)
 
 
-def _downward(context: HookContext) -> list[workload_pb2.Hook]:
+def _downward(context: HookContext) -> list[hook_pb2.Hook]:
     return [hook for hook in context.hooks if goes_down(hook) and concerns(hook, context.weight_strategy)]
 
 
-def _begun(context: HookContext) -> list[workload_pb2.Hook]:
+def _begun(context: HookContext) -> list[hook_pb2.Hook]:
     return [hook for hook in _downward(context) if context.record.holds(hook.name)]
 
 
@@ -157,13 +157,13 @@ async def _go_down(turn: Turn) -> None:
 
 
 async def _go_back(
-    context: HookContext, begun: Sequence[workload_pb2.Hook], phase: Phase
+    context: HookContext, begun: Sequence[hook_pb2.Hook], phase: Phase
 ) -> list[OperationError]:
     """Undoes all hooks, past failures."""
     failures: list[OperationError] = []
     broken: set[str] = set()
 
-    async def go(hook: workload_pb2.Hook, action: Callable[[Turn], Awaitable[None]]) -> None:
+    async def go(hook: hook_pb2.Hook, action: Callable[[Turn], Awaitable[None]]) -> None:
         try:
             await _limited(Turn(hook, context, phase, warnings=context.warnings), action)
         except OperationError as error:
@@ -184,7 +184,7 @@ async def _go_back(
             if is_two_way(hook):
                 await go(hook, _act_up)
         for hook in context.hooks:
-            after = hook.phase == workload_pb2.HOOK_PHASE_AFTER_RESTORE
+            after = hook.phase == hook_pb2.HOOK_PHASE_AFTER_RESTORE
             if after and concerns(hook, context.weight_strategy):
                 await go(hook, _act_once)
         for hook in reversed(begun):

@@ -28,7 +28,7 @@ import json
 from typing import Final
 
 import trio
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import eviction_pb2
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.credentials import read_token
@@ -66,13 +66,13 @@ async def down(turn: Turn) -> None:
         HookFailedError: The memory was not released, or that is unknown.
     """
     strategy = turn.context.weight_strategy
-    if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
+    if strategy not in (eviction_pb2.WEIGHT_STRATEGY_OFFLOAD, eviction_pb2.WEIGHT_STRATEGY_DISCARD):
         return
     if await _is_released(turn):
         return
     await _forget_release(turn)
     tags = _tags(turn)
-    discards = strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags
+    discards = strategy == eviction_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags
     _require_settings(turn, await _server_info(turn), tags, discards)
     # First what is under way may end by itself. Then the door is shut: that aborts what came in between.
     await _until_idle(turn)
@@ -101,7 +101,7 @@ async def up(turn: Turn) -> None:
         HookFailedError: A step failed, or it is unknown whether the memory was released.
     """
     strategy = turn.context.weight_strategy
-    if strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
+    if strategy not in (eviction_pb2.WEIGHT_STRATEGY_OFFLOAD, eviction_pb2.WEIGHT_STRATEGY_DISCARD):
         return
     if await _is_released(turn):
         await turn.context.record.add(_note(turn, RESUMING))
@@ -109,7 +109,7 @@ async def up(turn: Turn) -> None:
         if not answer.good:
             raise _refused(turn, "/resume_memory_occupation", answer)
     await _forget_release(turn)
-    if strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in _tags(turn):
+    if strategy == eviction_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in _tags(turn):
         await _load_weights(turn)
     await _post_if_offered(turn, "/continue_generation", {})
 

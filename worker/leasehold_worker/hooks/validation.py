@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
-from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import WeightStrategy
+from leasehold.v1 import errors_pb2, eviction_pb2, hook_pb2
+from leasehold.v1.eviction_pb2 import WeightStrategy
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.hooks import templates
@@ -25,16 +25,16 @@ _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"})
 _PHASES: Final = frozenset(
     {
-        workload_pb2.HOOK_PHASE_BEFORE_SUSPEND,
-        workload_pb2.HOOK_PHASE_AFTER_RESTORE,
-        workload_pb2.HOOK_PHASE_READINESS,
+        hook_pb2.HOOK_PHASE_BEFORE_SUSPEND,
+        hook_pb2.HOOK_PHASE_AFTER_RESTORE,
+        hook_pb2.HOOK_PHASE_READINESS,
     }
 )
 _PROBES: Final = frozenset({"command", "http"})
 """Actions that return an answer, and so can be readiness probes."""
 
 
-def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
+def check_hooks(hooks: Sequence[hook_pb2.Hook]) -> None:
     """Refuses hooks that can't be called.
 
     Raises:
@@ -53,7 +53,7 @@ def check_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
         _check_hook(field, hook)
 
 
-def check_foreign_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
+def check_foreign_hooks(hooks: Sequence[hook_pb2.Hook]) -> None:
     """Refuses hooks that would do as the worker's user something that the calling user may not.
 
     A command runs as the worker's user. A request may go to any address, and a credential may be any user's
@@ -64,7 +64,7 @@ def check_foreign_hooks(hooks: Sequence[workload_pb2.Hook]) -> None:
     """
     for index, hook in enumerate(hooks):
         field = f"hooks[{index}]"
-        server: workload_pb2.VllmHook | workload_pb2.SglangHook | None = None
+        server: hook_pb2.VllmHook | hook_pb2.SglangHook | None = None
         match kind(hook):
             case "vllm":
                 server = hook.vllm
@@ -100,17 +100,17 @@ def _not_permitted(field: str, name: str, what: str) -> OperationError:
 
 
 def weights_hooks(
-    hooks: Sequence[workload_pb2.Hook], weight_strategy: WeightStrategy.ValueType
-) -> list[workload_pb2.Hook]:
+    hooks: Sequence[hook_pb2.Hook], weight_strategy: WeightStrategy.ValueType
+) -> list[hook_pb2.Hook]:
     """The hooks that move or drop the weights by a strategy, in order. None if weights are retained."""
-    if weight_strategy not in (workload_pb2.WEIGHT_STRATEGY_OFFLOAD, workload_pb2.WEIGHT_STRATEGY_DISCARD):
+    if weight_strategy not in (eviction_pb2.WEIGHT_STRATEGY_OFFLOAD, eviction_pb2.WEIGHT_STRATEGY_DISCARD):
         return []
     return [
         hook for hook in hooks if concerns(hook, weight_strategy) and claims_memory(hook, weight_strategy)
     ]
 
 
-def _check_hook(field: str, hook: workload_pb2.Hook) -> None:
+def _check_hook(field: str, hook: hook_pb2.Hook) -> None:
     name = hook.name
     if not kind(hook):
         raise invalid(
@@ -153,7 +153,7 @@ def _check_hook(field: str, hook: workload_pb2.Hook) -> None:
         _check_drain(f"{field}.drain", hook)
 
 
-def _check_action(field: str, hook: workload_pb2.Hook) -> None:
+def _check_action(field: str, hook: hook_pb2.Hook) -> None:
     match kind(hook):
         case "command":
             _check_command(f"{field}.command", hook)
@@ -186,7 +186,7 @@ def _check_action(field: str, hook: workload_pb2.Hook) -> None:
                 _check_credential(f"{field}.sglang.credential", hook.name, hook.sglang.credential)
 
 
-def _check_command(field: str, hook: workload_pb2.Hook) -> None:
+def _check_command(field: str, hook: hook_pb2.Hook) -> None:
     arguments = hook.command.arguments
     if not arguments or not arguments[0]:
         raise invalid(f"{field}.arguments", f"hook {hook.name} has no program: give it one")
@@ -196,7 +196,7 @@ def _check_command(field: str, hook: workload_pb2.Hook) -> None:
         _check_template(f"{field}.arguments", hook.name, argument)
 
 
-def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
+def _check_http(field: str, name: str, request: hook_pb2.HttpHook) -> None:
     if request.method not in _METHODS:
         raise invalid(
             f"{field}.method",
@@ -214,7 +214,7 @@ def _check_http(field: str, name: str, request: workload_pb2.HttpHook) -> None:
     _check_template(f"{field}.body", name, body)
 
 
-def _check_drain(field: str, hook: workload_pb2.Hook) -> None:
+def _check_drain(field: str, hook: hook_pb2.Hook) -> None:
     drain = hook.drain
     if not goes_down(hook):
         raise invalid(field, f"hook {hook.name} is not called before a suspend: leave drain out")
@@ -244,7 +244,7 @@ def _check_url(field: str, name: str, url: str, *, base: bool) -> None:
         )
 
 
-def _check_credential(field: str, name: str, credential: workload_pb2.HookCredential) -> None:
+def _check_credential(field: str, name: str, credential: hook_pb2.HookCredential) -> None:
     match credential.WhichOneof("source"):
         case "file" if not credential.file.startswith("/") or "\0" in credential.file:
             raise invalid(

@@ -27,8 +27,8 @@ import random
 from typing import Final
 
 import trio
-from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import WeightStrategy
+from leasehold.v1 import eviction_pb2
+from leasehold.v1.eviction_pb2 import WeightStrategy
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.credentials import read_token
@@ -47,8 +47,8 @@ AWAKE_DEADLINE_S: Final = 10.0
 """Time for which a server may report that it sleeps after it was woken."""
 
 LEVELS: Final[dict[WeightStrategy.ValueType, int]] = {
-    workload_pb2.WEIGHT_STRATEGY_OFFLOAD: 1,
-    workload_pb2.WEIGHT_STRATEGY_DISCARD: 2,
+    eviction_pb2.WEIGHT_STRATEGY_OFFLOAD: 1,
+    eviction_pb2.WEIGHT_STRATEGY_DISCARD: 2,
 }
 """The sleep level of each weight strategy; with any other a server does not sleep."""
 
@@ -107,7 +107,7 @@ def _sleep_note(turn: Turn) -> str:
 
 async def _wake(turn: Turn) -> None:
     tags = tuple(turn.hook.vllm.wake_tags)
-    if turn.context.weight_strategy == workload_pb2.WEIGHT_STRATEGY_DISCARD:
+    if turn.context.weight_strategy == eviction_pb2.WEIGHT_STRATEGY_DISCARD:
         # Loaded while the rest still sleeps: a server that does not sleep any more has its weights, whoever
         # was interrupted where.
         await _control(turn, "POST", f"/wake_up?tags={_WEIGHTS}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, final, overload
 
-from leasehold.v1 import errors_pb2, machine_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, worker_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.leasing.gpu_selection import GpuRequest
@@ -324,7 +324,7 @@ class Resources:
             self._claims.pop(workload_id, None)
         return self._allocation(workload_id, lease, taken[0])
 
-    def fetch_machine_resources(self) -> machine_pb2.MachineResources:
+    def fetch_machine_resources(self) -> worker_pb2.MachineResources:
         """The host's resources for workloads, in total and free."""
         resources = self._ledger.figures()
         gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2
+from leasehold.v1 import operation_pb2
 
 from leasehold_worker.errors import invalid
 from leasehold_worker.gpus.uuids import normalize_uuid
@@ -32,7 +32,7 @@ class Cordons:
         self._pool = pool
         self._look = look
 
-    def cordon(self, operation: command_pb2.CordonOperation) -> None:
+    def cordon(self, operation: operation_pb2.CordonOperation) -> None:
         """Cordons GPUs. A workload keeps its lease, and no new lease is granted.
 
         Raises:
@@ -44,7 +44,7 @@ class Cordons:
         for gpu_uuid in self._named(operation.gpu_uuids) or [""]:
             self._pool.slots.cordon(gpu_uuid, cordon)
 
-    def uncordon(self, operation: command_pb2.UncordonOperation) -> None:
+    def uncordon(self, operation: operation_pb2.UncordonOperation) -> None:
         """Uncordons GPUs; those without a cordon stay unchanged.
 
         Raises:
@@ -53,7 +53,7 @@ class Cordons:
         for gpu_uuid in self._named(operation.gpu_uuids) or [""]:
             self._pool.slots.cordon(gpu_uuid, None)
 
-    async def reset_health(self, operation: command_pb2.ResetGpuHealthOperation) -> None:
+    async def reset_health(self, operation: operation_pb2.ResetGpuHealthOperation) -> None:
         """Clears the health verdicts of GPUs and checks them again, so that a lasting fault is found at once.
 
         Raises:

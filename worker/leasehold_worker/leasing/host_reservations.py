@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
-from leasehold.v1.machine_pb2 import MachineResources
+from leasehold.v1.worker_pb2 import MachineResources
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.errors import OperationError

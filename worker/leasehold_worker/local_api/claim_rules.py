@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import eviction_pb2, hook_pb2, workload_pb2
 
 from leasehold_worker.errors import invalid
 from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
@@ -47,7 +47,7 @@ def check_duration(field: str, duration: duration_pb2.Duration, limit_s: int) ->
         )
 
 
-def check_claim_hooks(hooks: Sequence[workload_pb2.Hook], peer: Peer) -> None:
+def check_claim_hooks(hooks: Sequence[hook_pb2.Hook], peer: Peer) -> None:
     """Refuses hooks that are too large, invalid, or permitted only for root and the worker's user.
 
     Raises:
@@ -74,9 +74,9 @@ def check_helper(helper: workload_pb2.HelperTerms) -> None:
     if helper.HasField("grace"):
         check_duration("spec.helper.grace", helper.grace, GRACE_LIMIT_S)
     if helper.process_strategy not in (
-        workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
-        workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-        workload_pb2.PROCESS_STRATEGY_STOP,
+        eviction_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+        eviction_pb2.PROCESS_STRATEGY_STOP,
     ):
         raise invalid(
             "spec.helper.process_strategy",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import final
 
 import trio
-from leasehold.v1.local_pb2 import ClaimRequest, ClaimResponse
+from leasehold.local.v1.local_service_pb2 import ClaimRequest, ClaimResponse
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import errors_pb2, local_pb2, workload_pb2
-from leasehold.v1.local_pb2 import ClaimOpen, ClaimResponse
+from leasehold.local.v1 import local_service_pb2
+from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimResponse
+from leasehold.v1 import errors_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.host.peers import Peer
@@ -97,11 +98,11 @@ class ClaimWaiting:
         finally:
             del self._names[workload_id], self._waiting[workload_id]
 
-    def waiting(self) -> list[local_pb2.WaitingClaim]:
+    def waiting(self) -> list[local_service_pb2.WaitingClaim]:
         """The waiting claims, including those of the coordinator's commands, in queue order."""
         pool, resources = self._pool, self._resources
         return [
-            local_pb2.WaitingClaim(
+            local_service_pb2.WaitingClaim(
                 name=self._names.get(waiter.workload_id, waiter.workload_id),
                 pid=session.peer.identity.pid if session else 0,
                 user=session.peer.user if session else "",
@@ -266,7 +267,7 @@ class ClaimWaiting:
             waiting = pool.waiting
             ids = [waiter.workload_id for waiter in waiting]
             if workload_id in ids:
-                message = local_pb2.ClaimWaiting(
+                message = local_service_pb2.ClaimWaiting(
                     position=ids.index(workload_id) + 1,
                     pending_claimers=len(waiting),
                     reason=self._resources.what_lacks(request),

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, local_pb2
-from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.local_pb2 import ClaimOpen, ClaimResponse
+from leasehold.local.v1 import local_service_pb2
+from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimResponse
+from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec
 
 from leasehold_worker.commands.executor import Commands
@@ -109,7 +110,7 @@ class LocalClaims:
         """Asks a preemptible workload with a stream to release its GPUs."""
         session = self._sessions.get(workload_id)
         if session is not None:
-            request = local_pb2.ClaimYield(grace=duration(grace_s))
+            request = local_service_pb2.ClaimYield(grace=duration(grace_s))
             session.tell(ClaimResponse(yield_request=request))
 
     async def _serve(self, session: ClaimStream) -> None:
@@ -219,7 +220,7 @@ class LocalClaims:
                 "the grant can't be stored: check the disk of the worker's state directory",
             )
         lease = workload.lease
-        granted = local_pb2.ClaimGranted(
+        granted = local_service_pb2.ClaimGranted(
             workload_id=workload.workload_id,
             name=workload.name,
             lease=lease_message(lease) if lease else None,
@@ -233,12 +234,12 @@ class LocalClaims:
             now = (workload.state, workload.lease)
             if now != told:
                 lease = lease_message(workload.lease) if workload.lease else None
-                changed = local_pb2.ClaimChanged(state=workload.state, lease=lease)
+                changed = local_service_pb2.ClaimChanged(state=workload.state, lease=lease)
                 session.tell(ClaimResponse(changed=changed))
                 told = now
             await self._workloads.wait_changed()
         why = f"the workload is {state_text(workload.state)}"
-        session.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason=why)))
+        session.tell(ClaimResponse(ended=local_service_pb2.ClaimEnded(reason=why)))
 
     async def _resume(self, session: ClaimStream, workload_id: str) -> None:
         workload = self._workloads.get(workload_id)
@@ -253,7 +254,9 @@ class LocalClaims:
         self._inherited.discard(workload_id)
         older = self._sessions.pop(workload_id, None)
         if older is not None:
-            older.tell(ClaimResponse(ended=local_pb2.ClaimEnded(reason="the claim moved to another stream")))
+            older.tell(
+                ClaimResponse(ended=local_service_pb2.ClaimEnded(reason="the claim moved to another stream"))
+            )
             older.tell(None)
         await self._hold(session, workload, resumed=True)
 
@@ -263,7 +266,7 @@ class LocalClaims:
             if workload.state != RUNNING:
                 await self._workloads.wait_changed()
                 continue
-            operation = Operation(release=command_pb2.ReleaseOperation())
+            operation = Operation(release=operation_pb2.ReleaseOperation())
             outcome = await self._commands.carry_out(workload.workload_id, operation)
             if outcome.state == SUCCEEDED:
                 return
@@ -285,4 +288,4 @@ def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, Workload
     )
     if said.HasField("resources"):
         spec.resources.CopyFrom(said.resources)
-    return EXEC if wanted.hold == local_pb2.CLAIM_HOLD_PROCESS else CLAIM, spec
+    return EXEC if wanted.hold == local_service_pb2.CLAIM_HOLD_PROCESS else CLAIM, spec

@@ -2,8 +2,9 @@
 
 from typing import Final, final
 
-from leasehold.v1 import command_pb2, errors_pb2, local_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Operation
+from leasehold.local.v1 import local_service_pb2
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
+from leasehold.v1.operation_pb2 import Operation
 
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.states import SUCCEEDED
@@ -51,9 +52,9 @@ class LocalQueries:
         self._claim_waiting = claim_waiting
         self._worker_id = worker_id
 
-    def list(self) -> local_pb2.ListResponse:
+    def list(self) -> local_service_pb2.ListResponse:
         """The GPUs, the workloads and the waiting claims. The list always fits into a message."""
-        found = local_pb2.ListResponse(
+        found = local_service_pb2.ListResponse(
             gpus=gpu_lease_messages(self._pool.slots.snapshot().slots, {}),
             workloads=[
                 workload_message(workload, self._worker_id)
@@ -90,7 +91,7 @@ class LocalQueries:
                 f"workload {workload.name} is of user {workload.user}: only that user, the "
                 "worker's user and root may release it",
             )
-        operation = Operation(release=command_pb2.ReleaseOperation())
+        operation = Operation(release=operation_pb2.ReleaseOperation())
         outcome = await self._commands.carry_out(workload.workload_id, operation)
         if outcome.state != SUCCEEDED:
             error = outcome.error

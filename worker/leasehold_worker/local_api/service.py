@@ -14,7 +14,8 @@ import trio
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import errors_pb2, local_pb2
+from leasehold.local.v1 import local_service_pb2
+from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 
 from leasehold_worker.applications.registry import ApplicationRegistry
@@ -85,14 +86,14 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._unsent: dict[str, local_pb2.ClaimResponse | OperationError | None] = {}
+        self._unsent: dict[str, local_service_pb2.ClaimResponse | OperationError | None] = {}
         self._closed = False
 
     def __len__(self) -> int:
         """Number of unsent messages."""
         return len(self._unsent)
 
-    def put(self, response: local_pb2.ClaimResponse | OperationError | None) -> None:
+    def put(self, response: local_service_pb2.ClaimResponse | OperationError | None) -> None:
         """Adds a message in place of an unsent one of its kind. No message follows None, the end."""
         kind = _kind(response)
         with self._changed:
@@ -102,7 +103,7 @@ class Mailbox:
                 self._unsent[kind] = response
                 self._changed.notify()
 
-    def get(self) -> local_pb2.ClaimResponse | OperationError | None:
+    def get(self) -> local_service_pb2.ClaimResponse | OperationError | None:
         """Waits for the next message, and removes it."""
         with self._changed:
             while not self._unsent:
@@ -110,9 +111,9 @@ class Mailbox:
             return self._unsent.pop(next(iter(self._unsent)))
 
 
-def _kind(response: local_pb2.ClaimResponse | OperationError | None) -> str:
+def _kind(response: local_service_pb2.ClaimResponse | OperationError | None) -> str:
     match response:
-        case local_pb2.ClaimResponse():
+        case local_service_pb2.ClaimResponse():
             return response.WhichOneof("frame") or ""
         case OperationError():
             return "refusal"
@@ -154,26 +155,26 @@ class LocalService:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # gRPC types no mixture of methods
             "Claim": grpc.stream_stream_rpc_method_handler(
                 self.claim,
-                request_deserializer=local_pb2.ClaimRequest.FromString,
-                response_serializer=local_pb2.ClaimResponse.SerializeToString,
+                request_deserializer=local_service_pb2.ClaimRequest.FromString,
+                response_serializer=local_service_pb2.ClaimResponse.SerializeToString,
             ),
             "ServeKernel": grpc.stream_stream_rpc_method_handler(
                 self.serve_kernel,
-                request_deserializer=local_pb2.ServeKernelRequest.FromString,
-                response_serializer=local_pb2.ServeKernelResponse.SerializeToString,
+                request_deserializer=local_service_pb2.ServeKernelRequest.FromString,
+                response_serializer=local_service_pb2.ServeKernelResponse.SerializeToString,
             ),
             "List": grpc.stream_unary_rpc_method_handler(
                 self.list,
-                request_deserializer=local_pb2.ListRequest.FromString,
-                response_serializer=local_pb2.ListResponse.SerializeToString,
+                request_deserializer=local_service_pb2.ListRequest.FromString,
+                response_serializer=local_service_pb2.ListResponse.SerializeToString,
             ),
             "Release": grpc.stream_unary_rpc_method_handler(
                 self.release,
-                request_deserializer=local_pb2.ReleaseRequest.FromString,
-                response_serializer=local_pb2.ReleaseResponse.SerializeToString,
+                request_deserializer=local_service_pb2.ReleaseRequest.FromString,
+                response_serializer=local_service_pb2.ReleaseResponse.SerializeToString,
             ),
         }
-        service = local_pb2.DESCRIPTOR.services_by_name["LocalService"].full_name
+        service = local_service_pb2.DESCRIPTOR.services_by_name["LocalService"].full_name
         return grpc.method_handlers_generic_handler(service, methods)
 
     async def cancel_unasked(self) -> None:
@@ -186,15 +187,15 @@ class LocalService:
                     context.cancel()
 
     def claim(
-        self, requests: Iterator[local_pb2.ClaimRequest], context: Context
-    ) -> Iterator[local_pb2.ClaimResponse]:
+        self, requests: Iterator[local_service_pb2.ClaimRequest], context: Context
+    ) -> Iterator[local_service_pb2.ClaimResponse]:
         """Waits for a claim's grant, and holds the lease as long as the call lasts."""
         with self._admitted(context, self._calls, self._claims_open) as peer:
             yield from self._serve_claim(peer, self._first(requests, context), context)
 
     def _serve_claim(
-        self, peer: Peer, request: local_pb2.ClaimRequest, context: Context
-    ) -> Iterator[local_pb2.ClaimResponse]:
+        self, peer: Peer, request: local_service_pb2.ClaimRequest, context: Context
+    ) -> Iterator[local_service_pb2.ClaimResponse]:
         responses = Mailbox()
         session = ClaimStream(peer, request, responses.put)
 
@@ -211,15 +212,15 @@ class LocalService:
             yield response
 
     def serve_kernel(
-        self, requests: Iterator[local_pb2.ServeKernelRequest], context: Context
-    ) -> Iterator[local_pb2.ServeKernelResponse]:
+        self, requests: Iterator[local_service_pb2.ServeKernelRequest], context: Context
+    ) -> Iterator[local_service_pb2.ServeKernelResponse]:
         """Sends requests to a checkpointable application, as long as the call lasts."""
         with self._admitted(context, self._calls, self._kernels_open) as peer:
             yield from self._serve_kernel(peer, requests, context)
 
     def _serve_kernel(
-        self, peer: Peer, requests: Iterator[local_pb2.ServeKernelRequest], context: Context
-    ) -> Iterator[local_pb2.ServeKernelResponse]:
+        self, peer: Peer, requests: Iterator[local_service_pb2.ServeKernelRequest], context: Context
+    ) -> Iterator[local_service_pb2.ServeKernelResponse]:
         session = ApplicationStream(peer)
         if not context.add_callback(lambda: self._soon(session.drop)):
             return
@@ -231,7 +232,7 @@ class LocalService:
             yield frame
 
     def _read_kernel(
-        self, session: ApplicationStream, requests: Iterator[local_pb2.ServeKernelRequest]
+        self, session: ApplicationStream, requests: Iterator[local_service_pb2.ServeKernelRequest]
     ) -> None:
         """Reads until either side ends the stream."""
         try:
@@ -249,15 +250,17 @@ class LocalService:
         except (trio.RunFinishedError, trio.Cancelled):
             return None
 
-    def list(self, requests: Iterator[local_pb2.ListRequest], context: Context) -> local_pb2.ListResponse:
+    def list(
+        self, requests: Iterator[local_service_pb2.ListRequest], context: Context
+    ) -> local_service_pb2.ListResponse:
         """Lists leases, workloads and claims."""
         with self._admitted(context, self._calls):
             self._first(requests, context)
             return self._ask(context, self._answers.list)
 
     def release(
-        self, requests: Iterator[local_pb2.ReleaseRequest], context: Context
-    ) -> local_pb2.ReleaseResponse:
+        self, requests: Iterator[local_service_pb2.ReleaseRequest], context: Context
+    ) -> local_service_pb2.ReleaseResponse:
         """Releases a claim or an adopted process."""
         with self._admitted(context, self._calls) as peer:
             name = self._first(requests, context).workload
@@ -267,7 +270,7 @@ class LocalService:
                 _abort(context, error)
             except trio.RunFinishedError:
                 _abort(context, _STOPPING)
-            return local_pb2.ReleaseResponse(workload=released)
+            return local_service_pb2.ReleaseResponse(workload=released)
 
     @contextmanager
     def _admitted(self, context: Context, *kinds: CallLimits) -> Iterator[Peer]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, final
 
-from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.gpu_pairs import moved

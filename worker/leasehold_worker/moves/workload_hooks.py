@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
@@ -44,7 +44,7 @@ class Acquisition:
         self._foreign = foreign
 
     async def for_run(
-        self, workload_id: str, operation: command_pb2.RunOperation, preferred: Sequence[str] = ()
+        self, workload_id: str, operation: operation_pb2.RunOperation, preferred: Sequence[str] = ()
     ) -> Allocation:
         """Allocates the resources of a run. Named GPUs are allocated even if claims wait for them.
 
@@ -84,7 +84,9 @@ class Acquisition:
                 return await self._resources.claim(workload_id, request, priority=spec.priority)
             raise
 
-    async def from_helpers(self, workload: Workload, operation: command_pb2.RestoreOperation) -> Lease | None:
+    async def from_helpers(
+        self, workload: Workload, operation: operation_pb2.RestoreOperation
+    ) -> Lease | None:
         """Claims GPUs of preemptible workloads if only these block a restore. None: other obstacles remain.
 
         A preemptible workload preempts no other.

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.helper_pool import Driver
@@ -86,7 +86,7 @@ class Adoption:
         self._driver_checks = DriverChecks(driver, inventory)
 
     async def adopt(
-        self, workload_id: str, operation: command_pb2.AdoptOperation, progress: Progress
+        self, workload_id: str, operation: operation_pb2.AdoptOperation, progress: Progress
     ) -> None:
         """Registers a process and its descendants as a workload, with a lease of the GPUs that they use.
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Command
-from leasehold.v1.workload_pb2 import ProcessStrategy
+from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.eviction_pb2 import ProcessStrategy
+from leasehold.worker.v1.session_pb2 import CommandSpec
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.execution import CarryOut
@@ -109,7 +109,7 @@ class Operations:
         self.preflight = preflight
         """Makes the plans of suspends, restores and remaps."""
 
-    async def perform(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
+    async def perform(self, command: CommandSpec, progress: Progress, carry_out: CarryOut) -> None:
         """Carries out a command.
 
         Raises:
@@ -157,7 +157,7 @@ class Operations:
                     "this worker is older than the coordinator and does not know the operation: update it",
                 )
 
-    async def run(self, workload_id: str, operation: command_pb2.RunOperation, progress: Progress) -> None:
+    async def run(self, workload_id: str, operation: operation_pb2.RunOperation, progress: Progress) -> None:
         """Allocates the resources of the program, without waiting, and starts it.
 
         Raises:
@@ -201,7 +201,7 @@ class Operations:
     async def suspend(
         self,
         workload_id: str,
-        operation: command_pb2.SuspendOperation,
+        operation: operation_pb2.SuspendOperation,
         progress: Progress,
         carry_out: CarryOut | None = None,
     ) -> None:
@@ -257,7 +257,7 @@ class Operations:
         await self._strategies[plan.policy.process_strategy].suspend(plan, progress)
 
     async def restore(
-        self, workload_id: str, operation: command_pb2.RestoreOperation, progress: Progress
+        self, workload_id: str, operation: operation_pb2.RestoreOperation, progress: Progress
     ) -> None:
         """Restores a suspended workload by any strategy: reserves GPUs, and undoes the suspend.
 
@@ -296,7 +296,7 @@ class Operations:
     async def _restore_on(self, lease: Lease, progress: Progress) -> None:
         """Restores a workload on GPUs that were claimed for it."""
         try:
-            named = command_pb2.RestoreOperation(gpu_uuids=lease.gpu_uuids)
+            named = operation_pb2.RestoreOperation(gpu_uuids=lease.gpu_uuids)
             plan = await self.preflight.restore(lease.workload_id, named, held=lease.gpu_uuids)
             plan.require()
             progress.warnings += plan.findings.warnings
@@ -313,7 +313,7 @@ class Operations:
             self._acquisition.release(reserved)
         _warn_of_children(progress)
 
-    async def remap(self, operation: command_pb2.RemapOperation, progress: Progress) -> None:
+    async def remap(self, operation: operation_pb2.RemapOperation, progress: Progress) -> None:
         """Moves running workloads: suspends them, and restores them on their new or else their old GPUs."""
         progress.enter("preflight")
         plan = await self.preflight.remap(operation)
@@ -364,8 +364,8 @@ async def _make_room(plan: Plan, progress: Progress, carry_out: CarryOut) -> Non
     """Moves other workloads to a lower tier, one after the other. A failed move is a warning."""
     for move in plan.moves_down:
         progress.enter("make_room")
-        operation = command_pb2.Operation(
-            suspend=command_pb2.SuspendOperation(policy=move.policy, force=True)
+        operation = operation_pb2.Operation(
+            suspend=operation_pb2.SuspendOperation(policy=move.policy, force=True)
         )
         outcome = await carry_out(move.workload_id, operation, move.generation)
         if outcome.state != SUCCEEDED:

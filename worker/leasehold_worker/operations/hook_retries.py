@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Operation
-from leasehold.v1.worker_session_pb2 import CommandUpdate
+from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.operation_pb2 import Operation
+from leasehold.worker.v1.session_pb2 import CommandUpdate
 
 from leasehold_worker.workloads.workload import Workload
 
@@ -57,7 +57,7 @@ class HookRetries:
 
     async def _wake(self, workload: Workload) -> CommandUpdate | None:
         """Restores the workload once no other command runs. None: another one restored or suspended it."""
-        operation = Operation(restore=command_pb2.RestoreOperation())
+        operation = Operation(restore=operation_pb2.RestoreOperation())
         while workload.is_half_awake:
             outcome = await self._carry_out(workload.workload_id, operation)
             if outcome.error.reason != errors_pb2.ERROR_REASON_WORKLOAD_BUSY:

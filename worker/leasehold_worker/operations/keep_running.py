@@ -10,7 +10,7 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.commands.progress import Progress

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Operation
+from leasehold.v1 import eviction_pb2, operation_pb2
+from leasehold.v1.operation_pb2 import Operation
 
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.states import SUCCEEDED
@@ -113,13 +113,13 @@ def _newest_needed(
     return None
 
 
-def helper_policy(declared: workload_pb2.EvictionPolicy) -> workload_pb2.EvictionPolicy:
+def helper_policy(declared: eviction_pb2.EvictionPolicy) -> eviction_pb2.EvictionPolicy:
     """The policy that preempts a workload: CUDA suspend, or else the declared one."""
     allowed = declared.escalate_to and not is_weaker(declared.escalate_to, CUDA_SUSPEND)
-    return workload_pb2.EvictionPolicy(
+    return eviction_pb2.EvictionPolicy(
         weight_strategy=declared.weight_strategy,
         process_strategy=CUDA_SUSPEND,
-        escalate_to=declared.escalate_to if allowed else workload_pb2.PROCESS_STRATEGY_UNSPECIFIED,
+        escalate_to=declared.escalate_to if allowed else eviction_pb2.PROCESS_STRATEGY_UNSPECIFIED,
     )
 
 
@@ -222,10 +222,12 @@ class Preemption:
         return helper.lease in wanted
 
     async def _take(self, helper: Workload) -> None:
-        if helper.spec.helper.process_strategy == workload_pb2.PROCESS_STRATEGY_STOP:
-            operation = Operation(stop=command_pb2.StopOperation())
+        if helper.spec.helper.process_strategy == eviction_pb2.PROCESS_STRATEGY_STOP:
+            operation = Operation(stop=operation_pb2.StopOperation())
         else:
-            suspend = command_pb2.SuspendOperation(gives_way=True, policy=helper_policy(helper.spec.eviction))
+            suspend = operation_pb2.SuspendOperation(
+                gives_way=True, policy=helper_policy(helper.spec.eviction)
+            )
             operation = Operation(suspend=suspend)
         outcome = await self._commands.carry_out(helper.workload_id, operation)
         if outcome.state != SUCCEEDED:
@@ -251,7 +253,7 @@ class Preemption:
 
     async def _wake(self, helper: Workload) -> None:
         try:
-            operation = Operation(restore=command_pb2.RestoreOperation())
+            operation = Operation(restore=operation_pb2.RestoreOperation())
             outcome = await self._commands.carry_out(helper.workload_id, operation)
             if outcome.state == SUCCEEDED:
                 logger.info("restoring the preempted workload %s", helper.name)

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy, WorkloadState
+from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import WorkloadState
 from msgspec import structs
 
 from leasehold_worker.applications import checkpointing
@@ -199,7 +200,7 @@ class StopRestart:
             OperationError: It failed; no process runs, and the workload is stopped as before.
         """
         workload = plan.target.workload
-        run = command_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
+        run = operation_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
         allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
         lease = allocation.lease
         workload.hold_host(allocation.host)
@@ -269,7 +270,7 @@ class StopRestart:
         except BaseException:
             with trio.CancelScope(shield=True):
                 self.expect(workload.workload_id, "")
-                stop = command_pb2.StopOperation()
+                stop = operation_pb2.StopOperation()
                 await self._termination.stop(workload.workload_id, stop, Progress.unheard())
             raise
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.progress import Progress
@@ -35,7 +35,9 @@ class Termination:
         self._exit_monitor = exit_monitor
         self._killer = killer
 
-    async def stop(self, workload_id: str, operation: command_pb2.StopOperation, progress: Progress) -> None:
+    async def stop(
+        self, workload_id: str, operation: operation_pb2.StopOperation, progress: Progress
+    ) -> None:
         """Sends SIGTERM to the first process, and SIGKILL to all after the grace.
 
         A suspended workload is killed at once: its CUDA calls block, so it could not end by itself. So is a
@@ -66,7 +68,7 @@ class Termination:
                 await self._kill(workload, before, progress, force=operation.force)
 
     async def resume(
-        self, workload: Workload, operation: command_pb2.StopOperation, progress: Progress, *, parked: bool
+        self, workload: Workload, operation: operation_pb2.StopOperation, progress: Progress, *, parked: bool
     ) -> None:
         """Ends a workload whose stop was under way when the worker was killed.
 
@@ -177,7 +179,7 @@ async def _note(told: Callable[[], Awaitable[None]], progress: Progress) -> None
         progress.warnings.append(f"the stop is not recorded on disk: {error.message}")
 
 
-async def _wait_grace(workload: Workload, operation: command_pb2.StopOperation) -> None:
+async def _wait_grace(workload: Workload, operation: operation_pb2.StopOperation) -> None:
     has_grace = operation.HasField("grace")
     grace_s = min(max(0.0, seconds(operation.grace)), LONGEST_GRACE_S) if has_grace else DEFAULT_GRACE_S
     with trio.move_on_after(grace_s):

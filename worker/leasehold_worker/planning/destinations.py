@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1 import errors_pb2, operation_pb2
 
 from leasehold_worker.driver.device_memory import check_memory, fits
 from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, moved
@@ -45,7 +45,7 @@ class Destinations:
         for target in plan.targets:
             target.destination = tuple(moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in target.home)
 
-    async def choose(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+    async def choose(self, plan: Plan, operation: operation_pb2.RestoreOperation) -> None:
         """Pairs each GPU of the workload with a new one."""
         target, findings = plan.target, plan.findings
         if (pairs := _where_some_run(target)) is not None:
@@ -120,7 +120,7 @@ class Destinations:
         return await trio.to_thread.run_sync(self._inventory.room, pids)
 
 
-def stay_at_home(plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+def stay_at_home(plan: Plan, operation: operation_pb2.RestoreOperation) -> None:
     """Restores a sleeping workload on the GPUs of its CUDA contexts."""
     target = plan.target
     with plan.findings.check("destinations", "those where its contexts are"):

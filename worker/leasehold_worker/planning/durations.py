@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, final
 
-from leasehold.v1.workload_pb2 import EvictionPolicy, WeightStrategy
+from leasehold.v1.eviction_pb2 import EvictionPolicy, WeightStrategy
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.commands.progress import OperationPhase, Progress

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final, final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2
+from leasehold.v1 import errors_pb2, operation_pb2
 
 from leasehold_worker.applications.checkpointing import no_kernel
 from leasehold_worker.applications.registry import ApplicationRegistry
@@ -127,9 +127,12 @@ class PolicyChecks:
             needed += sum(member.total_bytes for member in target.members)
         await self._look_at_disk(plan, needed)
 
-    async def _look_at_disk(self, plan: Plan, needed_bytes: int) -> None:
+    async def _look_at_disk(self, plan: Plan, needed_bytes: int | None) -> None:
         available = await trio.to_thread.run_sync(self._disk.available_bytes)
         plan.tiers.append(TierNeed(DISK, needed_bytes, available))
+        if needed_bytes is None:
+            plan.findings.skip("disk", "the application does not know the size of its checkpoint")
+            return
         with plan.findings.check("disk", f"about {size_text(needed_bytes)} needed"):
             if needed_bytes > available:
                 raise OperationError(
@@ -180,7 +183,7 @@ class PolicyChecks:
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
             need.check()
 
-    async def look_at_start(self, plan: Plan, operation: command_pb2.RestoreOperation) -> None:
+    async def look_at_start(self, plan: Plan, operation: operation_pb2.RestoreOperation) -> None:
         """Checks the needs of a restart: free resources, and the checkpoint of the application."""
         findings, workload = plan.findings, plan.target.workload
         parked_id = workload.parked.checkpoint_id if workload.parked else ""

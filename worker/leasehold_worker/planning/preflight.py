@@ -4,8 +4,8 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final, final
 
-from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
+from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.driver.gpu_pairs import GpuPair
@@ -87,7 +87,7 @@ class Preflight:
     async def suspend(
         self,
         workload_id: str,
-        operation: command_pb2.SuspendOperation,
+        operation: operation_pb2.SuspendOperation,
         tried: Collection[ProcessStrategy.ValueType] = (),
     ) -> Plan:
         """The plan of a suspend, by the first policy of the escalation order that is not refused.
@@ -196,7 +196,7 @@ class Preflight:
     async def restore(
         self,
         workload_id: str,
-        operation: command_pb2.RestoreOperation,
+        operation: operation_pb2.RestoreOperation,
         *,
         held: Collection[str] = (),
     ) -> Plan:
@@ -280,7 +280,7 @@ class Preflight:
         plan.steps = [eviction.Step.SAVE.down, "the application continues"]
         return plan
 
-    async def remap(self, operation: command_pb2.RemapOperation) -> Plan:
+    async def remap(self, operation: operation_pb2.RemapOperation) -> Plan:
         """The plan of a remap, of one workload or of several that move together.
 
         Raises:

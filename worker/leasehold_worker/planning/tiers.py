@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy
 
 from leasehold_worker.planning.plan import MoveDown, Plan
 from leasehold_worker.workloads.eviction import (

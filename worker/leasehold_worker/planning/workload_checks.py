@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 import trio
-from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, gpu_pb2, operation_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.driver.gpu_pairs import GpuPair
@@ -200,7 +200,7 @@ LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0
 """A week, as the coordinator allows and docs/protocol.md says."""
 
 
-def lock_timeout_s(operation: command_pb2.SuspendOperation | command_pb2.RemapOperation) -> float:
+def lock_timeout_s(operation: operation_pb2.SuspendOperation | operation_pb2.RemapOperation) -> float:
     """Time for submitted work to finish.
 
     Raises:

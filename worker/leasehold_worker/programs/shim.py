@@ -37,7 +37,7 @@ EXIT_FILE = "exit"
 RESTORE = "--restore"
 GIVEN_UP = "the worker has given up this start"
 
-# Numbers of CRIU's messages (protos/leasehold/v1/criu.proto), where there is no protobuf.
+# Numbers of CRIU's messages (leasehold_worker/criu/criu.proto), where there is no protobuf.
 TYPE, SUCCESS, NOTIFICATION, NOTIFY, SCRIPT = 1, 2, 5, 6, 1
 POST_RESTORE = b"post-restore"
 GO_ON, FAIL = b"\x08\x06\x18\x01", b"\x08\x06\x18\x00"

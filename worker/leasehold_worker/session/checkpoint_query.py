@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 from leasehold.v1.checkpoint_pb2 import Checkpoint
-from leasehold.v1.worker_session_pb2 import CheckpointAnswer, CheckpointQuery
+from leasehold.worker.v1.session_pb2 import CheckpointAnswer, CheckpointQuery
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.errors import OperationError, defect

@@ -3,7 +3,7 @@
 from typing import final
 
 import trio
-from leasehold.v1.worker_session_pb2 import ConnectRequest
+from leasehold.worker.v1.session_pb2 import ConnectRequest
 
 from leasehold_worker.session.outbox import Outbox, OutboxFullError
 

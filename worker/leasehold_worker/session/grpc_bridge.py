@@ -11,8 +11,9 @@ from typing import Final, Protocol, TypeAlias, cast
 import grpc
 import trio
 from google.protobuf.message import DecodeError
-from leasehold.v1 import errors_pb2, worker_session_pb2
-from leasehold.v1.worker_session_pb2 import ConnectRequest, ConnectResponse, GoodbyeReason
+from leasehold.v1 import errors_pb2
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse, GoodbyeReason
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.session.outbox import Outbox
@@ -23,7 +24,7 @@ INBOX_LIMIT: Final = 256
 REFUSED_BACKOFF_S: Final = 60.0
 """Wait after an answer that a retry does not change."""
 
-_SERVICE: Final = worker_session_pb2.DESCRIPTOR.services_by_name["WorkerSessionService"]
+_SERVICE: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"]
 _MALFORMED: Final = "the received bytes are not a frame of this protocol"
 _FINAL_CODES: Final = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -73,7 +74,7 @@ def violation(message: str) -> SessionEndError:
     return SessionEndError(
         f"protocol error: {message}",
         REFUSED_BACKOFF_S,
-        worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR,
+        session_pb2.GOODBYE_REASON_PROTOCOL_ERROR,
         OperationError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, message),
     )
 

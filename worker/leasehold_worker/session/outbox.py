@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, final
 
-from leasehold.v1.worker_session_pb2 import ConnectRequest
+from leasehold.worker.v1.session_pb2 import ConnectRequest
 
 FRAME_LIMIT: Final = 256
 """News that may wait. More means that the coordinator doesn't read: the session ends."""

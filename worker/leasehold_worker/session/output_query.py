@@ -4,7 +4,7 @@ from typing import Final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.worker_session_pb2 import OutputChunk, ReadOutput
+from leasehold.worker.v1.session_pb2 import OutputChunk, ReadOutput
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import read_kept
@@ -40,8 +40,10 @@ async def read_output(workloads: Workloads, request: ReadOutput) -> OutputChunk:
             OUTPUT_UNAVAILABLE.
     """
     workload = workloads.get(request.workload_id)
-    if request.offset > OFFSET_LIMIT:
-        raise invalid("offset", f"offset {request.offset} exceeds {OFFSET_LIMIT}, the limit of an output")
+    if not 0 <= request.offset <= OFFSET_LIMIT:
+        raise invalid("offset", f"offset {request.offset} is out of range: give 0 to {OFFSET_LIMIT}")
+    if request.limit_bytes < 0:
+        raise invalid("limit_bytes", f"limit_bytes {request.limit_bytes} is negative: give 0 or more")
     try:
         offset, data, end = await _next_bytes(workload, request, min(seconds(request.wait), WAIT_LIMIT_S))
     except OSError as error:

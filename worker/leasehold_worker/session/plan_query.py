@@ -4,7 +4,7 @@ import logging
 from typing import final
 
 from leasehold.v1 import errors_pb2
-from leasehold.v1.worker_session_pb2 import PlanAnswer, PlanQuery
+from leasehold.worker.v1.session_pb2 import PlanAnswer, PlanQuery
 
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.planning.durations import Durations, Way

@@ -7,7 +7,7 @@ from typing import Final, final
 
 import trio
 from leasehold.v1.errors_pb2 import Error
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
     CheckpointQuery,
     ConnectRequest,

@@ -11,8 +11,9 @@ from typing import Final, cast, final
 
 import grpc
 import trio
-from leasehold.v1 import errors_pb2, worker_session_pb2
-from leasehold.v1.worker_session_pb2 import (
+from leasehold.v1 import errors_pb2
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import (
     ConnectRequest,
     ConnectResponse,
     Goodbye,
@@ -72,9 +73,9 @@ HEALTHY_AFTER_S: Final = 60.0
 """A stream that lived this long resets the back-off."""
 
 _FINAL_GOODBYES: Final = {
-    worker_session_pb2.GOODBYE_REASON_SUPERSEDED,
-    worker_session_pb2.GOODBYE_REASON_REFUSED,
-    worker_session_pb2.GOODBYE_REASON_PROTOCOL_ERROR,
+    session_pb2.GOODBYE_REASON_SUPERSEDED,
+    session_pb2.GOODBYE_REASON_REFUSED,
+    session_pb2.GOODBYE_REASON_PROTOCOL_ERROR,
 }
 
 
@@ -267,15 +268,13 @@ class CoordinatorSession:
                 f"the coordinator speaks protocol {theirs_text} and the worker {ours_text}: update the older",
                 {"worker": ours_text, "coordinator": theirs_text},
             )
-            raise SessionEndError(
-                error.message, REFUSED_BACKOFF_S, worker_session_pb2.GOODBYE_REASON_REFUSED, error
-            )
+            raise SessionEndError(error.message, REFUSED_BACKOFF_S, session_pb2.GOODBYE_REASON_REFUSED, error)
         if not self._epoch < welcome.epoch < EPOCH_LIMIT:
             error = OperationError(
                 errors_pb2.ERROR_REASON_STALE_EPOCH,
                 f"the coordinator is deposed: its epoch {welcome.epoch} is not above {self._epoch}",
             )
-            raise SessionEndError(error.message, None, worker_session_pb2.GOODBYE_REASON_REFUSED, error)
+            raise SessionEndError(error.message, None, session_pb2.GOODBYE_REASON_REFUSED, error)
         self._take_intervals(welcome)
 
     def _take_intervals(self, frame: Welcome | Heartbeat) -> None:

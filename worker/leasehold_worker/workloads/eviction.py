@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from leasehold.v1 import errors_pb2, plan_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, plan_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 
 from leasehold_worker.errors import invalid
 
-RETAIN: Final = workload_pb2.WEIGHT_STRATEGY_RETAIN
-OFFLOAD: Final = workload_pb2.WEIGHT_STRATEGY_OFFLOAD
-DISCARD: Final = workload_pb2.WEIGHT_STRATEGY_DISCARD
+RETAIN: Final = eviction_pb2.WEIGHT_STRATEGY_RETAIN
+OFFLOAD: Final = eviction_pb2.WEIGHT_STRATEGY_OFFLOAD
+DISCARD: Final = eviction_pb2.WEIGHT_STRATEGY_DISCARD
 
-KEEP_RUNNING: Final = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
-CUDA_SUSPEND: Final = workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
-CHECKPOINT: Final = workload_pb2.PROCESS_STRATEGY_CHECKPOINT
-STOP: Final = workload_pb2.PROCESS_STRATEGY_STOP
+KEEP_RUNNING: Final = eviction_pb2.PROCESS_STRATEGY_KEEP_RUNNING
+CUDA_SUSPEND: Final = eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND
+CHECKPOINT: Final = eviction_pb2.PROCESS_STRATEGY_CHECKPOINT
+STOP: Final = eviction_pb2.PROCESS_STRATEGY_STOP
 
 WEIGHTS: Final = (RETAIN, OFFLOAD, DISCARD)
 STRENGTHS: Final = (KEEP_RUNNING, CUDA_SUSPEND, CHECKPOINT, STOP)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from leasehold.v1 import worker_session_pb2, workload_pb2
+from leasehold.v1 import workload_pb2
+from leasehold.worker.v1 import session_pb2
 
 from leasehold_worker.driver.messages import member_message
 from leasehold_worker.leasing.messages import lease_message
@@ -73,10 +74,10 @@ def _exit(returncode: int) -> workload_pb2.Exit:
     return workload_pb2.Exit(code=returncode)
 
 
-def parked_workload_messages(records: Iterable[Workload]) -> list[worker_session_pb2.ParkedWorkload]:
+def parked_workload_messages(records: Iterable[Workload]) -> list[session_pb2.ParkedWorkload]:
     """The suspended ones of the workloads."""
     return [
-        worker_session_pb2.ParkedWorkload(
+        session_pb2.ParkedWorkload(
             workload_id=record.workload_id,
             parked_bytes=told_parked_bytes(record),
             disk_bytes=record.parked.disk_bytes or None,

@@ -9,8 +9,9 @@ them again.
 from collections.abc import Mapping
 from typing import Final
 
-from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import ProcessStrategy, WorkloadState
+from leasehold.v1 import eviction_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import ProcessStrategy
+from leasehold.v1.workload_pb2 import WorkloadState
 
 RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
 SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
@@ -41,10 +42,10 @@ LOST: Final = frozenset({WEDGED, UNKNOWN})
 IN_OPERATION: Final = frozenset({SUSPENDING, RESTORING, REMAPPING})
 
 PARKED_BY: Final[Mapping[WorkloadState.ValueType, ProcessStrategy.ValueType]] = {
-    SLEEPING: workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING,
-    SUSPENDED: workload_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
-    CHECKPOINTED: workload_pb2.PROCESS_STRATEGY_CHECKPOINT,
-    STOPPED: workload_pb2.PROCESS_STRATEGY_STOP,
+    SLEEPING: eviction_pb2.PROCESS_STRATEGY_KEEP_RUNNING,
+    SUSPENDED: eviction_pb2.PROCESS_STRATEGY_CUDA_SUSPEND,
+    CHECKPOINTED: eviction_pb2.PROCESS_STRATEGY_CHECKPOINT,
+    STOPPED: eviction_pb2.PROCESS_STRATEGY_STOP,
 }
 """The process strategy that leads to a suspended state."""
 

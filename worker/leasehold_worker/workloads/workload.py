@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadState
 
 from leasehold_worker.driver.members import Member
@@ -26,7 +26,7 @@ from leasehold_worker.workloads.states import ENDED, RUNNING
 logger = logging.getLogger(__name__)
 
 
-KEEP_RUNNING: Final = workload_pb2.PROCESS_STRATEGY_KEEP_RUNNING
+KEEP_RUNNING: Final = eviction_pb2.PROCESS_STRATEGY_KEEP_RUNNING
 
 
 PATIENCE_S: Final = 0.2
@@ -63,15 +63,15 @@ class Parked:
 
     gpu_uuids: tuple[str, ...]
     device_memory_bytes: Mapping[str, int]
-    policy: workload_pb2.EvictionPolicy
+    policy: eviction_pb2.EvictionPolicy
     since: datetime
     host_bytes: int | None = None
     checkpoint_id: str = ""
     disk_bytes: int = 0
 
-    def by(self, process_strategy: workload_pb2.ProcessStrategy.ValueType) -> "Parked":
+    def by(self, process_strategy: eviction_pb2.ProcessStrategy.ValueType) -> "Parked":
         """The record of a workload that is suspended by another process strategy than intended."""
-        policy = workload_pb2.EvictionPolicy()
+        policy = eviction_pb2.EvictionPolicy()
         policy.CopyFrom(self.policy)
         policy.process_strategy = process_strategy
         return replace(self, policy=policy)
@@ -86,7 +86,7 @@ class Hooked:
         notes: Progress of the hooks.
     """
 
-    policy: workload_pb2.EvictionPolicy
+    policy: eviction_pb2.EvictionPolicy
     notes: tuple[str, ...]
 
 

@@ -25,53 +25,28 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from leasehold.v1 import errors_pb2 as leasehold_dot_v1_dot_errors__pb2
+from leasehold.v1 import eviction_pb2 as leasehold_dot_v1_dot_eviction__pb2
 from leasehold.v1 import gpu_pb2 as leasehold_dot_v1_dot_gpu__pb2
+from leasehold.v1 import operation_pb2 as leasehold_dot_v1_dot_operation__pb2
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aleasehold/v1/command.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19leasehold/v1/errors.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x1bleasehold/v1/workload.proto\"\xb7\x04\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bworkload_id\x18\x04 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\toperation\x18\x07 \x01(\x0b\x32\x17.leasehold.v1.Operation\x12)\n\x05state\x18\x08 \x01(\x0e\x32\x1a.leasehold.v1.CommandState\x12\r\n\x05phase\x18\t \x01(\t\x12\x30\n\x06result\x18\n \x01(\x0b\x32\x1b.leasehold.v1.CommandResultH\x01\x88\x01\x01\x12\'\n\x05\x65rror\x18\x0b \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x02\x88\x01\x01\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x0f \x01(\x04\x42\x16\n\x14_expected_generationB\t\n\x07_resultB\x08\n\x06_error\"\x8c\x05\n\tOperation\x12)\n\x03run\x18\x01 \x01(\x0b\x32\x1a.leasehold.v1.RunOperationH\x00\x12\x31\n\x07suspend\x18\x02 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperationH\x00\x12\x31\n\x07restore\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperationH\x00\x12-\n\x05remap\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperationH\x00\x12+\n\x04stop\x18\x05 \x01(\x0b\x32\x1b.leasehold.v1.StopOperationH\x00\x12-\n\x05\x61\x64opt\x18\x06 \x01(\x0b\x32\x1c.leasehold.v1.AdoptOperationH\x00\x12\x31\n\x07release\x18\x07 \x01(\x0b\x32\x1e.leasehold.v1.ReleaseOperationH\x00\x12/\n\x06\x63ordon\x18\x08 \x01(\x0b\x32\x1d.leasehold.v1.CordonOperationH\x00\x12\x33\n\x08uncordon\x18\t \x01(\x0b\x32\x1f.leasehold.v1.UncordonOperationH\x00\x12\x41\n\x10reset_gpu_health\x18\n \x01(\x0b\x32%.leasehold.v1.ResetGpuHealthOperationH\x00\x12\x37\n\ncheckpoint\x18\x0b \x01(\x0b\x32!.leasehold.v1.CheckpointOperationH\x00\x12\x46\n\x12\x64\x65lete_checkpoints\x18\x0c \x01(\x0b\x32(.leasehold.v1.DeleteCheckpointsOperationH\x00\x42\x06\n\x04kind\"p\n\x0cRunOperation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x15\n\rcheckpoint_id\x18\x04 \x01(\t\"\xa3\x01\n\x10SuspendOperation\x12\x31\n\x06policy\x18\x01 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x00\x88\x01\x01\x12/\n\x0clock_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tgives_way\x18\x03 \x01(\x08\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x42\t\n\x07_policy\"b\n\x10RestoreOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\x12$\n\x05pairs\x18\x02 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\x12\x15\n\rcheckpoint_id\x18\x03 \x01(\t\"d\n\x0eRemapOperation\x12!\n\x05moves\x18\x01 \x03(\x0b\x32\x12.leasehold.v1.Move\x12/\n\x0clock_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\x04Move\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12$\n\x05pairs\x18\x02 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\"H\n\rStopOperation\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x90\x01\n\x0e\x41\x64optOperation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12!\n\x05hooks\x18\x03 \x03(\x0b\x32\x12.leasehold.v1.Hook\x12\x33\n\x08\x65viction\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x00\x88\x01\x01\x42\x0b\n\t_eviction\"\x12\n\x10ReleaseOperation\"I\n\x0f\x43ordonOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x63ordoned_by\x18\x03 \x01(\t\"&\n\x11UncordonOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\"\x15\n\x13\x43heckpointOperation\"C\n\x1a\x44\x65leteCheckpointsOperation\x12\x16\n\x0e\x63heckpoint_ids\x18\x01 \x03(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\",\n\x17ResetGpuHealthOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\"\xe7\x03\n\rCommandResult\x12\x15\n\ralready_there\x18\x01 \x01(\x08\x12,\n\x07members\x18\x02 \x03(\x0b\x32\x1b.leasehold.v1.MemberOutcome\x12,\n\rapplied_pairs\x18\x03 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\x12\x1a\n\x12released_gpu_uuids\x18\x04 \x03(\t\x12\x19\n\x11\x63laimed_gpu_uuids\x18\x05 \x03(\t\x12\x1b\n\x0e\x64river_version\x18\x06 \x01(\tH\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12)\n\x06phases\x18\t \x03(\x0b\x32\x19.leasehold.v1.PhaseTiming\x12\x31\n\x06policy\x18\n \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x01\x88\x01\x01\x12\x1a\n\rcheckpoint_id\x18\x0b \x01(\tH\x02\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x0c \x01(\x04H\x03\x88\x01\x01\x42\x11\n\x0f_driver_versionB\t\n\x07_policyB\x10\n\x0e_checkpoint_idB\r\n\x0b_disk_bytes\"\xb4\x02\n\rMemberOutcome\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x18\n\x10start_time_ticks\x18\x03 \x01(\x04\x12/\n\x0cstate_before\x18\x04 \x01(\x0e\x32\x19.leasehold.v1.MemberState\x12.\n\x0bstate_after\x18\x05 \x01(\x0e\x32\x19.leasehold.v1.MemberState\x12)\n\x06phases\x18\x06 \x03(\x0b\x32\x19.leasehold.v1.PhaseTiming\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x00\x88\x01\x01\x12\x18\n\x0brolled_back\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_errorB\x0e\n\x0c_rolled_back\"\x95\x01\n\x0bPhaseTiming\x12\r\n\x05phase\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0bmoved_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\x12\x10\n\x08rollback\x18\x05 \x01(\x08\x42\x0e\n\x0c_moved_bytes*\xc3\x02\n\x0c\x43ommandState\x12\x1d\n\x19\x43OMMAND_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43OMMAND_STATE_PENDING\x10\x01\x12\x1c\n\x18\x43OMMAND_STATE_DISPATCHED\x10\x02\x12\x1a\n\x16\x43OMMAND_STATE_ACCEPTED\x10\x03\x12\x19\n\x15\x43OMMAND_STATE_RUNNING\x10\x04\x12\x1b\n\x17\x43OMMAND_STATE_SUCCEEDED\x10\x05\x12\x18\n\x14\x43OMMAND_STATE_FAILED\x10\x06\x12\x1a\n\x16\x43OMMAND_STATE_REJECTED\x10\x07\x12\x1b\n\x17\x43OMMAND_STATE_CANCELLED\x10\x08\x12\x19\n\x15\x43OMMAND_STATE_EXPIRED\x10\t\x12\x19\n\x15\x43OMMAND_STATE_UNKNOWN\x10\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aleasehold/v1/command.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19leasehold/v1/errors.proto\x1a\x1bleasehold/v1/eviction.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x1cleasehold/v1/operation.proto\x1a\x1bleasehold/v1/workload.proto\"\xb7\x04\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bworkload_id\x18\x04 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\toperation\x18\x07 \x01(\x0b\x32\x17.leasehold.v1.Operation\x12)\n\x05state\x18\x08 \x01(\x0e\x32\x1a.leasehold.v1.CommandState\x12\r\n\x05phase\x18\t \x01(\t\x12\x30\n\x06result\x18\n \x01(\x0b\x32\x1b.leasehold.v1.CommandResultH\x01\x88\x01\x01\x12\'\n\x05\x65rror\x18\x0b \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x02\x88\x01\x01\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x0f \x01(\x03\x42\x16\n\x14_expected_generationB\t\n\x07_resultB\x08\n\x06_error\"\xe7\x03\n\rCommandResult\x12\x15\n\ralready_there\x18\x01 \x01(\x08\x12,\n\x07members\x18\x02 \x03(\x0b\x32\x1b.leasehold.v1.MemberOutcome\x12,\n\rapplied_pairs\x18\x03 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\x12\x1a\n\x12released_gpu_uuids\x18\x04 \x03(\t\x12\x19\n\x11\x63laimed_gpu_uuids\x18\x05 \x03(\t\x12\x1b\n\x0e\x64river_version\x18\x06 \x01(\tH\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08warnings\x18\x08 \x03(\t\x12)\n\x06phases\x18\t \x03(\x0b\x32\x19.leasehold.v1.PhaseTiming\x12\x31\n\x06policy\x18\n \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x01\x88\x01\x01\x12\x1a\n\rcheckpoint_id\x18\x0b \x01(\tH\x02\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x0c \x01(\x03H\x03\x88\x01\x01\x42\x11\n\x0f_driver_versionB\t\n\x07_policyB\x10\n\x0e_checkpoint_idB\r\n\x0b_disk_bytes\"\xb4\x02\n\rMemberOutcome\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x18\n\x10start_time_ticks\x18\x03 \x01(\x03\x12/\n\x0cstate_before\x18\x04 \x01(\x0e\x32\x19.leasehold.v1.MemberState\x12.\n\x0bstate_after\x18\x05 \x01(\x0e\x32\x19.leasehold.v1.MemberState\x12)\n\x06phases\x18\x06 \x03(\x0b\x32\x19.leasehold.v1.PhaseTiming\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x00\x88\x01\x01\x12\x18\n\x0brolled_back\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_errorB\x0e\n\x0c_rolled_back\"\x95\x01\n\x0bPhaseTiming\x12\r\n\x05phase\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0bmoved_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\x12\x10\n\x08rollback\x18\x05 \x01(\x08\x42\x0e\n\x0c_moved_bytes*\xc3\x02\n\x0c\x43ommandState\x12\x1d\n\x19\x43OMMAND_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43OMMAND_STATE_PENDING\x10\x01\x12\x1c\n\x18\x43OMMAND_STATE_DISPATCHED\x10\x02\x12\x1a\n\x16\x43OMMAND_STATE_ACCEPTED\x10\x03\x12\x19\n\x15\x43OMMAND_STATE_RUNNING\x10\x04\x12\x1b\n\x17\x43OMMAND_STATE_SUCCEEDED\x10\x05\x12\x18\n\x14\x43OMMAND_STATE_FAILED\x10\x06\x12\x1a\n\x16\x43OMMAND_STATE_REJECTED\x10\x07\x12\x1b\n\x17\x43OMMAND_STATE_CANCELLED\x10\x08\x12\x19\n\x15\x43OMMAND_STATE_EXPIRED\x10\t\x12\x19\n\x15\x43OMMAND_STATE_UNKNOWN\x10\nBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.command_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_COMMANDSTATE']._serialized_start=3411
-  _globals['_COMMANDSTATE']._serialized_end=3734
-  _globals['_COMMAND']._serialized_start=190
-  _globals['_COMMAND']._serialized_end=757
-  _globals['_OPERATION']._serialized_start=760
-  _globals['_OPERATION']._serialized_end=1412
-  _globals['_RUNOPERATION']._serialized_start=1414
-  _globals['_RUNOPERATION']._serialized_end=1526
-  _globals['_SUSPENDOPERATION']._serialized_start=1529
-  _globals['_SUSPENDOPERATION']._serialized_end=1692
-  _globals['_RESTOREOPERATION']._serialized_start=1694
-  _globals['_RESTOREOPERATION']._serialized_end=1792
-  _globals['_REMAPOPERATION']._serialized_start=1794
-  _globals['_REMAPOPERATION']._serialized_end=1894
-  _globals['_MOVE']._serialized_start=1896
-  _globals['_MOVE']._serialized_end=1961
-  _globals['_STOPOPERATION']._serialized_start=1963
-  _globals['_STOPOPERATION']._serialized_end=2035
-  _globals['_ADOPTOPERATION']._serialized_start=2038
-  _globals['_ADOPTOPERATION']._serialized_end=2182
-  _globals['_RELEASEOPERATION']._serialized_start=2184
-  _globals['_RELEASEOPERATION']._serialized_end=2202
-  _globals['_CORDONOPERATION']._serialized_start=2204
-  _globals['_CORDONOPERATION']._serialized_end=2277
-  _globals['_UNCORDONOPERATION']._serialized_start=2279
-  _globals['_UNCORDONOPERATION']._serialized_end=2317
-  _globals['_CHECKPOINTOPERATION']._serialized_start=2319
-  _globals['_CHECKPOINTOPERATION']._serialized_end=2340
-  _globals['_DELETECHECKPOINTSOPERATION']._serialized_start=2342
-  _globals['_DELETECHECKPOINTSOPERATION']._serialized_end=2409
-  _globals['_RESETGPUHEALTHOPERATION']._serialized_start=2411
-  _globals['_RESETGPUHEALTHOPERATION']._serialized_end=2455
-  _globals['_COMMANDRESULT']._serialized_start=2458
-  _globals['_COMMANDRESULT']._serialized_end=2945
-  _globals['_MEMBEROUTCOME']._serialized_start=2948
-  _globals['_MEMBEROUTCOME']._serialized_end=3256
-  _globals['_PHASETIMING']._serialized_start=3259
-  _globals['_PHASETIMING']._serialized_end=3408
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
+  _globals['_COMMANDSTATE']._serialized_start=1772
+  _globals['_COMMANDSTATE']._serialized_end=2095
+  _globals['_COMMAND']._serialized_start=249
+  _globals['_COMMAND']._serialized_end=816
+  _globals['_COMMANDRESULT']._serialized_start=819
+  _globals['_COMMANDRESULT']._serialized_end=1306
+  _globals['_MEMBEROUTCOME']._serialized_start=1309
+  _globals['_MEMBEROUTCOME']._serialized_end=1617
+  _globals['_PHASETIMING']._serialized_start=1620
+  _globals['_PHASETIMING']._serialized_end=1769
 # @@protoc_insertion_point(module_scope)

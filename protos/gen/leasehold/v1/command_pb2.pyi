@@ -11,16 +11,18 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from leasehold.v1 import errors_pb2 as _errors_pb2
+from leasehold.v1 import eviction_pb2 as _eviction_pb2
 from leasehold.v1 import gpu_pb2 as _gpu_pb2
+from leasehold.v1 import operation_pb2 as _operation_pb2
 from leasehold.v1 import workload_pb2 as _workload_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -124,7 +126,7 @@ class Command(_message.Message):
         """How long it may wait and run, counted from each side's first sight of it."""
 
     @_builtins.property
-    def operation(self) -> Global___Operation:
+    def operation(self) -> _operation_pb2.Operation:
         """What to do."""
 
     @_builtins.property
@@ -156,7 +158,7 @@ class Command(_message.Message):
         workload_id: _builtins.str = ...,
         expected_generation: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
-        operation: Global___Operation | None = ...,
+        operation: _operation_pb2.Operation | None = ...,
         state: Global___CommandState.ValueType = ...,
         phase: _builtins.str = ...,
         result: Global___CommandResult | None = ...,
@@ -184,480 +186,6 @@ class Command(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__result) -> _WhichOneofReturnType__result | None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
-
-@_typing.final
-class Operation(_message.Message):
-    """What a command does."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_FIELD_NUMBER: _builtins.int
-    SUSPEND_FIELD_NUMBER: _builtins.int
-    RESTORE_FIELD_NUMBER: _builtins.int
-    REMAP_FIELD_NUMBER: _builtins.int
-    STOP_FIELD_NUMBER: _builtins.int
-    ADOPT_FIELD_NUMBER: _builtins.int
-    RELEASE_FIELD_NUMBER: _builtins.int
-    CORDON_FIELD_NUMBER: _builtins.int
-    UNCORDON_FIELD_NUMBER: _builtins.int
-    RESET_GPU_HEALTH_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_FIELD_NUMBER: _builtins.int
-    DELETE_CHECKPOINTS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def run(self) -> Global___RunOperation:
-        """Starts a workload."""
-
-    @_builtins.property
-    def suspend(self) -> Global___SuspendOperation:
-        """Parks a workload and gives its GPUs back."""
-
-    @_builtins.property
-    def restore(self) -> Global___RestoreOperation:
-        """Wakes a parked workload."""
-
-    @_builtins.property
-    def remap(self) -> Global___RemapOperation:
-        """Moves running workloads to other GPUs of their worker."""
-
-    @_builtins.property
-    def stop(self) -> Global___StopOperation:
-        """Ends a workload."""
-
-    @_builtins.property
-    def adopt(self) -> Global___AdoptOperation:
-        """Takes in a process that runs already."""
-
-    @_builtins.property
-    def release(self) -> Global___ReleaseOperation:
-        """Lets a workload go, unharmed."""
-
-    @_builtins.property
-    def cordon(self) -> Global___CordonOperation:
-        """Takes GPUs, or the whole worker, out of service for new work."""
-
-    @_builtins.property
-    def uncordon(self) -> Global___UncordonOperation:
-        """Puts them back into service."""
-
-    @_builtins.property
-    def reset_gpu_health(self) -> Global___ResetGpuHealthOperation:
-        """Forgets what is known against GPUs."""
-
-    @_builtins.property
-    def checkpoint(self) -> Global___CheckpointOperation:
-        """Has the application of a running workload save itself, and go on."""
-
-    @_builtins.property
-    def delete_checkpoints(self) -> Global___DeleteCheckpointsOperation:
-        """Deletes checkpoints on a worker's disk."""
-
-    def __init__(
-        self,
-        *,
-        run: Global___RunOperation | None = ...,
-        suspend: Global___SuspendOperation | None = ...,
-        restore: Global___RestoreOperation | None = ...,
-        remap: Global___RemapOperation | None = ...,
-        stop: Global___StopOperation | None = ...,
-        adopt: Global___AdoptOperation | None = ...,
-        release: Global___ReleaseOperation | None = ...,
-        cordon: Global___CordonOperation | None = ...,
-        uncordon: Global___UncordonOperation | None = ...,
-        reset_gpu_health: Global___ResetGpuHealthOperation | None = ...,
-        checkpoint: Global___CheckpointOperation | None = ...,
-        delete_checkpoints: Global___DeleteCheckpointsOperation | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run", "suspend", "restore", "remap", "stop", "adopt", "release", "cordon", "uncordon", "reset_gpu_health", "checkpoint", "delete_checkpoints"]  # noqa: Y015
-    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
-
-Global___Operation: _TypeAlias = Operation  # noqa: Y015
-
-@_typing.final
-class RunOperation(_message.Message):
-    """Starts a workload."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    SPEC_FIELD_NUMBER: _builtins.int
-    GPU_UUIDS_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Name and spec; its id is the command's workload_id."""
-    checkpoint_id: _builtins.str
-    """Checkpoint that its application begins with, from the worker's image directory. Empty: none."""
-    @_builtins.property
-    def spec(self) -> _workload_pb2.WorkloadSpec:
-        """What to start."""
-
-    @_builtins.property
-    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """GPUs to take. Empty: those that the pool gives."""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        spec: _workload_pb2.WorkloadSpec | None = ...,
-        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
-        checkpoint_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "name", b"name", "spec", b"spec"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RunOperation: _TypeAlias = RunOperation  # noqa: Y015
-
-@_typing.final
-class SuspendOperation(_message.Message):
-    """Parks a workload. One that is parked already by a weaker process strategy is parked by the stronger one."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_FIELD_NUMBER: _builtins.int
-    LOCK_TIMEOUT_FIELD_NUMBER: _builtins.int
-    GIVES_WAY_FIELD_NUMBER: _builtins.int
-    FORCE_FIELD_NUMBER: _builtins.int
-    gives_way: _builtins.bool
-    """The workload is a helper that gives way to others: its worker wakes it once GPUs are spare."""
-    force: _builtins.bool
-    """Also where the policy frees nothing, or loses what the workload has computed."""
-    @_builtins.property
-    def policy(self) -> _workload_pb2.EvictionPolicy:
-        """How. Absent: as its spec says."""
-
-    @_builtins.property
-    def lock_timeout(self) -> _duration_pb2.Duration:
-        """How long submitted GPU work may take to drain. Absent: 10 s. Never infinite."""
-
-    def __init__(
-        self,
-        *,
-        policy: _workload_pb2.EvictionPolicy | None = ...,
-        lock_timeout: _duration_pb2.Duration | None = ...,
-        gives_way: _builtins.bool = ...,
-        force: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "force", b"force", "gives_way", b"gives_way", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
-    _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
-
-Global___SuspendOperation: _TypeAlias = SuspendOperation  # noqa: Y015
-
-@_typing.final
-class RestoreOperation(_message.Message):
-    """Wakes a parked workload."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GPU_UUIDS_FIELD_NUMBER: _builtins.int
-    PAIRS_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
-    checkpoint_id: _builtins.str
-    """Checkpoint of its application that a stopped workload begins with. Empty: the newest that is whole."""
-    @_builtins.property
-    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """GPUs to restore on, in the order of those it was parked from. Empty: the same if they are free, else others."""
-
-    @_builtins.property
-    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.GpuPair]:
-        """Pairs instead of gpu_uuids. They may be partial: the worker completes them."""
-
-    def __init__(
-        self,
-        *,
-        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
-        pairs: _abc.Iterable[_gpu_pb2.GpuPair] | None = ...,
-        checkpoint_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "pairs", b"pairs"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RestoreOperation: _TypeAlias = RestoreOperation  # noqa: Y015
-
-@_typing.final
-class RemapOperation(_message.Message):
-    """Moves workloads, all or none."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MOVES_FIELD_NUMBER: _builtins.int
-    LOCK_TIMEOUT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]:
-        """One for each workload."""
-
-    @_builtins.property
-    def lock_timeout(self) -> _duration_pb2.Duration:
-        """How long submitted GPU work may take to drain. Absent: 10 s. Never infinite."""
-
-    def __init__(
-        self,
-        *,
-        moves: _abc.Iterable[Global___Move] | None = ...,
-        lock_timeout: _duration_pb2.Duration | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lock_timeout", b"lock_timeout"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lock_timeout", b"lock_timeout", "moves", b"moves"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RemapOperation: _TypeAlias = RemapOperation  # noqa: Y015
-
-@_typing.final
-class Move(_message.Message):
-    """Where one workload goes."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
-    PAIRS_FIELD_NUMBER: _builtins.int
-    workload_id: _builtins.str
-    """The workload."""
-    @_builtins.property
-    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.GpuPair]:
-        """Which GPU takes the place of which. They may be partial: GPUs that are not named stay."""
-
-    def __init__(
-        self,
-        *,
-        workload_id: _builtins.str = ...,
-        pairs: _abc.Iterable[_gpu_pb2.GpuPair] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs", "workload_id", b"workload_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Move: _TypeAlias = Move  # noqa: Y015
-
-@_typing.final
-class StopOperation(_message.Message):
-    """Ends a workload."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GRACE_FIELD_NUMBER: _builtins.int
-    FORCE_FIELD_NUMBER: _builtins.int
-    force: _builtins.bool
-    """Kill processes that were restored even where they can't be suspended first, which can hang the host."""
-    @_builtins.property
-    def grace(self) -> _duration_pb2.Duration:
-        """Time between SIGTERM and SIGKILL. Absent: 10 s."""
-
-    def __init__(
-        self,
-        *,
-        grace: _duration_pb2.Duration | None = ...,
-        force: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "grace", b"grace"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StopOperation: _TypeAlias = StopOperation  # noqa: Y015
-
-@_typing.final
-class AdoptOperation(_message.Message):
-    """Takes in a process that runs already, with its descendants, as a workload with the command's workload_id. It
-    leases the GPUs that NVML lists it on.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    PID_FIELD_NUMBER: _builtins.int
-    HOOKS_FIELD_NUMBER: _builtins.int
-    EVICTION_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """What to call it."""
-    pid: _builtins.int
-    """Its process id on the worker's host."""
-    @_builtins.property
-    def hooks(self) -> _containers.RepeatedCompositeFieldContainer[_workload_pb2.Hook]:
-        """What to call around suspend and restore, in order."""
-
-    @_builtins.property
-    def eviction(self) -> _workload_pb2.EvictionPolicy:
-        """What happens when it must give up its GPUs. Absent: weights retained, CUDA suspend."""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        pid: _builtins.int = ...,
-        hooks: _abc.Iterable[_workload_pb2.Hook] | None = ...,
-        eviction: _workload_pb2.EvictionPolicy | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "eviction", b"eviction"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "eviction", b"eviction", "hooks", b"hooks", "name", b"name", "pid", b"pid"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__eviction: _TypeAlias = _typing.Literal["eviction"]  # noqa: Y015
-    _WhichOneofArgType__eviction: _TypeAlias = _typing.Literal["_eviction", b"_eviction"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__eviction) -> _WhichOneofReturnType__eviction | None: ...
-
-Global___AdoptOperation: _TypeAlias = AdoptOperation  # noqa: Y015
-
-@_typing.final
-class ReleaseOperation(_message.Message):
-    """Lets an adopted workload go, or one that holds a claim: it runs on, and its lease ends."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseOperation: _TypeAlias = ReleaseOperation  # noqa: Y015
-
-@_typing.final
-class CordonOperation(_message.Message):
-    """Takes GPUs out of service: who has one keeps it, and nobody else gets it. Kept over restarts."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GPU_UUIDS_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    CORDONED_BY_FIELD_NUMBER: _builtins.int
-    reason: _builtins.str
-    """Why."""
-    cordoned_by: _builtins.str
-    """Who says so."""
-    @_builtins.property
-    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs. Empty: the whole worker, which then starts nothing, with or without GPUs."""
-
-    def __init__(
-        self,
-        *,
-        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
-        reason: _builtins.str = ...,
-        cordoned_by: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned_by", b"cordoned_by", "gpu_uuids", b"gpu_uuids", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CordonOperation: _TypeAlias = CordonOperation  # noqa: Y015
-
-@_typing.final
-class UncordonOperation(_message.Message):
-    """Puts GPUs back into service."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GPU_UUIDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs. Empty: the whole worker; GPUs that were cordoned one by one stay so."""
-
-    def __init__(
-        self,
-        *,
-        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuids", b"gpu_uuids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___UncordonOperation: _TypeAlias = UncordonOperation  # noqa: Y015
-
-@_typing.final
-class CheckpointOperation(_message.Message):
-    """Has the application of a running workload save itself, and go on. Its kernel does that."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CheckpointOperation: _TypeAlias = CheckpointOperation  # noqa: Y015
-
-@_typing.final
-class DeleteCheckpointsOperation(_message.Message):
-    """Deletes checkpoints on a worker's disk. Those that a parked workload needs are kept."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CHECKPOINT_IDS_FIELD_NUMBER: _builtins.int
-    FORCE_FIELD_NUMBER: _builtins.int
-    force: _builtins.bool
-    """Also those that a parked workload needs, which then can't be woken."""
-    @_builtins.property
-    def checkpoint_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which; at least one."""
-
-    def __init__(
-        self,
-        *,
-        checkpoint_ids: _abc.Iterable[_builtins.str] | None = ...,
-        force: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ids", b"checkpoint_ids", "force", b"force"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DeleteCheckpointsOperation: _TypeAlias = DeleteCheckpointsOperation  # noqa: Y015
-
-@_typing.final
-class ResetGpuHealthOperation(_message.Message):
-    """Forgets what is known against GPUs. What is still the case is found again by the next look."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GPU_UUIDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs; at least one."""
-
-    def __init__(
-        self,
-        *,
-        gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuids", b"gpu_uuids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ResetGpuHealthOperation: _TypeAlias = ResetGpuHealthOperation  # noqa: Y015
 
 @_typing.final
 class CommandResult(_message.Message):
@@ -716,7 +244,7 @@ class CommandResult(_message.Message):
         """
 
     @_builtins.property
-    def policy(self) -> _workload_pb2.EvictionPolicy:
+    def policy(self) -> _eviction_pb2.EvictionPolicy:
         """How the workload was parked. Absent: it wasn't."""
 
     def __init__(
@@ -731,7 +259,7 @@ class CommandResult(_message.Message):
         duration: _duration_pb2.Duration | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         phases: _abc.Iterable[Global___PhaseTiming] | None = ...,
-        policy: _workload_pb2.EvictionPolicy | None = ...,
+        policy: _eviction_pb2.EvictionPolicy | None = ...,
         checkpoint_id: _builtins.str | None = ...,
         disk_bytes: _builtins.int | None = ...,
     ) -> None: ...

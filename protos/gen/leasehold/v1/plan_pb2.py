@@ -24,33 +24,35 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from leasehold.v1 import errors_pb2 as leasehold_dot_v1_dot_errors__pb2
+from leasehold.v1 import eviction_pb2 as leasehold_dot_v1_dot_eviction__pb2
 from leasehold.v1 import gpu_pb2 as leasehold_dot_v1_dot_gpu__pb2
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17leasehold/v1/plan.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19leasehold/v1/errors.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x1bleasehold/v1/workload.proto\"\x95\x04\n\x04Plan\x12\x15\n\ralready_there\x18\x01 \x01(\x08\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.leasehold.v1.MemberPlan\x12$\n\x05pairs\x18\x03 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\x12\x1a\n\x12released_gpu_uuids\x18\x04 \x03(\t\x12\x33\n\x0c\x64\x65stinations\x18\x05 \x03(\x0b\x32\x1d.leasehold.v1.DestinationPlan\x12\x36\n\x0bhost_memory\x18\x06 \x01(\x0b\x32\x1c.leasehold.v1.HostMemoryPlanH\x00\x88\x01\x01\x12#\n\x06\x63hecks\x18\x07 \x03(\x0b\x32\x13.leasehold.v1.Check\x12-\n\x08\x65stimate\x18\x08 \x01(\x0b\x32\x16.leasehold.v1.EstimateH\x01\x88\x01\x01\x12%\n\x08refusals\x18\t \x03(\x0b\x32\x13.leasehold.v1.Error\x12\x10\n\x08warnings\x18\n \x03(\t\x12\x31\n\x06policy\x18\x0b \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x02\x88\x01\x01\x12\r\n\x05steps\x18\x0c \x03(\t\x12%\n\x05tiers\x18\r \x03(\x0b\x32\x16.leasehold.v1.TierPlanB\x0e\n\x0c_host_memoryB\x0b\n\t_estimateB\t\n\x07_policy\"\x8a\x01\n\x08TierPlan\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.leasehold.v1.Tier\x12\x19\n\x0cneeded_bytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0f\x61vailable_bytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\x0f\n\r_needed_bytesB\x12\n\x10_available_bytes\"G\n\nMemberPlan\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12$\n\x06member\x18\x02 \x01(\x0b\x32\x14.leasehold.v1.Member\"\x89\x01\n\x0f\x44\x65stinationPlan\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x10\n\x08gpu_name\x18\x02 \x01(\t\x12\x17\n\nfree_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0cneeded_bytes\x18\x04 \x01(\x04H\x01\x88\x01\x01\x42\r\n\x0b_free_bytesB\x0f\n\r_needed_bytes\"\x98\x01\n\x0eHostMemoryPlan\x12\x14\n\x0cneeded_bytes\x18\x01 \x01(\x04\x12\x1c\n\x0f\x61vailable_bytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12#\n\x16\x63group_available_bytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\x12\n\x10_available_bytesB\x19\n\x17_cgroup_available_bytes\"e\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06result\x18\x02 \x01(\x0e\x32\x19.leasehold.v1.CheckResult\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x13\n\x0bworkload_id\x18\x04 \x01(\t\"F\n\x08\x45stimate\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x62\x61sis\x18\x02 \x01(\t*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03*\x96\x01\n\x0b\x43heckResult\x12\x1c\n\x18\x43HECK_RESULT_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43HECK_RESULT_PASSED\x10\x01\x12\x18\n\x14\x43HECK_RESULT_WARNING\x10\x02\x12\x18\n\x14\x43HECK_RESULT_REFUSED\x10\x03\x12\x1c\n\x18\x43HECK_RESULT_NOT_CHECKED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17leasehold/v1/plan.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19leasehold/v1/errors.proto\x1a\x1bleasehold/v1/eviction.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x1bleasehold/v1/workload.proto\"\x95\x04\n\x04Plan\x12\x15\n\ralready_there\x18\x01 \x01(\x08\x12)\n\x07members\x18\x02 \x03(\x0b\x32\x18.leasehold.v1.MemberPlan\x12$\n\x05pairs\x18\x03 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\x12\x1a\n\x12released_gpu_uuids\x18\x04 \x03(\t\x12\x33\n\x0c\x64\x65stinations\x18\x05 \x03(\x0b\x32\x1d.leasehold.v1.DestinationPlan\x12\x36\n\x0bhost_memory\x18\x06 \x01(\x0b\x32\x1c.leasehold.v1.HostMemoryPlanH\x00\x88\x01\x01\x12#\n\x06\x63hecks\x18\x07 \x03(\x0b\x32\x13.leasehold.v1.Check\x12-\n\x08\x65stimate\x18\x08 \x01(\x0b\x32\x16.leasehold.v1.EstimateH\x01\x88\x01\x01\x12%\n\x08refusals\x18\t \x03(\x0b\x32\x13.leasehold.v1.Error\x12\x10\n\x08warnings\x18\n \x03(\t\x12\x31\n\x06policy\x18\x0b \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x02\x88\x01\x01\x12\r\n\x05steps\x18\x0c \x03(\t\x12%\n\x05tiers\x18\r \x03(\x0b\x32\x16.leasehold.v1.TierPlanB\x0e\n\x0c_host_memoryB\x0b\n\t_estimateB\t\n\x07_policy\"\x8a\x01\n\x08TierPlan\x12 \n\x04tier\x18\x01 \x01(\x0e\x32\x12.leasehold.v1.Tier\x12\x19\n\x0cneeded_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x61vailable_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x0f\n\r_needed_bytesB\x12\n\x10_available_bytes\"G\n\nMemberPlan\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12$\n\x06member\x18\x02 \x01(\x0b\x32\x14.leasehold.v1.Member\"\x89\x01\n\x0f\x44\x65stinationPlan\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x10\n\x08gpu_name\x18\x02 \x01(\t\x12\x17\n\nfree_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0cneeded_bytes\x18\x04 \x01(\x03H\x01\x88\x01\x01\x42\r\n\x0b_free_bytesB\x0f\n\r_needed_bytes\"\xae\x01\n\x0eHostMemoryPlan\x12\x19\n\x0cneeded_bytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x61vailable_bytes\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12#\n\x16\x63group_available_bytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x0f\n\r_needed_bytesB\x12\n\x10_available_bytesB\x19\n\x17_cgroup_available_bytes\"e\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06result\x18\x02 \x01(\x0e\x32\x19.leasehold.v1.CheckResult\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x13\n\x0bworkload_id\x18\x04 \x01(\t\"F\n\x08\x45stimate\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x62\x61sis\x18\x02 \x01(\t*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03*\x96\x01\n\x0b\x43heckResult\x12\x1c\n\x18\x43HECK_RESULT_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43HECK_RESULT_PASSED\x10\x01\x12\x18\n\x14\x43HECK_RESULT_WARNING\x10\x02\x12\x18\n\x14\x43HECK_RESULT_REFUSED\x10\x03\x12\x1c\n\x18\x43HECK_RESULT_NOT_CHECKED\x10\x04\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.plan_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=1373
-  _globals['_TIER']._serialized_end=1448
-  _globals['_CHECKRESULT']._serialized_start=1451
-  _globals['_CHECKRESULT']._serialized_end=1601
-  _globals['_PLAN']._serialized_start=154
-  _globals['_PLAN']._serialized_end=687
-  _globals['_TIERPLAN']._serialized_start=690
-  _globals['_TIERPLAN']._serialized_end=828
-  _globals['_MEMBERPLAN']._serialized_start=830
-  _globals['_MEMBERPLAN']._serialized_end=901
-  _globals['_DESTINATIONPLAN']._serialized_start=904
-  _globals['_DESTINATIONPLAN']._serialized_end=1041
-  _globals['_HOSTMEMORYPLAN']._serialized_start=1044
-  _globals['_HOSTMEMORYPLAN']._serialized_end=1196
-  _globals['_CHECK']._serialized_start=1198
-  _globals['_CHECK']._serialized_end=1299
-  _globals['_ESTIMATE']._serialized_start=1301
-  _globals['_ESTIMATE']._serialized_end=1371
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
+  _globals['_TIER']._serialized_start=1424
+  _globals['_TIER']._serialized_end=1499
+  _globals['_CHECKRESULT']._serialized_start=1502
+  _globals['_CHECKRESULT']._serialized_end=1652
+  _globals['_PLAN']._serialized_start=183
+  _globals['_PLAN']._serialized_end=716
+  _globals['_TIERPLAN']._serialized_start=719
+  _globals['_TIERPLAN']._serialized_end=857
+  _globals['_MEMBERPLAN']._serialized_start=859
+  _globals['_MEMBERPLAN']._serialized_end=930
+  _globals['_DESTINATIONPLAN']._serialized_start=933
+  _globals['_DESTINATIONPLAN']._serialized_end=1070
+  _globals['_HOSTMEMORYPLAN']._serialized_start=1073
+  _globals['_HOSTMEMORYPLAN']._serialized_end=1247
+  _globals['_CHECK']._serialized_start=1249
+  _globals['_CHECK']._serialized_end=1350
+  _globals['_ESTIMATE']._serialized_start=1352
+  _globals['_ESTIMATE']._serialized_end=1422
 # @@protoc_insertion_point(module_scope)

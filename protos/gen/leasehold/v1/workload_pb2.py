@@ -25,80 +25,57 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from leasehold.v1 import errors_pb2 as leasehold_dot_v1_dot_errors__pb2
+from leasehold.v1 import eviction_pb2 as leasehold_dot_v1_dot_eviction__pb2
+from leasehold.v1 import hook_pb2 as leasehold_dot_v1_dot_hook__pb2
 from leasehold.v1 import lease_pb2 as leasehold_dot_v1_dot_lease__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bleasehold/v1/workload.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19leasehold/v1/errors.proto\x1a\x18leasehold/v1/lease.proto\"\xce\x02\n\x08Workload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12(\n\x04spec\x18\x04 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1c.leasehold.v1.WorkloadStatus\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x06origin\x18\x07 \x01(\x0e\x32\x1c.leasehold.v1.WorkloadOrigin\x12\x0c\n\x04user\x18\x08 \x01(\t\x12\x16\n\x0eout_of_contact\x18\t \x01(\x08\x12/\n\x0breport_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9e\x01\n\x0bHelperTerms\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x10process_strategy\x18\x02 \x01(\x0e\x32\x1d.leasehold.v1.ProcessStrategy\x12\x1a\n\rsignal_number\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_signal_number\"\x89\x05\n\x0cWorkloadSpec\x12\x11\n\targuments\x18\x01 \x03(\t\x12@\n\x0b\x65nvironment\x18\x02 \x03(\x0b\x32+.leasehold.v1.WorkloadSpec.EnvironmentEntry\x12\x1e\n\x11working_directory\x18\x03 \x01(\tH\x00\x88\x01\x01\x12*\n\tresources\x18\x04 \x01(\x0b\x32\x17.leasehold.v1.Resources\x12\x15\n\x08priority\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x33\n\x08\x65viction\x18\x06 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x02\x88\x01\x01\x12/\n\x0cmember_order\x18\x07 \x01(\x0e\x32\x19.leasehold.v1.MemberOrder\x12!\n\x05hooks\x18\x08 \x03(\x0b\x32\x12.leasehold.v1.Hook\x12\x36\n\x06labels\x18\t \x03(\x0b\x32&.leasehold.v1.WorkloadSpec.LabelsEntry\x12.\n\x06helper\x18\n \x01(\x0b\x32\x19.leasehold.v1.HelperTermsH\x03\x88\x01\x01\x12\x1d\n\x10keep_checkpoints\x18\x0b \x01(\rH\x04\x88\x01\x01\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x14\n\x12_working_directoryB\x0b\n\t_priorityB\x0b\n\t_evictionB\t\n\x07_helperB\x13\n\x11_keep_checkpoints\"\x9d\x03\n\tResources\x12\x11\n\tgpu_count\x18\x01 \x01(\r\x12\x1d\n\x10gpu_memory_bytes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\x08gpu_name\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x1b\n\x0e\x63pu_millicores\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\x19\n\x0cmemory_bytes\x18\x05 \x01(\x04H\x03\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x16\n\tgpu_units\x18\x07 \x01(\rH\x05\x88\x01\x01\x12\x1c\n\x14\x61\x63\x63\x65ptable_gpu_units\x18\x08 \x03(\r\x12\x11\n\tgpu_uuids\x18\t \x03(\t\x12\x33\n\x0egpu_preference\x18\n \x01(\x0e\x32\x1b.leasehold.v1.GpuPreference\x12\x15\n\rallow_foreign\x18\x0b \x01(\x08\x42\x13\n\x11_gpu_memory_bytesB\x0b\n\t_gpu_nameB\x11\n\x0f_cpu_millicoresB\x0f\n\r_memory_bytesB\r\n\x0b_disk_bytesB\x0c\n\n_gpu_units\"\xb4\x01\n\x0e\x45victionPolicy\x12\x35\n\x0fweight_strategy\x18\x01 \x01(\x0e\x32\x1c.leasehold.v1.WeightStrategy\x12\x37\n\x10process_strategy\x18\x02 \x01(\x0e\x32\x1d.leasehold.v1.ProcessStrategy\x12\x32\n\x0b\x65scalate_to\x18\x03 \x01(\x0e\x32\x1d.leasehold.v1.ProcessStrategy\"\xfa\x03\n\x04Hook\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05phase\x18\x02 \x01(\x0e\x32\x17.leasehold.v1.HookPhase\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x07\x63ommand\x18\x04 \x01(\x0b\x32\x19.leasehold.v1.CommandHookH\x00\x12&\n\x04http\x18\x05 \x01(\x0b\x32\x16.leasehold.v1.HttpHookH\x00\x12*\n\x06signal\x18\x06 \x01(\x0b\x32\x18.leasehold.v1.SignalHookH\x00\x12&\n\x04vllm\x18\x07 \x01(\x0b\x32\x16.leasehold.v1.VllmHookH\x00\x12*\n\x06sglang\x18\x08 \x01(\x0b\x32\x18.leasehold.v1.SglangHookH\x00\x12*\n\x06kernel\x18\t \x01(\x0b\x32\x18.leasehold.v1.KernelHookH\x00\x12\x37\n\x11weight_strategies\x18\n \x03(\x0e\x32\x1c.leasehold.v1.WeightStrategy\x12\x14\n\x0c\x66rees_memory\x18\x0b \x01(\x08\x12+\n\x05\x64rain\x18\x0c \x01(\x0b\x32\x17.leasehold.v1.WorkDrainH\x01\x88\x01\x01\x42\x08\n\x06\x61\x63tionB\x08\n\x06_drain\"\x8e\x01\n\tWorkDrain\x12.\n\x0estop_admitting\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.HttpHook\x12$\n\x04idle\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.HttpHook\x12+\n\x0b\x61\x64mit_again\x18\x03 \x01(\x0b\x32\x16.leasehold.v1.HttpHook\"J\n\x0eHookCredential\x12\x0e\n\x04\x66ile\x18\x01 \x01(\tH\x00\x12\x1e\n\x14\x65nvironment_variable\x18\x02 \x01(\tH\x00\x42\x08\n\x06source\"\x9f\x01\n\x08VllmHook\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x16\n\x0esuspend_method\x18\x02 \x01(\t\x12\x15\n\rresume_method\x18\x03 \x01(\t\x12\x11\n\twake_tags\x18\x04 \x03(\t\x12\x35\n\ncredential\x18\x05 \x01(\x0b\x32\x1c.leasehold.v1.HookCredentialH\x00\x88\x01\x01\x42\r\n\x0b_credential\"m\n\nSglangHook\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x35\n\ncredential\x18\x03 \x01(\x0b\x32\x1c.leasehold.v1.HookCredentialH\x00\x88\x01\x01\x42\r\n\x0b_credential\"\x0c\n\nKernelHook\" \n\x0b\x43ommandHook\x12\x11\n\targuments\x18\x01 \x03(\t\"{\n\x08HttpHook\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x35\n\ncredential\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.HookCredentialH\x00\x88\x01\x01\x42\r\n\x0b_credential\"#\n\nSignalHook\x12\x15\n\rsignal_number\x18\x01 \x01(\r\"\x95\x06\n\x0eWorkloadStatus\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.leasehold.v1.WorkloadState\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.LeaseH\x00\x88\x01\x01\x12%\n\x07members\x18\x04 \x03(\x0b\x32\x14.leasehold.v1.Member\x12\x15\n\x08root_pid\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10parked_gpu_uuids\x18\x06 \x03(\t\x12\x19\n\x0cparked_bytes\x18\x07 \x01(\x04H\x02\x88\x01\x01\x12-\n\tpark_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\tparked_by\x18\t \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x03\x88\x01\x01\x12.\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x04\x65xit\x18\x0c \x01(\x0b\x32\x12.leasehold.v1.ExitH\x04\x88\x01\x01\x12\'\n\x05\x65rror\x18\r \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x05\x88\x01\x01\x12\x0f\n\x07yielded\x18\x0e \x01(\x08\x12\x1a\n\rcheckpoint_id\x18\x0f \x01(\tH\x06\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x10 \x01(\x04H\x07\x88\x01\x01\x12)\n\x06kernel\x18\x11 \x01(\x0b\x32\x14.leasehold.v1.KernelH\x08\x88\x01\x01\x12.\n\nready_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x08\n\x06_leaseB\x0b\n\t_root_pidB\x0f\n\r_parked_bytesB\x0c\n\n_parked_byB\x07\n\x05_exitB\x08\n\x06_errorB\x10\n\x0e_checkpoint_idB\r\n\x0b_disk_bytesB\t\n\x07_kernel\"f\n\x06Kernel\x12\x11\n\tkernel_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\x12*\n\x06health\x18\x04 \x01(\x0e\x32\x1a.leasehold.v1.KernelHealth\"8\n\x04\x45xit\x12\x0e\n\x04\x63ode\x18\x01 \x01(\rH\x00\x12\x17\n\rsignal_number\x18\x02 \x01(\rH\x00\x42\x07\n\x05\x63\x61use\"\xdd\x01\n\x06Member\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x18\n\x10start_time_ticks\x18\x02 \x01(\x04\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.leasehold.v1.MemberState\x12H\n\x13\x64\x65vice_memory_bytes\x18\x04 \x03(\x0b\x32+.leasehold.v1.Member.DeviceMemoryBytesEntry\x1a\x38\n\x16\x44\x65viceMemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x9a\x01\n\x0eWorkloadOrigin\x12\x1f\n\x1bWORKLOAD_ORIGIN_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKLOAD_ORIGIN_RUN\x10\x01\x12\x18\n\x14WORKLOAD_ORIGIN_EXEC\x10\x02\x12\x19\n\x15WORKLOAD_ORIGIN_CLAIM\x10\x03\x12\x19\n\x15WORKLOAD_ORIGIN_ADOPT\x10\x04*\xba\x01\n\rGpuPreference\x12\x1e\n\x1aGPU_PREFERENCE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aGPU_PREFERENCE_LOWEST_SLOT\x10\x01\x12!\n\x1dGPU_PREFERENCE_SAME_AS_BEFORE\x10\x02\x12!\n\x1dGPU_PREFERENCE_SAME_NUMA_NODE\x10\x03\x12#\n\x1fGPU_PREFERENCE_MOST_FREE_MEMORY\x10\x04*\x87\x01\n\x0eWeightStrategy\x12\x1f\n\x1bWEIGHT_STRATEGY_UNSPECIFIED\x10\x00\x12\x1a\n\x16WEIGHT_STRATEGY_RETAIN\x10\x01\x12\x1b\n\x17WEIGHT_STRATEGY_OFFLOAD\x10\x02\x12\x1b\n\x17WEIGHT_STRATEGY_DISCARD\x10\x03*\xb5\x01\n\x0fProcessStrategy\x12 \n\x1cPROCESS_STRATEGY_UNSPECIFIED\x10\x00\x12!\n\x1dPROCESS_STRATEGY_KEEP_RUNNING\x10\x01\x12!\n\x1dPROCESS_STRATEGY_CUDA_SUSPEND\x10\x02\x12\x1f\n\x1bPROCESS_STRATEGY_CHECKPOINT\x10\x03\x12\x19\n\x15PROCESS_STRATEGY_STOP\x10\x04*c\n\x0bMemberOrder\x12\x1c\n\x18MEMBER_ORDER_UNSPECIFIED\x10\x00\x12\x19\n\x15MEMBER_ORDER_PARALLEL\x10\x01\x12\x1b\n\x17MEMBER_ORDER_SEQUENTIAL\x10\x02*~\n\tHookPhase\x12\x1a\n\x16HOOK_PHASE_UNSPECIFIED\x10\x00\x12\x1d\n\x19HOOK_PHASE_BEFORE_SUSPEND\x10\x01\x12\x1c\n\x18HOOK_PHASE_AFTER_RESTORE\x10\x02\x12\x18\n\x14HOOK_PHASE_READINESS\x10\x03*\xe1\x03\n\rWorkloadState\x12\x1e\n\x1aWORKLOAD_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_STATE_PENDING\x10\x01\x12\x1a\n\x16WORKLOAD_STATE_RUNNING\x10\x02\x12\x1d\n\x19WORKLOAD_STATE_SUSPENDING\x10\x03\x12\x1c\n\x18WORKLOAD_STATE_SUSPENDED\x10\x04\x12\x1c\n\x18WORKLOAD_STATE_RESTORING\x10\x05\x12\x1c\n\x18WORKLOAD_STATE_REMAPPING\x10\x06\x12\x1f\n\x1bWORKLOAD_STATE_CHECKPOINTED\x10\x07\x12\x1b\n\x17WORKLOAD_STATE_STOPPING\x10\x08\x12\x19\n\x15WORKLOAD_STATE_EXITED\x10\t\x12\x19\n\x15WORKLOAD_STATE_FAILED\x10\n\x12\x19\n\x15WORKLOAD_STATE_WEDGED\x10\x0b\x12\x1a\n\x16WORKLOAD_STATE_UNKNOWN\x10\x0c\x12\x1b\n\x17WORKLOAD_STATE_RELEASED\x10\r\x12\x1b\n\x17WORKLOAD_STATE_SLEEPING\x10\x0e\x12\x1a\n\x16WORKLOAD_STATE_STOPPED\x10\x0f*\x81\x01\n\x0cKernelHealth\x12\x1d\n\x19KERNEL_HEALTH_UNSPECIFIED\x10\x00\x12\x19\n\x15KERNEL_HEALTH_HEALTHY\x10\x01\x12\x1a\n\x16KERNEL_HEALTH_DEGRADED\x10\x02\x12\x1b\n\x17KERNEL_HEALTH_UNHEALTHY\x10\x03*\x9c\x02\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_RUNNING\x10\x01\x12\x17\n\x13MEMBER_STATE_LOCKED\x10\x02\x12\x1d\n\x19MEMBER_STATE_CHECKPOINTED\x10\x03\x12\x17\n\x13MEMBER_STATE_FAILED\x10\x04\x12\x1e\n\x1aMEMBER_STATE_CHECKPOINTING\x10\x05\x12\x1a\n\x16MEMBER_STATE_RESTORING\x10\x06\x12\x17\n\x13MEMBER_STATE_WEDGED\x10\x07\x12\x18\n\x14MEMBER_STATE_UNKNOWN\x10\x08\x12\x15\n\x11MEMBER_STATE_GONE\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bleasehold/v1/workload.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19leasehold/v1/errors.proto\x1a\x1bleasehold/v1/eviction.proto\x1a\x17leasehold/v1/hook.proto\x1a\x18leasehold/v1/lease.proto\"\xce\x02\n\x08Workload\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12(\n\x04spec\x18\x04 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1c.leasehold.v1.WorkloadStatus\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x06origin\x18\x07 \x01(\x0e\x32\x1c.leasehold.v1.WorkloadOrigin\x12\x0c\n\x04user\x18\x08 \x01(\t\x12\x16\n\x0eout_of_contact\x18\t \x01(\x08\x12/\n\x0breport_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9e\x01\n\x0bHelperTerms\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x10process_strategy\x18\x02 \x01(\x0e\x32\x1d.leasehold.v1.ProcessStrategy\x12\x1a\n\rsignal_number\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_signal_number\"\x89\x05\n\x0cWorkloadSpec\x12\x11\n\targuments\x18\x01 \x03(\t\x12@\n\x0b\x65nvironment\x18\x02 \x03(\x0b\x32+.leasehold.v1.WorkloadSpec.EnvironmentEntry\x12\x1e\n\x11working_directory\x18\x03 \x01(\tH\x00\x88\x01\x01\x12*\n\tresources\x18\x04 \x01(\x0b\x32\x17.leasehold.v1.Resources\x12\x15\n\x08priority\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x33\n\x08\x65viction\x18\x06 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x02\x88\x01\x01\x12/\n\x0cmember_order\x18\x07 \x01(\x0e\x32\x19.leasehold.v1.MemberOrder\x12!\n\x05hooks\x18\x08 \x03(\x0b\x32\x12.leasehold.v1.Hook\x12\x36\n\x06labels\x18\t \x03(\x0b\x32&.leasehold.v1.WorkloadSpec.LabelsEntry\x12.\n\x06helper\x18\n \x01(\x0b\x32\x19.leasehold.v1.HelperTermsH\x03\x88\x01\x01\x12\x1d\n\x10keep_checkpoints\x18\x0b \x01(\x05H\x04\x88\x01\x01\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x14\n\x12_working_directoryB\x0b\n\t_priorityB\x0b\n\t_evictionB\t\n\x07_helperB\x13\n\x11_keep_checkpoints\"\x9d\x03\n\tResources\x12\x11\n\tgpu_count\x18\x01 \x01(\x05\x12\x1d\n\x10gpu_memory_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08gpu_name\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x1b\n\x0e\x63pu_millicores\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x19\n\x0cmemory_bytes\x18\x05 \x01(\x03H\x03\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x16\n\tgpu_units\x18\x07 \x01(\x05H\x05\x88\x01\x01\x12\x1c\n\x14\x61\x63\x63\x65ptable_gpu_units\x18\x08 \x03(\x05\x12\x11\n\tgpu_uuids\x18\t \x03(\t\x12\x33\n\x0egpu_preference\x18\n \x01(\x0e\x32\x1b.leasehold.v1.GpuPreference\x12\x15\n\rallow_foreign\x18\x0b \x01(\x08\x42\x13\n\x11_gpu_memory_bytesB\x0b\n\t_gpu_nameB\x11\n\x0f_cpu_millicoresB\x0f\n\r_memory_bytesB\r\n\x0b_disk_bytesB\x0c\n\n_gpu_units\"\x95\x06\n\x0eWorkloadStatus\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.leasehold.v1.WorkloadState\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.LeaseH\x00\x88\x01\x01\x12%\n\x07members\x18\x04 \x03(\x0b\x32\x14.leasehold.v1.Member\x12\x15\n\x08root_pid\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10parked_gpu_uuids\x18\x06 \x03(\t\x12\x19\n\x0cparked_bytes\x18\x07 \x01(\x03H\x02\x88\x01\x01\x12-\n\tpark_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\tparked_by\x18\t \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x03\x88\x01\x01\x12.\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x04\x65xit\x18\x0c \x01(\x0b\x32\x12.leasehold.v1.ExitH\x04\x88\x01\x01\x12\'\n\x05\x65rror\x18\r \x01(\x0b\x32\x13.leasehold.v1.ErrorH\x05\x88\x01\x01\x12\x0f\n\x07yielded\x18\x0e \x01(\x08\x12\x1a\n\rcheckpoint_id\x18\x0f \x01(\tH\x06\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x10 \x01(\x03H\x07\x88\x01\x01\x12)\n\x06kernel\x18\x11 \x01(\x0b\x32\x14.leasehold.v1.KernelH\x08\x88\x01\x01\x12.\n\nready_time\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x08\n\x06_leaseB\x0b\n\t_root_pidB\x0f\n\r_parked_bytesB\x0c\n\n_parked_byB\x07\n\x05_exitB\x08\n\x06_errorB\x10\n\x0e_checkpoint_idB\r\n\x0b_disk_bytesB\t\n\x07_kernel\"f\n\x06Kernel\x12\x11\n\tkernel_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x05\x12*\n\x06health\x18\x04 \x01(\x0e\x32\x1a.leasehold.v1.KernelHealth\"8\n\x04\x45xit\x12\x0e\n\x04\x63ode\x18\x01 \x01(\x05H\x00\x12\x17\n\rsignal_number\x18\x02 \x01(\x05H\x00\x42\x07\n\x05\x63\x61use\"\xdd\x01\n\x06Member\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x18\n\x10start_time_ticks\x18\x02 \x01(\x03\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.leasehold.v1.MemberState\x12H\n\x13\x64\x65vice_memory_bytes\x18\x04 \x03(\x0b\x32+.leasehold.v1.Member.DeviceMemoryBytesEntry\x1a\x38\n\x16\x44\x65viceMemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*\x9a\x01\n\x0eWorkloadOrigin\x12\x1f\n\x1bWORKLOAD_ORIGIN_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKLOAD_ORIGIN_RUN\x10\x01\x12\x18\n\x14WORKLOAD_ORIGIN_EXEC\x10\x02\x12\x19\n\x15WORKLOAD_ORIGIN_CLAIM\x10\x03\x12\x19\n\x15WORKLOAD_ORIGIN_ADOPT\x10\x04*\xba\x01\n\rGpuPreference\x12\x1e\n\x1aGPU_PREFERENCE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aGPU_PREFERENCE_LOWEST_SLOT\x10\x01\x12!\n\x1dGPU_PREFERENCE_SAME_AS_BEFORE\x10\x02\x12!\n\x1dGPU_PREFERENCE_SAME_NUMA_NODE\x10\x03\x12#\n\x1fGPU_PREFERENCE_MOST_FREE_MEMORY\x10\x04*c\n\x0bMemberOrder\x12\x1c\n\x18MEMBER_ORDER_UNSPECIFIED\x10\x00\x12\x19\n\x15MEMBER_ORDER_PARALLEL\x10\x01\x12\x1b\n\x17MEMBER_ORDER_SEQUENTIAL\x10\x02*\xe1\x03\n\rWorkloadState\x12\x1e\n\x1aWORKLOAD_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_STATE_PENDING\x10\x01\x12\x1a\n\x16WORKLOAD_STATE_RUNNING\x10\x02\x12\x1d\n\x19WORKLOAD_STATE_SUSPENDING\x10\x03\x12\x1c\n\x18WORKLOAD_STATE_SUSPENDED\x10\x04\x12\x1c\n\x18WORKLOAD_STATE_RESTORING\x10\x05\x12\x1c\n\x18WORKLOAD_STATE_REMAPPING\x10\x06\x12\x1f\n\x1bWORKLOAD_STATE_CHECKPOINTED\x10\x07\x12\x1b\n\x17WORKLOAD_STATE_STOPPING\x10\x08\x12\x19\n\x15WORKLOAD_STATE_EXITED\x10\t\x12\x19\n\x15WORKLOAD_STATE_FAILED\x10\n\x12\x19\n\x15WORKLOAD_STATE_WEDGED\x10\x0b\x12\x1a\n\x16WORKLOAD_STATE_UNKNOWN\x10\x0c\x12\x1b\n\x17WORKLOAD_STATE_RELEASED\x10\r\x12\x1b\n\x17WORKLOAD_STATE_SLEEPING\x10\x0e\x12\x1a\n\x16WORKLOAD_STATE_STOPPED\x10\x0f*\x81\x01\n\x0cKernelHealth\x12\x1d\n\x19KERNEL_HEALTH_UNSPECIFIED\x10\x00\x12\x19\n\x15KERNEL_HEALTH_HEALTHY\x10\x01\x12\x1a\n\x16KERNEL_HEALTH_DEGRADED\x10\x02\x12\x1b\n\x17KERNEL_HEALTH_UNHEALTHY\x10\x03*\x9c\x02\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_RUNNING\x10\x01\x12\x17\n\x13MEMBER_STATE_LOCKED\x10\x02\x12\x1d\n\x19MEMBER_STATE_CHECKPOINTED\x10\x03\x12\x17\n\x13MEMBER_STATE_FAILED\x10\x04\x12\x1e\n\x1aMEMBER_STATE_CHECKPOINTING\x10\x05\x12\x1a\n\x16MEMBER_STATE_RESTORING\x10\x06\x12\x17\n\x13MEMBER_STATE_WEDGED\x10\x07\x12\x18\n\x14MEMBER_STATE_UNKNOWN\x10\x08\x12\x15\n\x11MEMBER_STATE_GONE\x10\tBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.workload_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
   _globals['_WORKLOADSPEC_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_WORKLOADSPEC_ENVIRONMENTENTRY']._serialized_options = b'8\001'
   _globals['_WORKLOADSPEC_LABELSENTRY']._loaded_options = None
   _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_MEMBER_DEVICEMEMORYBYTESENTRY']._loaded_options = None
   _globals['_MEMBER_DEVICEMEMORYBYTESENTRY']._serialized_options = b'8\001'
-  _globals['_WORKLOADORIGIN']._serialized_start=4304
-  _globals['_WORKLOADORIGIN']._serialized_end=4458
-  _globals['_GPUPREFERENCE']._serialized_start=4461
-  _globals['_GPUPREFERENCE']._serialized_end=4647
-  _globals['_WEIGHTSTRATEGY']._serialized_start=4650
-  _globals['_WEIGHTSTRATEGY']._serialized_end=4785
-  _globals['_PROCESSSTRATEGY']._serialized_start=4788
-  _globals['_PROCESSSTRATEGY']._serialized_end=4969
-  _globals['_MEMBERORDER']._serialized_start=4971
-  _globals['_MEMBERORDER']._serialized_end=5070
-  _globals['_HOOKPHASE']._serialized_start=5072
-  _globals['_HOOKPHASE']._serialized_end=5198
-  _globals['_WORKLOADSTATE']._serialized_start=5201
-  _globals['_WORKLOADSTATE']._serialized_end=5682
-  _globals['_KERNELHEALTH']._serialized_start=5685
-  _globals['_KERNELHEALTH']._serialized_end=5814
-  _globals['_MEMBERSTATE']._serialized_start=5817
-  _globals['_MEMBERSTATE']._serialized_end=6101
-  _globals['_WORKLOAD']._serialized_start=164
-  _globals['_WORKLOAD']._serialized_end=498
-  _globals['_HELPERTERMS']._serialized_start=501
-  _globals['_HELPERTERMS']._serialized_end=659
-  _globals['_WORKLOADSPEC']._serialized_start=662
-  _globals['_WORKLOADSPEC']._serialized_end=1311
-  _globals['_WORKLOADSPEC_ENVIRONMENTENTRY']._serialized_start=1134
-  _globals['_WORKLOADSPEC_ENVIRONMENTENTRY']._serialized_end=1184
-  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_start=1186
-  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_end=1231
-  _globals['_RESOURCES']._serialized_start=1314
-  _globals['_RESOURCES']._serialized_end=1727
-  _globals['_EVICTIONPOLICY']._serialized_start=1730
-  _globals['_EVICTIONPOLICY']._serialized_end=1910
-  _globals['_HOOK']._serialized_start=1913
-  _globals['_HOOK']._serialized_end=2419
-  _globals['_WORKDRAIN']._serialized_start=2422
-  _globals['_WORKDRAIN']._serialized_end=2564
-  _globals['_HOOKCREDENTIAL']._serialized_start=2566
-  _globals['_HOOKCREDENTIAL']._serialized_end=2640
-  _globals['_VLLMHOOK']._serialized_start=2643
-  _globals['_VLLMHOOK']._serialized_end=2802
-  _globals['_SGLANGHOOK']._serialized_start=2804
-  _globals['_SGLANGHOOK']._serialized_end=2913
-  _globals['_KERNELHOOK']._serialized_start=2915
-  _globals['_KERNELHOOK']._serialized_end=2927
-  _globals['_COMMANDHOOK']._serialized_start=2929
-  _globals['_COMMANDHOOK']._serialized_end=2961
-  _globals['_HTTPHOOK']._serialized_start=2963
-  _globals['_HTTPHOOK']._serialized_end=3086
-  _globals['_SIGNALHOOK']._serialized_start=3088
-  _globals['_SIGNALHOOK']._serialized_end=3123
-  _globals['_WORKLOADSTATUS']._serialized_start=3126
-  _globals['_WORKLOADSTATUS']._serialized_end=3915
-  _globals['_KERNEL']._serialized_start=3917
-  _globals['_KERNEL']._serialized_end=4019
-  _globals['_EXIT']._serialized_start=4021
-  _globals['_EXIT']._serialized_end=4077
-  _globals['_MEMBER']._serialized_start=4080
-  _globals['_MEMBER']._serialized_end=4301
-  _globals['_MEMBER_DEVICEMEMORYBYTESENTRY']._serialized_start=4245
-  _globals['_MEMBER_DEVICEMEMORYBYTESENTRY']._serialized_end=4301
+  _globals['_WORKLOADORIGIN']._serialized_start=2962
+  _globals['_WORKLOADORIGIN']._serialized_end=3116
+  _globals['_GPUPREFERENCE']._serialized_start=3119
+  _globals['_GPUPREFERENCE']._serialized_end=3305
+  _globals['_MEMBERORDER']._serialized_start=3307
+  _globals['_MEMBERORDER']._serialized_end=3406
+  _globals['_WORKLOADSTATE']._serialized_start=3409
+  _globals['_WORKLOADSTATE']._serialized_end=3890
+  _globals['_KERNELHEALTH']._serialized_start=3893
+  _globals['_KERNELHEALTH']._serialized_end=4022
+  _globals['_MEMBERSTATE']._serialized_start=4025
+  _globals['_MEMBERSTATE']._serialized_end=4309
+  _globals['_WORKLOAD']._serialized_start=218
+  _globals['_WORKLOAD']._serialized_end=552
+  _globals['_HELPERTERMS']._serialized_start=555
+  _globals['_HELPERTERMS']._serialized_end=713
+  _globals['_WORKLOADSPEC']._serialized_start=716
+  _globals['_WORKLOADSPEC']._serialized_end=1365
+  _globals['_WORKLOADSPEC_ENVIRONMENTENTRY']._serialized_start=1188
+  _globals['_WORKLOADSPEC_ENVIRONMENTENTRY']._serialized_end=1238
+  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_start=1240
+  _globals['_WORKLOADSPEC_LABELSENTRY']._serialized_end=1285
+  _globals['_RESOURCES']._serialized_start=1368
+  _globals['_RESOURCES']._serialized_end=1781
+  _globals['_WORKLOADSTATUS']._serialized_start=1784
+  _globals['_WORKLOADSTATUS']._serialized_end=2573
+  _globals['_KERNEL']._serialized_start=2575
+  _globals['_KERNEL']._serialized_end=2677
+  _globals['_EXIT']._serialized_start=2679
+  _globals['_EXIT']._serialized_end=2735
+  _globals['_MEMBER']._serialized_start=2738
+  _globals['_MEMBER']._serialized_end=2959
+  _globals['_MEMBER_DEVICEMEMORYBYTESENTRY']._serialized_start=2903
+  _globals['_MEMBER_DEVICEMEMORYBYTESENTRY']._serialized_end=2959
 # @@protoc_insertion_point(module_scope)

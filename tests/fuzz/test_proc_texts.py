@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leasehold_worker.host import cgroups, processes
 from leasehold_worker.host.process_files import Pid
-from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.process_trees import scan_tree
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.workloads.foreign_processes import owner
 

@@ -62,7 +62,7 @@ async def settled(
 ) -> tuple[str, int]:
     """What is said of a stop of a slow program, and the state of its workload."""
     spec = WorkloadSpec(arguments=["sh", "-c", script])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress.unheard())
     workload = parts.workloads.get("w")
     with trio.fail_after(20):
         while "up" not in workload.output_path.read_text():  # noqa: ASYNC110 - a file tells nobody
@@ -82,7 +82,7 @@ async def end(parts: Parts) -> None:
     launcher = launched(parts.workloads.folder("w"))
     assert launcher is not None
     at_once = operation_pb2.StopOperation(grace=Duration(seconds=0))
-    await parts.termination.stop("w", at_once, Progress(lambda _: None))
+    await parts.termination.stop("w", at_once, Progress.unheard())
     with trio.fail_after(20):
         while is_there(launcher.launcher_pid):  # noqa: ASYNC110 - it is reaped a little later
             await trio.sleep(0.01)
@@ -126,7 +126,7 @@ async def test_gpus_of_what_can_not_be_ended_stay_leased(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = WorkloadSpec(arguments=["sleep", "1000"])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress.unheard())
     workload = parts.workloads.get("w")
     parts.exit_monitor.stop(workload)
     pool = GpuPool([PoolGpu("GPU-0", "H100")])
@@ -152,7 +152,7 @@ async def test_what_criu_does_not_let_go_of_is_not_asked_of_the_driver(
 ) -> None:
     monkeypatch.setattr(disk_recovery, "FREED_TIMEOUT_S", 0.2)
     spec = WorkloadSpec(arguments=["sleep", "1000"])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress.unheard())
     workload = parts.workloads.get("w")
     parts.exit_monitor.stop(workload)
     os.kill(workload.root.pid, signal.SIGSTOP)

@@ -166,7 +166,7 @@ async def test_kills_that_hang_at_a_user_s_process_hold_up_no_other_user(
             patch.setattr(workload, "MARKS_TIMEOUT_S", 0.02)
             patch.setattr(kill, "CHASE_S", 0.02)
             for number in range(2 * USER_READERS):
-                await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Progress(lambda _: None))
+                await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Progress.unheard())
         with trio.fail_after(30):  # with one for each kill no thread would be left to the worker
             while default.borrowed_tokens:  # noqa: ASYNC110 - a limiter tells nobody
                 await trio.sleep(0.01)

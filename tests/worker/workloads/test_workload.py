@@ -156,7 +156,7 @@ async def test_a_workload_within_another_s_tree_is_left_out_and_outlives_it(
         assert pids(within) == {middle, inner}
         killer = Killer(parts.driver, parts.inventory, Rates())
         with trio.fail_after(10):
-            await killer.kill(around, Progress(lambda _: None))
+            await killer.kill(around, Progress.unheard())
             await around.ended.wait()
         assert pids(within) == {middle, inner}
 
@@ -226,7 +226,7 @@ async def test_a_process_of_another_user_with_the_mark_is_not_killed(
         mine = make("w-strangers", root, f"{WORKLOAD_ID_VARIABLE}=w-strangers")
         parts.exit_monitor.add(mine)
         with trio.fail_after(10):
-            await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Progress(lambda _: None))
+            await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Progress.unheard())
             await mine.ended.wait()
     assert is_alive(stranger)
 

@@ -103,7 +103,7 @@ class StopRestart:
         require_state(workload, (RUNNING,), "checkpointed")
         kernel = self.kernel_of(workload)
         progress.enter("save")
-        self._told(await self._save(kernel, progress, resume=True), progress)
+        await self._save(kernel, progress, resume=True)
         await self._disk.clean_up_in_time(workload)
 
     def kernel_of(self, workload: Workload) -> Application:
@@ -136,7 +136,7 @@ class StopRestart:
             if kernel is not None:
                 progress.enter("save")
                 await progress.intend(intent_of("save", plan, {}, ()))
-                saved = self._told(await self._save(kernel, progress, resume=False), progress)
+                saved = await self._save(kernel, progress, resume=False)
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 kept = saved or await self._newest(workload)
@@ -289,9 +289,7 @@ class StopRestart:
             progress=progress.tell_bytes,
         )
         self._applications.forget_restore(workload.workload_id)
-        progress.warnings += restored.warnings
-        progress.checkpoint_id = restored.checkpoint.checkpoint_id
-        progress.disk_bytes = restored.checkpoint.file_bytes
+        _tell(restored, progress)
 
     async def _served(self, workload: Workload) -> Application:
         """Waits for the application of a program that was just started, unless the program ends."""
@@ -317,10 +315,10 @@ class StopRestart:
             )
         return found[0]
 
-    async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> checkpointing.Saved:
+    async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> StoredCheckpoint:
         available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)
         with self._disk.room() as room:
-            return await checkpointing.save(
+            saved = await checkpointing.save(
                 kernel,
                 self._application_store,
                 available_bytes=available_bytes,
@@ -329,17 +327,19 @@ class StopRestart:
                 timeouts=self._timeouts,
                 progress=progress.tell_bytes,
             )
-
-    def _told(self, saved: checkpointing.Saved, progress: Progress) -> StoredCheckpoint:
-        progress.warnings += saved.warnings
-        progress.checkpoint_id = saved.checkpoint.checkpoint_id
-        progress.disk_bytes = saved.checkpoint.file_bytes
+        _tell(saved, progress)
         return saved.checkpoint
 
     async def _newest(self, workload: Workload) -> StoredCheckpoint | None:
         """The newest checkpoint of a workload with an intact header. None: there is none."""
         found = await trio.to_thread.run_sync(self._application_store.scan, workload.workload_id)
         return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
+
+
+def _tell(done: checkpointing.Transfer, progress: Progress) -> None:
+    progress.warnings += done.warnings
+    progress.checkpoint_id = done.checkpoint.checkpoint_id
+    progress.disk_bytes = done.checkpoint.file_bytes
 
 
 def _ending(phase: str, plan: Plan, kept: StoredCheckpoint | None) -> Intent:

@@ -177,7 +177,7 @@ _DEFECT: Final = FleetError(
 _CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.ERROR_REASON_DUPLICATE_GPU: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_INVALID_TOKEN: grpc.StatusCode.OUT_OF_RANGE,
+    errors_pb2.ERROR_REASON_INVALID_TOKEN: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
     errors_pb2.ERROR_REASON_UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,
     errors_pb2.ERROR_REASON_UNKNOWN_GPU: grpc.StatusCode.NOT_FOUND,

@@ -249,12 +249,12 @@ def test_refusals_carry_their_code_and_reason_and_change_nothing(
         ),
         (
             lambda: calls.ListWorkloads(ListWorkloadsRequest(page_token="?")),
-            code.OUT_OF_RANGE,
+            code.INVALID_ARGUMENT,
             "INVALID_TOKEN",
         ),
         (
             lambda: list(calls.WatchWorkloads(WatchWorkloadsRequest(resume_token="?"))),
-            code.OUT_OF_RANGE,
+            code.INVALID_ARGUMENT,
             "INVALID_TOKEN",
         ),
     ]

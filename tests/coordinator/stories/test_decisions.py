@@ -70,7 +70,7 @@ class Context:
 CODES = {
     "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
     "DUPLICATE_GPU": grpc.StatusCode.INVALID_ARGUMENT,
-    "INVALID_TOKEN": grpc.StatusCode.OUT_OF_RANGE,
+    "INVALID_TOKEN": grpc.StatusCode.INVALID_ARGUMENT,
     "WORKLOAD_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
     "WORKLOAD_BUSY": grpc.StatusCode.ABORTED,
     "GENERATION_MISMATCH": grpc.StatusCode.ABORTED,

@@ -14,16 +14,16 @@ RETRY_AFTER: Final[dict[ErrorReason.ValueType, duration_pb2.Duration]] = {
     errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: duration_pb2.Duration(seconds=1),
     errors_pb2.ERROR_REASON_TOO_MANY_CALLS: duration_pb2.Duration(seconds=1),
 }
-"""When the same request may be served, as google.rpc.RetryInfo. Other refusals don't pass by themselves."""
+"""The delay before a retry, as google.rpc.RetryInfo. Requests refused for other reasons have none."""
 
 
 MESSAGE_LIMIT_BYTES: Final = 1_536
 METADATA_LIMIT_BYTES: Final = 1_024
-"""Bounds of a refusal. The trailers of a call carry each refusal twice, encoded, and hold 8 KiB."""
+"""Bounds of a refusal. The trailers of a call hold 8 KiB, and carry each refusal twice, encoded."""
 
 
 class FleetError(Exception):
-    """A request is refused. A long value in it is cut.
+    """A request is refused. A long message is cut in the middle.
 
     Attributes:
         reason: The typed reason of the wire.
@@ -39,13 +39,13 @@ class FleetError(Exception):
 
     @classmethod
     def from_proto(cls, error: errors_pb2.Error) -> "FleetError":
-        """A worker's error, passed on as it is."""
+        """A worker's error, passed on unchanged within the limits."""
         passed_on = cls(error.reason, error.message)
         passed_on.metadata = _fitting(error.metadata)
         return passed_on
 
     def to_proto(self) -> errors_pb2.Error:
-        """The same error as a message of frames and results."""
+        """The error as a message for frames and results."""
         return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)
 
 
@@ -53,12 +53,12 @@ def _cut(text: str, limit_bytes: int) -> str:
     data = text.encode(errors="replace")
     if len(data) <= limit_bytes:
         return text
-    half = limit_bytes // 2  # a remedy stands at the end
+    half = limit_bytes // 2  # the remedy is at the end
     return f"{data[:half].decode(errors='ignore')} … {data[-half:].decode(errors='ignore')}"
 
 
 def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
-    """As many of the facts as fit."""
+    """The entries that fit into METADATA_LIMIT_BYTES."""
     kept: dict[str, str] = {}
     used_bytes = 0
     for key, value in metadata.items():
@@ -69,15 +69,15 @@ def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 class StartError(Exception):
-    """The coordinator can't start; its text is one sentence with the remedy."""
+    """The coordinator can't start. The text is one sentence with the remedy."""
 
 
 def invalid(field: str, message: str) -> FleetError:
-    """A field of a request breaks its rule."""
+    """The refusal of a request with an invalid field."""
     return FleetError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, field=field)
 
 
 def reason_name(reason: ErrorReason.ValueType) -> str:
-    """The reason as ErrorInfo carries it; the number of one that only a newer worker knows."""
+    """The reason as ErrorInfo carries it. A reason of a newer worker is returned as a number."""
     name = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
     return name.name.removeprefix("ERROR_REASON_") if name else str(reason)

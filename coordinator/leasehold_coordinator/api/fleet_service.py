@@ -42,7 +42,7 @@ from leasehold_coordinator.fleet.memory_lists import MemoryLists
 
 @final
 class FleetService(FleetServiceServicer):
-    """Serves what the registry knows, and creates commands about workers and their GPUs."""
+    """Serves workers and GPUs from the registry, and creates commands about them."""
 
     def __init__(self, fleet: Fleet, requests: CommandCreation) -> None:
         self.fleet = fleet
@@ -68,7 +68,7 @@ class FleetService(FleetServiceServicer):
                 return GetGpuResponse(gpu=gpu)
         raise FleetError(
             errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-            f"no worker that has reported has the GPU {request.uuid!r}: `leasehold get gpus` lists them",
+            f"no worker has reported the GPU {request.uuid!r}: `leasehold get gpus` lists the GPUs",
             field="uuid",
         )
 
@@ -106,7 +106,7 @@ class FleetService(FleetServiceServicer):
                 workers = self.fleet.registry.all()
                 for known in workers:
                     yield _response(self.fleet.worker(known), token)
-                for known in workers:  # made one worker at a time: hundreds may watch, and never read
+                for known in workers:  # built one worker at a time, since hundreds of watchers may never read
                     for gpu in self.fleet.gpus(known):
                         yield _response(gpu, token)
                 yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)

@@ -1,4 +1,4 @@
-"""WorkloadService: the workloads, and what can be done with them."""
+"""WorkloadService: workloads, their output, their checkpoints and operations on them."""
 
 from collections.abc import AsyncIterator
 from typing import TypeAlias, final
@@ -65,7 +65,7 @@ OperationRequest: TypeAlias = (
 
 @final
 class WorkloadService(WorkloadServiceServicer):
-    """Serves workloads from memory and store, checkpoints from the workers, and creates commands for them."""
+    """Serves workloads from memory and store, checkpoints from the workers, and creates commands."""
 
     def __init__(self, fleet: Fleet, requests: CommandCreation, plans: Plans) -> None:
         self.fleet = fleet
@@ -98,7 +98,7 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
         hub = self.fleet.workload_hub
-        # By id: meanwhile the name may pass to another workload.
+        # Subscribes by id, since the name may pass to another workload during the watch.
         wanted = await self.fleet.find_workload(request.workload) if request.workload else None
         key = wanted.workload_id if wanted is not None else None
         with hub.subscribe(key) as subscription:
@@ -177,12 +177,14 @@ class WorkloadService(WorkloadServiceServicer):
 
     async def Plan(self, request: PlanRequest, context: Context) -> PlanResponse:
         generation = request.expected_generation if request.HasField("expected_generation") else None
-        return PlanResponse(plan=await self._plans.plan(request.workload, request.operation, generation))
+        kind = request.WhichOneof("operation")
+        operation = Operation(**{kind: getattr(request, kind)}) if kind else Operation()
+        return PlanResponse(plan=await self._plans.plan(request.workload, operation, generation))
 
     async def _operate(
         self, request: OperationRequest, operation: Operation, workload: str = ""
     ) -> Command | None:
-        """Creates the command that is asked for; None where it was only to be validated, and may be."""
+        """Creates the requested command. None: the request asked only for validation, which succeeded."""
         generation = request.expected_generation if request.HasField("expected_generation") else None
         timeout = request.timeout if request.HasField("timeout") else None
         if not isinstance(request, StopWorkloadRequest | ReleaseWorkloadRequest) and request.validate_only:

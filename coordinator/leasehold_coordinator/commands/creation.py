@@ -1,4 +1,4 @@
-"""What clients may ask of workloads and workers: checked, and turned into commands."""
+"""Checks the requests of clients about workloads and workers, and turns them into commands."""
 
 import asyncio
 import logging
@@ -54,10 +54,10 @@ from leasehold_coordinator.timestamps import duration, now_timestamp
 logger = logging.getLogger(__name__)
 
 SHORT_TIMEOUT_S: Final = 60.0
-"""Default of commands that move no memory."""
+"""Default timeout of commands that move no memory."""
 
 LONG_TIMEOUT_S: Final = 600.0
-"""Default of commands that move memory: 80 GB take 40 s to park."""
+"""Default timeout of commands that move memory. A suspend of 80 GB takes 40 s."""
 
 WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest | DeleteCheckpointsRequest
 
@@ -69,11 +69,11 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 @final
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Created]):
-    """What a request is answered with, once it is stored.
+    """The answer to a request, and the write that must precede the answer.
 
     Attributes:
         created: The answer.
-        storing: Stores what was decided, and sends it. None: there is nothing to store.
+        storing: Stores and sends the command. None: there is nothing to store.
     """
 
     created: Created
@@ -82,10 +82,10 @@ class Decision(Generic[Created]):
 
 @final
 class CommandCreation:
-    """Creates commands. Each is decided alone, and stored while others are decided.
+    """Creates commands. Decisions are made one at a time. Their commits may overlap later decisions.
 
-    A decision takes the command into the ledger in the turn of the loop in which it was checked, so the next
-    decision counts it. Nothing is answered or sent before the command is on disk.
+    A decision checks a command and adds it to the ledger without an await between, so the next decision
+    counts the command. Nothing is answered or sent before the command is on disk.
     """
 
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
@@ -93,12 +93,15 @@ class CommandCreation:
         self._dispatcher = dispatcher
         self._deciding = asyncio.Lock()
         self._storing: set[asyncio.Future[None]] = set()
-        """One for each creation that was decided and is not on disk yet."""
+        """One for each creation that is decided and not yet on disk."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By request id, while a request with it is served."""
+        """By request id, while a request with that id is served."""
 
     async def _once(self, request_id: str, create: Callable[[], Coroutine[Any, Any, Created]]) -> Created:
-        """Serves a request to its end. One with the same id waits, and then finds what this one created."""
+        """Serves a request to its end, also if its caller is cancelled.
+
+        A concurrent request with the same id waits, and then finds the command that the first one created.
+        """
         if not request_id:
             return await finish(create())
 
@@ -110,13 +113,14 @@ class CommandCreation:
         return await finish(take_turn())
 
     async def _decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
-        """Makes a decision, and stores it while others are made.
+        """Makes a decision, and stores it while later decisions are made.
 
-        A refusal may rest on a creation that is not on disk yet and may fail. The decision is then made again
-        once all such creations are on disk or undone. No other decision is made meanwhile.
+        A refusal may rest on a creation that is not on disk yet, and whose write may still fail. After such a
+        refusal, the decision is made again once all pending creations are on disk or undone. No other
+        decision is made meanwhile.
 
         Raises:
-            FleetError: It is refused, or can't be stored. Nothing was created.
+            FleetError: The request is refused, or the store failed. Nothing was created.
         """
         async with self._deciding:
             try:
@@ -139,15 +143,15 @@ class CommandCreation:
         return decision.created
 
     async def _settle(self) -> None:
-        """Waits until every creation that was decided is on disk or undone."""
+        """Waits until every decided creation is on disk or undone."""
         if self._storing:
             await asyncio.wait(self._storing)
 
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
-        """Creates a workload and the command that starts it.
+        """Creates a workload and the command that starts the workload.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
         return await self._once(request.request_id, partial(self._create_workload, request))
 
@@ -180,10 +184,10 @@ class CommandCreation:
         return await self._decide(decide)
 
     async def _holders(self, request: CreateWorkloadRequest) -> set[str] | None:
-        """Ids of the workers that have the checkpoint which a workload is to begin with. None: any will do.
+        """Ids of the workers that have the checkpoint of a request. None: the choice is not limited.
 
-        Workers are asked, which takes a while: nothing else waits for that. A worker that the request names,
-        itself or by its GPUs, says on its own whether it has it.
+        The workers are asked before the decision, so no other request waits for their answers. If the request
+        names a worker or GPUs, that worker itself refuses a checkpoint that it lacks.
 
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
@@ -193,10 +197,10 @@ class CommandCreation:
         return await find_holders(self._fleet, request.checkpoint_id)
 
     async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
-        """Creates a workload for a process that runs already, and the command that takes it in.
+        """Creates a workload for a running process, and the command that adopts the process.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
         return await self._once(request.request_id, partial(self._adopt, request))
 
@@ -233,14 +237,14 @@ class CommandCreation:
         return await self._decide(decide)
 
     async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
-        """Creates a command about a worker, its GPUs or what is on its disk.
+        """Creates a command about a worker, its GPUs or its checkpoints.
 
         Args:
-            request: Which worker, and how long it may wait and take: 60 s unless it says so.
+            request: Names the worker, and a timeout for wait and execution. The default timeout is 60 s.
             operation: The request's operation.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
 
         async def decide() -> Decision[Command]:
@@ -260,7 +264,7 @@ class CommandCreation:
     async def _create_command(
         self, request_id: str, decide: Callable[[], Awaitable[Decision[Command]]]
     ) -> Command:
-        """Decides on a command, unless an earlier request with this id has created one."""
+        """Decides on a command, unless an earlier request with this id has created a command."""
 
         async def create() -> Command:
             before = await self._repeated(request_id)
@@ -277,7 +281,7 @@ class CommandCreation:
 
         async def forget() -> ForgetWorkerResponse:
             async with self._deciding:
-                await self._settle()  # a command that comes on disk later would be forgotten by nobody
+                await self._settle()  # a command stored later would survive the deletion
                 known = self._fleet.registry.find(worker)
                 last = self._fleet.worker(known)
                 failed = await self._fleet.forget_worker(known)
@@ -295,17 +299,17 @@ class CommandCreation:
         expected_generation: int | None,
         timeout: duration_pb2.Duration | None,
     ) -> Command:
-        """Creates a command for workloads that exist.
+        """Creates a command for existing workloads.
 
         Args:
             request_id: Makes the call idempotent, unless it is empty.
-            workload: Id or name. Unused for a remap, whose moves name theirs.
+            workload: Id or name. Unused for a remap: its moves name the workloads.
             operation: What to do.
-            expected_generation: The generation of the first workload that the client has seen. None: any.
-            timeout: How long it may wait and take. None: as is usual for the operation.
+            expected_generation: The generation that the first workload must have. None: any.
+            timeout: Limit for wait and execution together. None: 60 s for a stop or a release, else 600 s.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
 
         async def decide() -> Decision[Command]:
@@ -331,10 +335,10 @@ class CommandCreation:
         return await self._create_command(request_id, decide)
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
-        """Creates a suspend for each workload that holds GPUs of a worker and is not parked, oldest first.
+        """Creates a suspend for each workload that holds GPUs of a worker, oldest first.
 
         Raises:
-            FleetError: The whole of it is refused, and nothing was created.
+            FleetError: The whole request is refused, and nothing was created.
         """
 
         async def create() -> SuspendWorkerResponse:
@@ -346,7 +350,7 @@ class CommandCreation:
                 self._fleet.contact(known.hello.worker_id)
                 timeout = request.timeout if request.HasField("timeout") else duration(LONG_TIMEOUT_S)
                 check_duration("timeout", timeout)
-                async with asyncio.TaskGroup() as tasks:  # their commits are one
+                async with asyncio.TaskGroup() as tasks:  # one commit stores all commands
                     each = [
                         tasks.create_task(self._suspend(workload, operation, timeout))
                         for workload in self._fleet.holders(known)
@@ -366,7 +370,7 @@ class CommandCreation:
         operation: Operation,
         timeout: duration_pb2.Duration,
     ) -> Command | WorkloadRefusal:
-        """Creates one of many suspends, or says why it is refused. What is under way is not asked twice."""
+        """Creates the suspend of one workload, or returns its refusal. Reuses an equal unfinished command."""
         for stored in self._fleet.ledger.of_workload(workload.workload_id):
             if stored.command.operation == operation:
                 return stored.command
@@ -382,7 +386,7 @@ class CommandCreation:
         return command
 
     async def _repeated(self, request_id: str) -> Command | None:
-        """What an earlier request with this id created."""
+        """The command that an earlier request with this id created."""
         if not request_id:
             return None
         stored = self._fleet.ledger.of_request(request_id)
@@ -394,7 +398,7 @@ class CommandCreation:
         """The workload that an earlier request with this id created, and its command.
 
         Raises:
-            FleetError: INVALID_ARGUMENT, it created a command that is about no workload.
+            FleetError: INVALID_ARGUMENT, the earlier request created a command about no workload.
         """
         before = await self._repeated(request_id)
         if before is None:
@@ -432,7 +436,7 @@ class CommandCreation:
             raise invalid(
                 "name",
                 f"invalid name {wanted!r}: start with a letter, then use letters, digits, '-', '_' or '.', "
-                "63 in all",
+                "and at most 63 characters",
             )
         if wanted in self._fleet.workloads or any(
             workload.name == wanted for workload in self._fleet.workloads.values()

@@ -66,7 +66,7 @@ def test_a_strategy_that_nobody_knows_is_named(axis: str) -> None:
     field, message = refused(lambda: check_operation(operation))
     assert field == f"operation.policy.{axis}"
     wanted = "RETAIN, OFFLOAD, DISCARD" if axis == "weight_strategy" else "KEEP_RUNNING, CUDA_SUSPEND"
-    assert f"9 is no strategy that this coordinator knows: give {wanted}" in message
+    assert f"unknown strategy 9: give {wanted}" in message
     spec = WorkloadSpec(arguments=["program"], eviction=policy)
     assert refused(lambda: check_spec(spec))[0] == f"spec.eviction.{axis}"
 

@@ -18,7 +18,7 @@ HISTORY_LIMIT: Final = 2_000
 """Most changes kept for a resume. They are kept serialized, since a message takes five times the memory."""
 
 HISTORY_BYTES: Final = 2 * 2**20
-"""Most serialized bytes of these changes."""
+"""Most serialized bytes of changes kept for a resume."""
 
 BACKLOG_LIMIT: Final = 1_000
 """Most changes that may wait for one watcher. A slower watcher must start again from a snapshot."""

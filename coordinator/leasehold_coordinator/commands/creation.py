@@ -46,7 +46,6 @@ from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.shielding import finish
 from leasehold_coordinator.timestamps import duration, now_timestamp
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class CommandCreation:
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._decisions = Decisions()
+        self._decisions = Decisions(fleet.store.health)
 
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         """Creates a workload and the command that starts the workload.
@@ -259,7 +258,7 @@ class CommandCreation:
                 logger.info("worker %s (%s) was forgotten", last.name, last.worker_id)
                 return ForgetWorkerResponse(worker=last, failed_workload_ids=failed)
 
-        return await finish(forget())
+        return await self._decisions.once("", forget)
 
     async def operate(
         self,
@@ -332,7 +331,7 @@ class CommandCreation:
                     refusals=[result for result in results if isinstance(result, WorkloadRefusal)],
                 )
 
-        return await finish(create())
+        return await self._decisions.once("", create)
 
     async def _suspend(
         self,

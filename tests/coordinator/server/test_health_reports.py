@@ -53,7 +53,7 @@ class Watch:
     """A watch of the health of one service."""
 
     def __init__(self, coordinator: CoordinatorProcess, service: str) -> None:
-        watch: grpc.UnaryStreamMultiCallable[object, health_pb2.HealthCheckResponse]
+        watch: grpc.UnaryStreamMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
         watch = coordinator.channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

@@ -47,6 +47,7 @@ from leasehold_coordinator.commands.checkpoint_list import list_checkpoints
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.paging import page_request
@@ -193,7 +194,7 @@ class WorkloadService(WorkloadServiceServicer):
             )
             return None
         return await self._requests.operate(
-            request_id=request.request_id,
+            key=RequestKey.of(request.request_id, request),
             workload=workload,
             operation=operation,
             expected_generation=generation,

@@ -86,8 +86,15 @@ class Dispatcher:
         self._fleet.ledger.jumped_ns = jumped_ns()
         return now_timestamp()
 
-    def create(self, command: Command, workload: Workload | None = None) -> Coroutine[Any, Any, None]:
+    def create(
+        self, command: Command, workload: Workload | None = None, request_digest: bytes = b""
+    ) -> Coroutine[Any, Any, None]:
         """Adds a command to the ledger at once, and the workload that the command creates, if any.
+
+        Args:
+            command: The command, without state.
+            workload: The workload that the command creates. None: the command creates none.
+            request_digest: Digest of the request. Empty: the request has no id.
 
         Returns:
             A coroutine that stores both and sends the command. If the store fails, both are undone.
@@ -95,7 +102,7 @@ class Dispatcher:
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
-        effects = self._fleet.ledger.create(command, self._now(), instance_id, caller())
+        effects = self._fleet.ledger.create(command, self._now(), instance_id, caller(), request_digest)
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
         return self._store_created(effects, command, workload)

@@ -21,6 +21,7 @@ class StoredCommand:
         accepted: The worker has reported that it has the command.
         cancel_requested: A client has asked to cancel the command.
         jumped_ns: :attr:`CommandLedger.jumped_ns` at the creation of the command.
+        request_digest: Digest of the request that created the command. Empty: the request had no id.
     """
 
     command: Command
@@ -28,6 +29,7 @@ class StoredCommand:
     accepted: bool = False
     cancel_requested: bool = False
     jumped_ns: int = 0
+    request_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,12 @@ class CommandLedger:
             yield self._send(stored, instance_id, now)
 
     def create(
-        self, command: Command, now: Timestamp, instance_id: str | None, client: str = ""
+        self,
+        command: Command,
+        now: Timestamp,
+        instance_id: str | None,
+        client: str = "",
+        request_digest: bytes = b"",
     ) -> list[Effect]:
         """Adds a new command.
 
@@ -185,6 +190,7 @@ class CommandLedger:
             now: The current time.
             instance_id: The connected instance of its worker. None: not connected, so the command waits.
             client: The host of the client.
+            request_digest: Digest of the request. Empty: the request has no id.
         """
         waits = instance_id is None or len(self._by_worker.get(command.worker_id, ())) >= SENT_LIMIT
         command.state = PENDING if waits else DISPATCHED
@@ -193,7 +199,9 @@ class CommandLedger:
         command.create_time.CopyFrom(now)
         command.update_time.CopyFrom(now)
         sent_to = "" if waits else instance_id or ""
-        stored = self._put(StoredCommand(command, sent_to, jumped_ns=self.jumped_ns))
+        stored = self._put(
+            StoredCommand(command, sent_to, jumped_ns=self.jumped_ns, request_digest=request_digest)
+        )
         kept: list[Effect] = [Store(stored)]
         return kept if waits else [*kept, Send(stored)]
 

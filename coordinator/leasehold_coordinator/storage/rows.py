@@ -84,6 +84,7 @@ def command_row(stored: StoredCommand) -> Row:
         {
             "command_id": command.command_id,
             "request_id": command.request_id or None,
+            "request_digest": stored.request_digest or None,
             "workload_id": command.workload_id,
             "worker_id": command.worker_id,
             "instance_id": stored.instance_id,

@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0007"
+NEWEST: Final = "0008"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -61,6 +61,7 @@ commands: Final = Table(
     METADATA,
     Column("command_id", String, primary_key=True),
     Column("request_id", String, unique=True),
+    Column("request_digest", LargeBinary),
     Column("workload_id", String, nullable=False),
     Column("worker_id", String, nullable=False),
     Column("instance_id", String, nullable=False),
@@ -78,7 +79,7 @@ commands: Final = Table(
 )
 """Commands as ``leasehold.v1.Command``.
 
-``instance_id``, ``accepted`` and ``cancel_requested`` are the fields of
+``instance_id``, ``accepted``, ``cancel_requested`` and ``request_digest`` are fields of
 :class:`leasehold_coordinator.core.command_effects.StoredCommand`.
 """
 

@@ -231,7 +231,7 @@ class Store:
         """Every worker.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         rows = await self._select(sa.select(schema.workers))
         return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
@@ -240,7 +240,7 @@ class Store:
         """Workloads that have not ended, oldest first.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         table = schema.workloads
         rows = await self._select(_not_ended(table))
@@ -250,22 +250,16 @@ class Store:
         """Commands that have not ended, oldest first.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        table = schema.commands
-        rows = await self._select(_not_ended(table))
-        return [
-            StoredCommand(
-                self._decode(Command, table, row), row.instance_id, row.accepted, row.cancel_requested
-            )
-            for row in rows
-        ]
+        rows = await self._select(_not_ended(schema.commands))
+        return [self._stored_command(row) for row in rows]
 
     async def find_workload(self, id_or_name: str) -> Workload | None:
         """The workload with this id, or the newest with this name.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         table = schema.workloads
         rows = await self._select(
@@ -290,21 +284,31 @@ class Store:
         """The command with this id.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
-        return await self._one_command(schema.commands.c.command_id == command_id)
+        found = await self._one_command(schema.commands.c.command_id == command_id)
+        return found.command if found is not None else None
 
-    async def find_request(self, request_id: str) -> Command | None:
-        """The command that a request created.
+    async def find_request(self, request_id: str) -> StoredCommand | None:
+        """The command that a request created, with the digest of the request.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         return await self._one_command(schema.commands.c.request_id == request_id)
 
-    async def _one_command(self, condition: sa.ColumnElement[bool]) -> Command | None:
+    async def _one_command(self, condition: sa.ColumnElement[bool]) -> StoredCommand | None:
         rows = await self._select(sa.select(schema.commands).where(condition))
-        return self._decode(Command, schema.commands, rows[0]) if rows else None
+        return self._stored_command(rows[0]) if rows else None
+
+    def _stored_command(self, row: sa.Row[Any]) -> StoredCommand:
+        return StoredCommand(
+            self._decode(Command, schema.commands, row),
+            row.instance_id,
+            row.accepted,
+            row.cancel_requested,
+            request_digest=row.request_digest or b"",
+        )
 
     async def workload_ids(self, name: str) -> frozenset[str]:
         """Ids of the workloads with this name, the newest 500."""
@@ -387,7 +391,7 @@ class Store:
         """A row's record.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+            FleetError: STORAGE_DAMAGED, the row is damaged.
         """
         try:
             if is_whole(table, row._mapping):

@@ -352,7 +352,7 @@ def test_output_that_does_not_come_is_refused() -> None:
         with pytest.raises(FleetError) as too_late:
             await asyncio.wait_for(session.read_output(ReadOutput(), timeout_s=60), 5)
         for error in (late, ended, too_late):
-            assert error.value.reason == errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE
+            assert error.value.reason == errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE
 
     asyncio.run(run())
 

@@ -189,7 +189,7 @@ def test_without_any_worker(coordinator: CoordinatorProcess) -> None:
         [
             (
                 lambda: coordinator.workloads.CreateWorkload(create),
-                Code.FAILED_PRECONDITION,
+                Code.UNAVAILABLE,
                 "WORKER_UNAVAILABLE",
             )
         ],

@@ -133,7 +133,8 @@ def retry_delay_s(call: Callable[[], object]) -> float:
     retry = error_details_pb2.RetryInfo()
     assert status is not None
     assert [detail for detail in status.details if detail.Unpack(retry)]
-    return retry.retry_delay.ToTimedelta().total_seconds()
+    delay_s: float = retry.retry_delay.ToTimedelta().total_seconds()
+    return delay_s
 
 
 def test_a_command_is_told_from_stored_to_done(

@@ -143,8 +143,8 @@ def _announced(address: str) -> Callable[[LeaseholdError], None]:
         nonlocal told
         if not told:
             told = True
-            what = f"for a coordinator at {address}" if is_outage(error) else f"since {error.message}"
-            echo_error(one_line(f"leasehold: waiting up to {retry_limit_s(error):g} s {what}"))
+            why = f" for a coordinator at {address}" if is_outage(error) else f": {error.message}"
+            echo_error(one_line(f"leasehold: waiting up to {retry_limit_s(error):g} s{why}"))
 
     return tell
 

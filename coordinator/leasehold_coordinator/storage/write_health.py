@@ -17,6 +17,9 @@ Result = TypeVar("Result")
 STALL_S: Final = 5.0
 """The deadline of a commit. Nothing can interrupt a disk that hangs: what waits for it is refused instead."""
 
+LATE_S: Final = 1.0
+"""A deadline noticed so late proves that this process was stopped. The disk then has its time again."""
+
 
 @final
 class WriteHealth:
@@ -36,14 +39,19 @@ class WriteHealth:
 
     def begin(self, on_stall: Callable[[], None]) -> None:
         """A commit begins. The function is called at the deadline if the commit has not ended by then."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + STALL_S
 
         def stall() -> None:
+            if loop.time() > due + LATE_S:
+                self.begin(on_stall)
+                return
             logger.error("the store's disk has not answered for %g s", STALL_S)
             self._stalled.set()
             self._set(is_serving=False)
             on_stall()
 
-        self._deadline = asyncio.get_running_loop().call_later(STALL_S, stall)
+        self._deadline = loop.call_at(due, stall)
 
     def end(self, *, is_serving: bool) -> None:
         """A commit has ended.

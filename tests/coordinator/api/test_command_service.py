@@ -133,8 +133,7 @@ def retry_delay_s(call: Callable[[], object]) -> float:
     retry = error_details_pb2.RetryInfo()
     assert status is not None
     assert [detail for detail in status.details if detail.Unpack(retry)]
-    delay_s: float = retry.retry_delay.ToTimedelta().total_seconds()
-    return delay_s
+    return float(retry.retry_delay.ToTimedelta().total_seconds())
 
 
 def test_a_command_is_told_from_stored_to_done(
@@ -358,10 +357,8 @@ def test_a_worker_that_somebody_must_start_first(
     start(coordinator, worker)
     worker.up.put(ConnectRequest(goodbye=Goodbye()))
     deadline = time.monotonic() + 20
-    left = worker_pb2.WORKER_STATE_DISCONNECTED
-    while (
-        coordinator.fleet.GetWorker(fleet_service_pb2.GetWorkerRequest(worker="alpha")).worker.state != left
-    ):
+    left, get = worker_pb2.WORKER_STATE_DISCONNECTED, fleet_service_pb2.GetWorkerRequest(worker="alpha")
+    while coordinator.fleet.GetWorker(get).worker.state != left:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert retry_delay_s(lambda: suspend(coordinator)) == 60

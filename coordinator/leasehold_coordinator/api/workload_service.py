@@ -168,6 +168,8 @@ class WorkloadService(WorkloadServiceServicer):
 
     async def AdoptProcess(self, request: AdoptProcessRequest, context: Context) -> AdoptProcessResponse:
         workload, command = await self._requests.adopt(request)
+        if command is None:
+            return AdoptProcessResponse()
         return AdoptProcessResponse(workload=self.fleet.view(workload), command=command)
 
     async def ReleaseWorkload(

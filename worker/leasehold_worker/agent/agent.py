@@ -102,7 +102,10 @@ async def _run(
                 criu=parts.criu,
                 applications=parts.applications,
             )
-            plan_queries = PlanQueries(parts.operations.preflight, parts.durations)
+            operations = parts.operations
+            plan_queries = PlanQueries(
+                operations.preflight, parts.durations, operations.check_run, operations.check_adoption
+            )
             queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
             coordinator_session = CoordinatorSession(
                 config.coordinator,

@@ -19,9 +19,8 @@ from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.driver.members import FAILED
-from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import require_folder_name
-from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.leasing.cordons import Cordons
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.operations.acquisition import Acquisition
@@ -30,6 +29,7 @@ from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
+from leasehold_worker.operations.run_rules import check_run
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
 from leasehold_worker.operations.strategy import Strategy
 from leasehold_worker.operations.termination import Termination
@@ -172,10 +172,7 @@ class Operations:
                 {"field": "workload_id"},
             )
         spec = operation.spec
-        if not spec.arguments:
-            raise invalid("arguments", "a workload needs a program: give its arguments")
-        resolve(None, spec.eviction)
-        check_hooks(spec.hooks)
+        check_run(operation)
         if operation.checkpoint_id:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
         allocation = await self._acquisition.for_run(workload_id, operation)
@@ -197,6 +194,25 @@ class Operations:
         progress.claimed_gpu_uuids = workload.gpu_uuids
         if operation.checkpoint_id:
             await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
+
+    async def check_run(self, operation: operation_pb2.RunOperation) -> None:
+        """Refuses what :meth:`run` would refuse now, and changes nothing.
+
+        Raises:
+            OperationError: The refusal.
+        """
+        check_run(operation)
+        if operation.checkpoint_id:
+            await self._stop_restart.require_checkpoint(operation.checkpoint_id)
+        await self._acquisition.check_run(operation)
+
+    async def check_adoption(self, operation: operation_pb2.AdoptOperation) -> None:
+        """Refuses what an adoption would refuse now, and changes nothing.
+
+        Raises:
+            OperationError: The refusal.
+        """
+        await self._adoption.check(operation)
 
     async def suspend(
         self,

@@ -47,7 +47,7 @@ class CreateWorkloadRequest(_message.Message):
     worker: _builtins.str
     """Where, by id or name. Empty: the connected worker with the most free GPUs."""
     validate_only: _builtins.bool
-    """Check everything, and create nothing."""
+    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
     checkpoint_id: _builtins.str
     """Checkpoint that its application begins with; the worker must have it in its image directory. Empty: none."""
     @_builtins.property
@@ -92,11 +92,11 @@ class CreateWorkloadResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload, as it was created."""
+        """The created workload. With validate_only: the worker and the spec that the workload would have, without id."""
 
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command that starts it. Absent with validate_only."""
+        """The command that starts the workload. Absent with validate_only."""
 
     def __init__(
         self,
@@ -949,10 +949,13 @@ class AdoptProcessRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent. Empty: not idempotent."""
     worker: _builtins.str
     """Id or name of the worker on whose host it runs."""
+    validate_only: _builtins.bool
+    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long it may wait and take. Absent: 60 s."""
@@ -968,10 +971,11 @@ class AdoptProcessRequest(_message.Message):
         worker: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
         operation: _operation_pb2.AdoptOperation | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -987,11 +991,11 @@ class AdoptProcessResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload that it becomes, still PENDING."""
+        """The workload that the process becomes, still PENDING. Absent with validate_only."""
 
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command that takes it in."""
+        """The command that adopts the process. Absent with validate_only."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.host.processes import boot_id
-from leasehold_worker.leasing.leases import Standing
+from leasehold_worker.leasing.leases import Hold, Standing
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
@@ -85,6 +85,9 @@ async def _run(
         def keep_standing(gpu_uuid: str, standing: Standing) -> None:
             journal.put(("standings", gpu_uuid), journal_file.keep_standing(gpu_uuid, standing))
 
+        def keep_hold(hold_id: str, hold: Hold | None) -> None:
+            journal.put(("holds", hold_id), journal_file.keep_hold(hold_id, hold))
+
         def tell_command(update: CommandUpdate) -> None:
             coordinator_session.send(ConnectRequest(command_update=update))
 
@@ -105,6 +108,7 @@ async def _run(
             worker_id,
             journal.wait_written,
             state_directory.count_start(),
+            keep_hold,
         ) as parts:
             # Before anything is granted, started or settled.
             locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))

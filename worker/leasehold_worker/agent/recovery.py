@@ -30,6 +30,7 @@ from leasehold_worker.errors import OperationError, StartError, defect
 from leasehold_worker.files.workload_files import OUTPUT_FILE
 from leasehold_worker.host.processes import boot_id, is_alive
 from leasehold_worker.leasing.allocation import AllocRequest
+from leasehold_worker.leasing.holds import HoldTerms
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.programs.programs import abandon, exit_record, launched
 from leasehold_worker.workloads.eviction import CHECKPOINT, STOP
@@ -94,7 +95,24 @@ class Recovery:
                 and entry.command.workload_id not in self._parts.workloads
             ):
                 self._take_back_started(entry, intent)
+        self._take_back_holds()
         crash_point("leases-rebuilt")
+
+    def _take_back_holds(self) -> None:
+        """Restores holds, with the commands that were beginning or taking some."""
+        holds = self._parts.pool.holds
+        for hold in self._contents.holds:
+            holds.adopt(hold)
+        for entry in self._commands.open_entries:
+            operation, workload_id = entry.command.operation, entry.command.workload_id
+            taken_id = operation.run.hold_id or operation.restore.hold_id
+            if entry.command_id not in self._contents.intents:
+                continue  # it begins anew
+            if terms := HoldTerms.of(entry.command):
+                holds.expect(workload_id, terms)
+            if taken_id in holds:
+                holds.begin_taking(workload_id, taken_id)
+        holds.expire()
 
     def _unseen(self) -> set[str]:
         """Workloads whose first process may have ended by intent: the settlement decides.
@@ -228,7 +246,10 @@ class Recovery:
             for target in intent.targets:
                 if target.workload_id in self._parts.workloads:
                     self._note_defect(self._parts.workloads.get(target.workload_id))
-        self._commands.settle(entry.command_id, error, warning)
+        holds = self._parts.pool.holds
+        holds.settle(entry.command.workload_id, done=error is None)
+        hold_id = entry.command_id if entry.command_id in holds else ""
+        self._commands.settle(entry.command_id, error, warning, hold_id)
         crash_point("command-settled")
 
     async def _settle_intent(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:

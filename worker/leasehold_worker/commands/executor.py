@@ -178,15 +178,16 @@ class Commands:
         """Begins a command that an earlier run of the worker accepted but did not begin."""
         self._carry_out([Start(entry)])
 
-    def settle(self, command_id: str, error: OperationError | None, warning: str) -> None:
+    def settle(self, command_id: str, error: OperationError | None, warning: str, hold_id: str = "") -> None:
         """Ends a command that an earlier run of the worker had begun, with the outcome that was found.
 
         Args:
             command_id: The command.
             error: The error. None: the command succeeded.
             warning: A warning. Empty: none.
+            hold_id: The hold on the released GPUs. Empty: none.
         """
-        progress = Progress(lambda _: None, warnings=[warning] if warning else [])
+        progress = Progress(lambda _: None, warnings=[warning] if warning else [], hold_id=hold_id)
         self._carry_out(self._ledger.progress(command_id, "settle"))
         entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
         self._finish(entry.command, FAILED if error else SUCCEEDED, error, progress, 0.0)

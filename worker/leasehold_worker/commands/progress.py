@@ -47,6 +47,7 @@ class Progress:
         policy: Policy of the suspend. None: there was none.
         checkpoint_id: The checkpoint that was made or restored. Empty: none.
         disk_bytes: Bytes that were written to disk or read from it.
+        hold_id: The hold on the released GPUs. Empty: none.
     """
 
     observer: Callable[[str], None]
@@ -61,6 +62,7 @@ class Progress:
     policy: EvictionPolicy | None = None
     checkpoint_id: str = ""
     disk_bytes: int = 0
+    hold_id: str = ""
     _current: tuple[str, float] | None = None
     _going_back: bool = False
     _told_s: float = 0.0

@@ -63,20 +63,20 @@ class Acquisition:
         wanted.CopyFrom(spec.resources)
         if preferred and not wanted.gpu_preference:
             wanted.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
-        request = AllocRequest.of(wanted, preferred or self._workloads.last_gpus(operation.name))
+        preferred = preferred or self._workloads.last_gpus(operation.name)
+        request = AllocRequest.of(wanted, preferred, operation.hold_id)
         await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
             named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-            return self._resources.alloc_named(
-                workload_id, named, request.host, allow_foreign=request.gpus.allow_foreign
-            )
+            return self._resources.alloc_named(workload_id, named, request)
         is_helper = spec.HasField("helper")
-        if is_helper and request.gpus.count and self._pool.waiting:
+        if is_helper and request.gpus.count and self._pool.waiting and not operation.hold_id:
             raise self._pool.why_not(request.gpus)
         try:
             return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
         except OperationError as error:
-            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU and not is_helper
+            may_wait = not is_helper and not operation.hold_id
+            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU and may_wait
             if not lacks_gpus or not self._helpers_would_do(request.gpus):
                 raise
             # A claim that waits is what helpers make room for.
@@ -92,7 +92,7 @@ class Acquisition:
         A preemptible workload preempts no other.
         """
         parked = workload.parked
-        named = bool(operation.gpu_uuids or operation.pairs)
+        named = bool(operation.gpu_uuids or operation.pairs or operation.hold_id)
         if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
         if not self._held_by_helpers():
@@ -127,6 +127,7 @@ class Acquisition:
                             target.workload.workload_id,
                             gpu_uuids,
                             allow_foreign=target.workload.spec.resources.allow_foreign,
+                            hold_id=plan.hold_id,
                         )
                     )
         except OperationError:

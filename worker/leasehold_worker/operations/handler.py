@@ -23,6 +23,7 @@ from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import require_folder_name
 from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.leasing.cordons import Cordons
+from leasehold_worker.leasing.holds import Holds, HoldTerms
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.adoption import Adoption
@@ -72,6 +73,7 @@ class Operations:
         self,
         workloads: Workloads,
         acquisition: Acquisition,
+        holds: Holds,
         nursery: trio.Nursery,
         *,
         preflight: Preflight,
@@ -87,6 +89,7 @@ class Operations:
     ) -> None:
         self._workloads = workloads
         self._acquisition = acquisition
+        self._holds = holds
         self._nursery = nursery
         self._cuda_suspend = cuda_suspend
         self._keep_running = keep_running
@@ -115,13 +118,17 @@ class Operations:
         workload_id, operation = command.workload_id, command.operation
         match operation.WhichOneof("kind"):
             case "run":
-                await self.run(workload_id, operation.run, progress)
+                with self._holds.taken_by(workload_id, operation.run.hold_id):
+                    await self.run(workload_id, operation.run, progress)
             case "suspend":
-                await self.suspend(workload_id, operation.suspend, progress, carry_out)
+                with self._holds.begun_by(workload_id, HoldTerms.of(command)):
+                    await self.suspend(workload_id, operation.suspend, progress, carry_out)
+                progress.hold_id = command.command_id if command.command_id in self._holds else ""
                 self._durations.learn(workload_id, progress.policy, Way.DOWN, progress)
             case "restore":
                 parked = self._workloads.get(workload_id).parked
-                await self.restore(workload_id, operation.restore, progress)
+                with self._holds.taken_by(workload_id, operation.restore.hold_id):
+                    await self.restore(workload_id, operation.restore, progress)
                 self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, progress)
             case "remap":
                 await self.remap(operation.remap, progress)
@@ -138,6 +145,9 @@ class Operations:
             case "uncordon":
                 await trio.lowlevel.checkpoint()
                 self._cordons.uncordon(operation.uncordon)
+            case "release_hold":
+                await trio.lowlevel.checkpoint()
+                self._holds.release(operation.release_hold.hold_id)
             case "checkpoint":
                 await self._stop_restart.checkpoint(workload_id, progress)
                 self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, progress)

@@ -179,6 +179,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The caller's host has its share of the calls or streams that the coordinator serves at once."""
     ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 74
     """The workload runs and is not ready yet."""
+    ERROR_REASON_UNKNOWN_HOLD: _ErrorReason.ValueType  # 75
+    """There is no hold with this id: it was taken or given up, or it has expired."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -340,6 +342,8 @@ ERROR_REASON_TOO_MANY_CALLS: ErrorReason.ValueType  # 73
 """The caller's host has its share of the calls or streams that the coordinator serves at once."""
 ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 74
 """The workload runs and is not ready yet."""
+ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 75
+"""There is no hold with this id: it was taken or given up, or it has expired."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

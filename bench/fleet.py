@@ -207,7 +207,7 @@ class Probe:
         """Sends a load in which so many GPUs are taken."""
         self._sequence += 1
         load = WorkerLoad(
-            session_id=self.session_id, sequence=self._sequence, gpu_pool=leases(PROBE_NUMBER, taken)
+            session_id=self.session_id, sequence=self._sequence, gpu_leases=leases(PROBE_NUMBER, taken)
         )
         self._up.put(ConnectRequest(worker_load=load))
 

@@ -83,7 +83,7 @@ def hello(number: int, epoch: int) -> ConnectRequest:
             protocol_version=ProtocolVersion(major=1, minor=1),
             agent_version="bench",
             host=HostFacts(hostname=f"host-{number}", cpu_count=64, memory_total_bytes=2**40),
-            gpu_pool=[
+            gpus=[
                 Gpu(uuid=lease.gpu_uuid, slot=lease.slot, name="H100", memory_total_bytes=2**36)
                 for lease in entries
             ],
@@ -150,7 +150,7 @@ class LightWorker:
         await asyncio.sleep(random.uniform(0, self._load_interval_s))
         while True:
             self._sequence += 1
-            load = WorkerLoad(session_id=session_id, sequence=self._sequence, gpu_pool=leases(self._number))
+            load = WorkerLoad(session_id=session_id, sequence=self._sequence, gpu_leases=leases(self._number))
             async with self._writing:
                 await call.write(ConnectRequest(worker_load=load))
             await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
@@ -187,7 +187,7 @@ class EchoWorker(LightWorker):
         await asyncio.sleep(random.uniform(0, self._load_interval_s))
         while True:
             self._sequence += 1
-            load = WorkerLoad(session_id="echo", sequence=self._sequence, gpu_pool=leases(self._number))
+            load = WorkerLoad(session_id="echo", sequence=self._sequence, gpu_leases=leases(self._number))
             await call.write(ConnectRequest(worker_load=load).SerializeToString())
             await call.read()
             await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))

@@ -31,9 +31,9 @@ from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 TIMEOUT_S = 20
 
 
-def make_hello(name: str = "alpha", gpus: int = 2, **fields: object) -> Hello:
+def make_hello(name: str = "alpha", gpu_count: int = 2, **fields: object) -> Hello:
     """A hello with free GPUs."""
-    uuids = [f"GPU-{name}-{slot}" for slot in range(gpus)]
+    uuids = [f"GPU-{name}-{slot}" for slot in range(gpu_count)]
     hello = Hello(
         worker_id=f"worker-{name}",
         name=name,
@@ -41,7 +41,7 @@ def make_hello(name: str = "alpha", gpus: int = 2, **fields: object) -> Hello:
         boot_id="boot-1",
         protocol_version=ProtocolVersion(major=1),
         host=HostFacts(hostname="host-1"),
-        gpu_pool=[Gpu(uuid=uuid, slot=slot, name="H100") for slot, uuid in enumerate(uuids)],
+        gpus=[Gpu(uuid=uuid, slot=slot, name="H100") for slot, uuid in enumerate(uuids)],
         gpu_leases=[
             GpuLease(gpu_uuid=uuid, slot=slot, state=lease_pb2.SLOT_STATE_FREE)
             for slot, uuid in enumerate(uuids)
@@ -89,7 +89,7 @@ class ScriptedWorker:
     def report(self) -> None:
         """Tells its load, as a worker does every few seconds; one that is silent is lost."""
         self.sequence += 1
-        load = WorkerLoad(sequence=self.sequence, gpu_pool=self.first.hello.gpu_leases)
+        load = WorkerLoad(sequence=self.sequence, gpu_leases=self.first.hello.gpu_leases)
         self.up.put(ConnectRequest(worker_load=load))
 
     def wait(self, wanted: Callable[[ConnectResponse], bool]) -> ConnectResponse:

@@ -68,8 +68,8 @@ def rival(seed: int) -> bytes:
         case 1:
             hello.name = honest.name
         case 2:
-            del hello.gpu_pool[:]
-            hello.gpu_pool.extend(honest.gpu_pool)
+            del hello.gpus[:]
+            hello.gpus.extend(honest.gpus)
     if choose.random() < 0.5:
         more = fill(Hello, choose)
         for field in ("worker_id", "instance_id", "name", "protocol_version"):

@@ -59,7 +59,7 @@ class App:
         return (False, "in the middle of something") if mode == "busy" else (True, "")
     def checkpoint_size_estimate(self):
         self.die("estimate")
-        return 10**18 if mode == "huge" else self.size
+        return {"huge": 10**18, "unsized": None}.get(mode, self.size)
     def prepare(self):
         self.die("prepare")
         self.prepared = True

@@ -61,4 +61,4 @@ def slots(session: Session) -> list[int]:
     session.wait(lambda frame: frame.HasField("worker_load"))
     loads = [frame.worker_load for frame in session.frames if frame.HasField("worker_load")]
     newest: WorkerLoad = loads[-1]
-    return [slot.state for slot in newest.gpu_pool]
+    return [slot.state for slot in newest.gpu_leases]

@@ -12,13 +12,17 @@ from leasehold_client.errors import LeaseholdError
 def to_dict(message: Message) -> dict[str, Any]:
     """Converts a message to JSON values, with the field names of the proto.
 
+    A number that is 0 is there, and one that is unknown is not.
+
     Raises:
         LeaseholdError: The message has a value that JSON can't express, such as a time after the year 9999.
     """
     from google.protobuf import json_format  # late: tables need no JSON
 
     try:
-        return json_format.MessageToDict(message, preserving_proto_field_name=True)
+        return json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
     except json_format.SerializeToJsonError as error:
         raise LeaseholdError(
             f"the answer can't be printed as JSON ({error}): "

@@ -29,7 +29,7 @@ def echo_workers(workers: Iterable[Worker]) -> None:
                 _worker_state(worker),
                 str(worker.gpu_count) if worker.HasField("gpu_count") else "?",
                 str(worker.free_gpu_count) if worker.HasField("free_gpu_count") else "?",
-                str(worker.parked_workload_count),
+                str(worker.parked_workload_count) if worker.HasField("parked_workload_count") else "?",
                 *_machine_cells(worker),
                 worker.driver_version or "-",
                 time_text(worker.last_seen_time),

@@ -95,7 +95,7 @@ def _summary(plan: Plan, places: Mapping[str, str]) -> str:
 def _moved_bytes(plan: Plan) -> int | None:
     """Bytes that move to or from host memory or disk. None: unknown."""
     if plan.HasField("host_memory"):
-        return plan.host_memory.needed_bytes
+        return plan.host_memory.needed_bytes if plan.host_memory.HasField("needed_bytes") else None
     if (known := _sum_if_known(plan.destinations)) is not None:
         return known
     return _sum_if_known([tier for tier in plan.tiers if tier.tier != plan_pb2.TIER_DEVICE])
@@ -126,7 +126,7 @@ def _check_row(check: Check, names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _host_memory(host_memory: HostMemoryPlan) -> str:
-    parts = [f"{size_text(host_memory.needed_bytes)} needed"]
+    parts = [f"{field_size(host_memory, 'needed_bytes')} needed"]
     if host_memory.HasField("available_bytes"):
         parts.append(f"{size_text(host_memory.available_bytes)} available")
     if host_memory.HasField("cgroup_available_bytes"):

@@ -12,6 +12,7 @@ from leasehold.local.v1.kernel_pb2 import (
     KernelChunk,
     KernelPayload,
     KernelReadiness,
+    KernelSizeEstimate,
 )
 from leasehold.local.v1.local_service_pb2 import ServeKernelRequest, ServeKernelResponse
 
@@ -97,7 +98,8 @@ class KernelCalls(Generic[C]):
                 readiness = KernelReadiness(ready=ready, reason=_sendable(reason))
                 return KernelAnswer(readiness=readiness)
             case kernel_pb2.KERNEL_METHOD_SIZE_ESTIMATE:
-                return KernelAnswer(size_bytes=self._kernel.checkpoint_size_estimate())
+                estimate = KernelSizeEstimate(size_bytes=self._kernel.checkpoint_size_estimate())
+                return KernelAnswer(size_estimate=estimate)
             case kernel_pb2.KERNEL_METHOD_PREPARE:
                 self._prepared = True
                 self._kernel.prepare()

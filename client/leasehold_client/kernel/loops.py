@@ -32,7 +32,7 @@ class AwaitedKernel(Generic[C]):
         """Calls the coroutine of this name."""
         return self._loop.run(self._kernel.can_checkpoint)
 
-    def checkpoint_size_estimate(self) -> int:
+    def checkpoint_size_estimate(self) -> int | None:
         """Calls the coroutine of this name."""
         return self._loop.run(self._kernel.checkpoint_size_estimate)
 

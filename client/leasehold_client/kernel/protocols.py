@@ -53,8 +53,8 @@ class CheckpointableKernel(Protocol[C]):
         """Whether the application can checkpoint now, and otherwise the reason. Returns at once."""
         ...
 
-    def checkpoint_size_estimate(self) -> int:
-        """Approximate size of a checkpoint in bytes. 0: unknown. Returns at once."""
+    def checkpoint_size_estimate(self) -> int | None:
+        """Approximate size of a checkpoint in bytes. None: unknown. Returns at once."""
         ...
 
     def prepare(self) -> None:
@@ -89,8 +89,8 @@ class AsyncCheckpointableKernel(Protocol[C]):
         """Whether the application can checkpoint now, and otherwise the reason."""
         ...
 
-    async def checkpoint_size_estimate(self) -> int:
-        """Approximate size of a checkpoint in bytes. 0: unknown."""
+    async def checkpoint_size_estimate(self) -> int | None:
+        """Approximate size of a checkpoint in bytes. None: unknown."""
         ...
 
     async def prepare(self) -> None:

@@ -127,7 +127,7 @@ class FleetService(FleetServiceServicer):
         for known in workers:
             if len(found) >= limit:
                 break
-            count = len(known.hello.gpu_pool) if known.reported else 0
+            count = len(known.hello.gpus) if known.reported else 0
             if offset < count:
                 found += self.fleet.gpus(known)[offset:]
             offset = max(0, offset - count)

@@ -175,7 +175,9 @@ class WorkloadService(WorkloadServiceServicer):
 
     async def Plan(self, request: PlanRequest, context: Context) -> PlanResponse:
         generation = request.expected_generation if request.HasField("expected_generation") else None
-        return PlanResponse(plan=await self._plans.plan(request.workload, request.operation, generation))
+        kind = request.WhichOneof("operation")
+        operation = Operation(**{kind: getattr(request, kind)}) if kind else Operation()
+        return PlanResponse(plan=await self._plans.plan(request.workload, operation, generation))
 
     async def _operate(
         self, request: OperationRequest, operation: Operation, workload: str = ""

@@ -248,7 +248,7 @@ class CommandCreation:
             known = self._fleet.registry.find(request.worker)
             worker_id = known.hello.worker_id
             self._fleet.contact(worker_id)
-            uuids = {gpu.uuid for gpu in known.hello.gpu_pool}
+            uuids = {gpu.uuid for gpu in known.hello.gpus}
             check_gpus_of_worker(operation, uuids, known.hello.name)
             self._dispatcher.check_room(worker_id, [])
             timeout = request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S)

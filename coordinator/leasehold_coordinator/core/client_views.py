@@ -30,8 +30,8 @@ def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
         capabilities=hello.capabilities,
         gpu_count=len(known.leases) if known.reported else None,
         free_gpu_count=len(known.free_gpu_uuids) if known.reported else None,
-        pending_claimers=known.load.pending_claimers,
-        parked_workload_count=len(known.load.parked),
+        pending_claimers=known.load.pending_claimers if known.reported else None,
+        parked_workload_count=len(known.load.parked) if known.reported else None,
         last_seen_time=known.last_seen_time,
         host_memory_available_bytes=(
             known.load.host_memory_available_bytes
@@ -51,7 +51,7 @@ def gpu_slots(known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
     if not known.reported:
         return
     leases = {lease.gpu_uuid: lease for lease in known.leases}
-    for gpu in known.hello.gpu_pool:
+    for gpu in known.hello.gpus:
         lease = leases.get(gpu.uuid)
         yield gpu, GpuLease() if lease is None else _seen_lease(lease, known.cordon)
 

@@ -88,19 +88,19 @@ def check_hello(hello: Hello) -> None:
             f"labels, capabilities and GPUs of worker {hello.name} take {kept_bytes} bytes, and "
             f"{DESCRIPTION_LIMIT_BYTES} fit: give it fewer or shorter labels",
         )
-    if len(hello.gpu_pool) > GPU_LIMIT:
-        raise _violation("gpu_pool", f"{len(hello.gpu_pool)} GPUs are too many: {GPU_LIMIT} fit")
+    if len(hello.gpus) > GPU_LIMIT:
+        raise _violation("gpus", f"{len(hello.gpus)} GPUs are too many: {GPU_LIMIT} fit")
     if len(hello.workloads) > WORKLOAD_LIMIT:
         raise _violation(
             "workloads", f"{len(hello.workloads)} workloads are too many for one worker: {WORKLOAD_LIMIT} fit"
         )
-    for gpu in hello.gpu_pool:
-        check_id("gpu_pool.uuid", gpu.uuid)
+    for gpu in hello.gpus:
+        check_id("gpus.uuid", gpu.uuid)
     for workload in hello.workloads:
         check_workload(workload)
     for field, values in (
-        ("gpu_pool.uuid", [gpu.uuid for gpu in hello.gpu_pool]),
-        ("gpu_pool.slot", [gpu.slot for gpu in hello.gpu_pool]),
+        ("gpus.uuid", [gpu.uuid for gpu in hello.gpus]),
+        ("gpus.slot", [gpu.slot for gpu in hello.gpus]),
         ("workloads.workload_id", [workload.workload_id for workload in hello.workloads]),
     ):
         if len(set(values)) < len(values):

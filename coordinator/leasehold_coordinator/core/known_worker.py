@@ -88,21 +88,21 @@ class KnownWorker:
         self.cordon = load.cordon if load.HasField("cordon") else None
         if load.HasField("resources"):
             self.resources = load.resources
-        self.take_leases(load.gpu_pool)
+        self.take_leases(load.gpu_leases)
 
     def take_leases(self, leases: Sequence[GpuLease]) -> None:
         """Takes in the leases of its GPUs, each once. Of other GPUs it has nothing to say."""
-        uuids = [gpu.uuid for gpu in self.hello.gpu_pool]
+        uuids = [gpu.uuid for gpu in self.hello.gpus]
         if [lease.gpu_uuid for lease in leases] != uuids:
             reported = {lease.gpu_uuid: lease for lease in leases}
-            leases = WorkerLoad(gpu_pool=[reported[uuid] for uuid in uuids if uuid in reported]).gpu_pool
+            leases = WorkerLoad(gpu_leases=[reported[uuid] for uuid in uuids if uuid in reported]).gpu_leases
         self.leases = leases
 
 
 def as_load(hello: Hello) -> WorkerLoad:
     """What a hello says of the moment. A copy: a part would keep the whole hello in memory."""
     return WorkerLoad(
-        gpu_pool=hello.gpu_leases,
+        gpu_leases=hello.gpu_leases,
         resources=hello.resources if hello.HasField("resources") else None,
         cordon=hello.cordon if hello.HasField("cordon") else None,
     )

@@ -77,7 +77,7 @@ class Registry:
 
     def _drop(self, hello: Hello) -> None:
         """Takes what a worker said of itself out of the indexes."""
-        for gpu in hello.gpu_pool:
+        for gpu in hello.gpus:
             if self._by_gpu.get(gpu.uuid) == hello.worker_id:
                 del self._by_gpu[gpu.uuid]
         named = self._by_name.get(hello.name, {})
@@ -92,7 +92,7 @@ class Registry:
         self._workers[hello.worker_id] = known
         self._by_name.setdefault(hello.name, {})[hello.worker_id] = known
         worker_id = hello.worker_id  # once: protobuf makes a string of its own each time
-        self._by_gpu |= {gpu.uuid: worker_id for gpu in hello.gpu_pool}
+        self._by_gpu |= {gpu.uuid: worker_id for gpu in hello.gpus}
 
     def forget(self, known: KnownWorker) -> None:
         """Drops a worker."""
@@ -214,7 +214,7 @@ class Registry:
                     f"`leasehold forget worker {known.hello.worker_id}` once that one has stopped",
                     worker=known.hello.worker_id,
                 )
-        for gpu in hello.gpu_pool:
+        for gpu in hello.gpus:
             owner = self.owner(gpu.uuid)
             if owner is None or owner.hello.worker_id == hello.worker_id or not self._is_in_use(owner, now):
                 continue
@@ -236,14 +236,14 @@ class Registry:
         Returns:
             Those workers. After a start of the coordinator they must not count as the GPUs' owners.
         """
-        uuids = {gpu.uuid for gpu in hello.gpu_pool}
+        uuids = {gpu.uuid for gpu in hello.gpus}
         owners = {self._by_gpu.get(uuid, hello.worker_id) for uuid in uuids} - {hello.worker_id}
         robbed = [self._workers[worker_id] for worker_id in owners if worker_id in self._workers]
         for known in robbed:
-            left = [gpu for gpu in known.hello.gpu_pool if gpu.uuid not in uuids]
+            left = [gpu for gpu in known.hello.gpus if gpu.uuid not in uuids]
             known.hello = description(known.hello)
-            del known.hello.gpu_pool[:]
-            known.hello.gpu_pool.extend(left)
+            del known.hello.gpus[:]
+            known.hello.gpus.extend(left)
             known.take_leases(known.leases)
         return robbed
 
@@ -354,7 +354,7 @@ def _host(hello: Hello) -> tuple[str, str]:
 
 def _has_other_gpus(known: Hello, hello: Hello) -> bool:
     """Whether two hellos name GPUs, and share none: they are of two hosts. A host's name may change."""
-    before, now = ({gpu.uuid for gpu in one.gpu_pool} for one in (known, hello))
+    before, now = ({gpu.uuid for gpu in one.gpus} for one in (known, hello))
     return bool(before and now) and not before & now
 
 

@@ -177,7 +177,7 @@ class Fleet:
 
     def _tell_conditions(self, known: KnownWorker) -> None:
         worker_id, now = known.hello.worker_id, known.conditions
-        slots = {gpu.uuid: gpu.slot for gpu in known.hello.gpu_pool}
+        slots = {gpu.uuid: gpu.slot for gpu in known.hello.gpus}
         for change in changes(self._told_conditions.get(worker_id, Conditions()), now):
             if change.gpu is None:
                 self.events.condition(known, change)
@@ -524,7 +524,7 @@ class Fleet:
 
 
 def _gpu_uuids(hello: Hello) -> set[str]:
-    return {gpu.uuid for gpu in hello.gpu_pool}
+    return {gpu.uuid for gpu in hello.gpus}
 
 
 def _condition(workload: Workload) -> tuple[int, bool]:

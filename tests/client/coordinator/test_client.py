@@ -228,10 +228,10 @@ def test_a_plan_is_asked_for_with_the_operation_of_its_verb(scripted: ScriptedCo
         assert client.plan_remap({"one": [(A, B)], "two": [(B, A)]}, lock_timeout_s=1) == plan
     suspend, restore, remap = scripted.asked(workload_service_pb2.PlanRequest)
     assert (suspend.workload, restore.workload, remap.workload) == ("one", "one", "")
-    assert suspend.operation.suspend.lock_timeout.ToMilliseconds() == 500
-    assert list(restore.operation.restore.gpu_uuids) == [B, A]
-    assert [move.workload_id for move in remap.operation.remap.moves] == ["one", "two"]
-    assert remap.operation.remap.lock_timeout.ToMilliseconds() == 1000
+    assert suspend.suspend.lock_timeout.ToMilliseconds() == 500
+    assert list(restore.restore.gpu_uuids) == [B, A]
+    assert [move.workload_id for move in remap.remap.moves] == ["one", "two"]
+    assert remap.remap.lock_timeout.ToMilliseconds() == 1000
 
 
 def test_a_cancel_returns_the_command_and_is_asked_for_again_when_its_answer_is_lost(

@@ -386,7 +386,7 @@ def test_the_holder_of_a_gpu_is_named(coordinator: CoordinatorProcess, worker: S
     lease = GpuLease(
         gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_LEASED, workload_id=started.workload_id
     )
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[lease])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[lease])))
     deadline = time.monotonic() + 20
     while True:
         gpu = coordinator.fleet.GetGpu(fleet_service_pb2.GetGpuRequest(uuid="GPU-alpha-1")).gpu

@@ -37,7 +37,7 @@ CPU = WorkloadSpec(arguments=["program"])
 
 
 def test_lists_come_page_by_page_and_whole(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
-    coordinator.connect(make_hello("beta", gpus=3)).welcome()
+    coordinator.connect(make_hello("beta", gpu_count=3)).welcome()
     for number in range(5):
         spec = CreateWorkloadRequest(name=f"n{number}", spec=CPU, worker="alpha")
         coordinator.workloads.CreateWorkload(spec)
@@ -77,7 +77,7 @@ def test_a_page_of_gpus_makes_no_others(tmp_path: Path, monkeypatch: pytest.Monk
         made: list[str] = []
         service = FleetService(fleet, CommandCreation(fleet, bench.dispatcher))
         for name in "abcdef":
-            fleet.registry.welcome(make_hello(name, gpus=3), 1, SessionId("s-1"), 0, time.time_ns())
+            fleet.registry.welcome(make_hello(name, gpu_count=3), 1, SessionId("s-1"), 0, time.time_ns())
         make = fleet.gpus
 
         def note(known: KnownWorker) -> list[FleetGpu]:
@@ -98,7 +98,7 @@ def test_a_page_of_gpus_makes_no_others(tmp_path: Path, monkeypatch: pytest.Monk
 def test_lists_can_be_of_one_worker_or_workload(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    coordinator.connect(make_hello("beta", gpus=1)).welcome()
+    coordinator.connect(make_hello("beta", gpu_count=1)).welcome()
     start(coordinator, worker, "one", CPU)
     of_beta = coordinator.fleet.ListGpus(ListGpusRequest(worker="beta")).gpus
     assert [gpu.gpu.uuid for gpu in of_beta] == ["GPU-beta-0"]
@@ -117,9 +117,9 @@ def test_an_older_load_changes_nothing_and_heartbeats_name_the_newest(
         pass
     for sequence, state in ((5, lease_pb2.SLOT_STATE_LEASED), (4, lease_pb2.SLOT_STATE_FREE)):
         pool = [GpuLease(gpu_uuid="GPU-alpha-0", state=state)]
-        worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=sequence, gpu_pool=pool)))
+        worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=sequence, gpu_leases=pool)))
     pool = [GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_CORDONED)]
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=6, gpu_pool=pool)))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=6, gpu_leases=pool)))
     states: list[int] = []
     while lease_pb2.SLOT_STATE_CORDONED not in states:
         change = next(watching)
@@ -176,7 +176,7 @@ def test_ten_thousand_workers_send_a_load_every_fifty_seconds(tmp_path: Path) ->
 
         def add(count: int) -> None:
             for number in range(len(list(fleet.registry)), count):
-                fleet.registry.add_stored(make_hello(f"w{number}", gpus=0), 1)
+                fleet.registry.add_stored(make_hello(f"w{number}", gpu_count=0), 1)
 
         def told(loads: int) -> Heartbeat:
             for _ in range(loads):
@@ -204,7 +204,7 @@ def test_ten_thousand_workers_send_a_load_every_fifty_seconds(tmp_path: Path) ->
 
     async def welcomed_late(bench: Bench) -> KnownWorker:
         """A worker that the fleet has known as one of the 10,000, and that connects now."""
-        session = Session(make_hello("w9999", gpus=0))
+        session = Session(make_hello("w9999", gpu_count=0))
         await bench.service._welcome(session)
         assert session.known is not None
         assert session.frames[0].welcome.load_interval.ToTimedelta() == timedelta(seconds=50)

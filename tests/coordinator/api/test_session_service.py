@@ -63,6 +63,9 @@ def test_epochs_grow_over_reconnects_and_restarts(
     coordinator.restart()
     assert state(coordinator) == worker_pb2.WORKER_STATE_UNCONFIRMED
     assert list(coordinator.fleet.ListGpus(ListGpusRequest()).unreachable) == ["worker-alpha"]
+    unconfirmed = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
+    counts = {"gpu_count", "free_gpu_count", "pending_claimers", "parked_workload_count"}
+    assert not counts & {field.name for field, _ in unconfirmed.ListFields()}
     epochs.append(coordinator.connect().welcome().epoch)
     epochs.append(coordinator.connect(make_hello(last_epoch=100)).welcome().epoch)
     assert epochs == [1, 2, 3, 101]
@@ -111,7 +114,7 @@ def test_frames_out_of_order_end_that_session_alone(
     assert beta.wait_end().goodbye.reason == session_pb2.GOODBYE_REASON_PROTOCOL_ERROR
     worker.up.put(ConnectRequest())  # a frame of a newer worker
     taken = GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_LEASED)
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[taken])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[taken])))
     deadline = time.monotonic() + 20
     while coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.free_gpu_count:
         assert time.monotonic() < deadline
@@ -122,7 +125,7 @@ def test_a_hello_that_comes_again_changes_what_is_known(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     hello = make_hello()
-    hello.gpu_pool[1].mig_enabled = True
+    hello.gpus[1].mig_enabled = True
     worker.up.put(ConnectRequest(hello=hello))
     deadline = time.monotonic() + 20
     while not coordinator.fleet.GetGpu(GetGpuRequest(uuid="GPU-alpha-1")).gpu.gpu.mig_enabled:
@@ -140,7 +143,7 @@ def test_whoever_watches_starts_over_when_a_gpu_is_gone(
         token = response.resume_token
         if response.bookmark.snapshot_end:
             break
-    worker.up.put(ConnectRequest(hello=make_hello(gpus=1)))
+    worker.up.put(ConnectRequest(hello=make_hello(gpu_count=1)))
 
     for again in (watching, coordinator.fleet.WatchFleet(WatchFleetRequest(resume_token=token), timeout=20)):
         with pytest.raises(grpc.RpcError) as error:
@@ -192,7 +195,7 @@ def test_a_watch_tells_of_loads_and_can_be_resumed(
             break
     assert [r.WhichOneof("change") for r in snapshot] == ["worker", "gpu", "gpu", "bookmark"]
     taken = GpuLease(gpu_uuid="GPU-alpha-0", state=lease_pb2.SLOT_STATE_LEASED)
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[taken])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[taken])))
     changed = next(response for response in watching if response.HasField("gpu"))
     assert changed.gpu.lease.state == lease_pb2.SLOT_STATE_LEASED
     watching.cancel()
@@ -279,7 +282,7 @@ def test_a_stream_keeps_no_more_of_its_hello_than_the_description(tmp_path: Path
             assert isinstance(welcome, bytes)
             assert ConnectResponse.FromString(welcome).HasField("welcome")
             hellos = [one for one in gc.get_objects() if isinstance(one, Hello) and one.name == "large"]
-            assert [len(one.gpu_pool) for one in hellos] == [2], "one description"
+            assert [len(one.gpus) for one in hellos] == [2], "one description"
             assert [len(one.gpu_leases) for one in hellos] == [0]
             call.cancel()
         await server.stop(None)

@@ -147,7 +147,7 @@ def test_more_than_an_answer_holds_is_cut_off(
 def test_one_worker_and_one_workload_go_by_their_names(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
-    beta = coordinator.connect(make_hello("beta", gpus=0))
+    beta = coordinator.connect(make_hello("beta", gpu_count=0))
     beta.welcome()
     one = start(coordinator, worker)
     tell(worker, reported(one, workload_pb2.WORKLOAD_STATE_EXITED, 9))
@@ -204,7 +204,9 @@ def test_a_running_workload_is_checkpointed(
     assert query.operation == Operation(checkpoint=CheckpointOperation())
     assert not planned.result(20).HasField("command")
     plan = aside.submit(
-        lambda: calls.Plan(PlanRequest(workload="one", operation=query.operation), timeout=20).plan
+        lambda: (
+            calls.Plan(PlanRequest(workload="one", checkpoint=query.operation.checkpoint), timeout=20).plan
+        )
     )
     worker.answer_plan(PlanAnswer(plan=Plan(steps=["save"])), 1)
     assert list(plan.result(20).steps) == ["save"]
@@ -294,7 +296,7 @@ def create(
 def test_a_workload_begins_where_its_checkpoint_is(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
-    beta = coordinator.connect(make_hello("beta", gpus=8))
+    beta = coordinator.connect(make_hello("beta", gpu_count=8))
     beta.welcome()
     asked = create(coordinator, aside, request_id="r-1")
     beta.wait(lambda frame: frame.HasField("checkpoint_query"))
@@ -316,10 +318,10 @@ def test_of_several_that_have_a_checkpoint_one_with_room_is_chosen(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:
     for name in ("beta", "gamma"):
-        coordinator.connect(make_hello(name, gpus=1)).welcome()
+        coordinator.connect(make_hello(name, gpu_count=1)).welcome()
     beta, gamma = coordinator.workers[1:]
     leased = [GpuLease(gpu_uuid="GPU-beta-0", state=lease_pb2.SLOT_STATE_LEASED)]
-    beta.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=leased)))
+    beta.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=leased)))
     known = GetWorkerRequest(worker="beta")
     until(lambda: coordinator.fleet.GetWorker(known).worker.free_gpu_count == 0)
     for number in range(2):

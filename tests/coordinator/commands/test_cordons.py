@@ -143,10 +143,10 @@ def test_a_cordoned_worker_is_shown_and_gets_nothing(coordinator: CoordinatorPro
 
 
 def test_gpus_out_of_service_are_neither_free_nor_given(coordinator: CoordinatorProcess) -> None:
-    hello = make_hello(gpus=1)
+    hello = make_hello(gpu_count=1)
     hello.gpu_leases.append(GpuLease(gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_FREE))
     hello.gpu_leases[1].cordon.CopyFrom(Cordon(reason="fan", cordoned_by="bob"))
-    hello.gpu_pool.add(uuid="GPU-alpha-1", slot=1)
+    hello.gpus.add(uuid="GPU-alpha-1", slot=1)
     coordinator.connect(hello).welcome()
     shown = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
     assert (shown.gpu_count, shown.free_gpu_count) == (2, 1)

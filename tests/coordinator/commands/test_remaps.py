@@ -87,7 +87,7 @@ def test_a_swap_that_the_coordinator_stored_keeps_both_busy_after_a_restart(
 
 def test_what_a_remap_may_not_name(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     one, two = start(coordinator, worker), start(coordinator, worker, "two")
-    beta = coordinator.connect(make_hello("beta", gpus=4))
+    beta = coordinator.connect(make_hello("beta", gpu_count=4))
     beta.welcome()
     start(coordinator, beta, "far")
     bad = (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
@@ -112,7 +112,7 @@ def test_what_a_remap_may_not_name(coordinator: CoordinatorProcess, worker: Scri
 
 
 def test_gpus_that_any_move_names_are_taken_from_then_on(coordinator: CoordinatorProcess) -> None:
-    worker = coordinator.connect(make_hello(gpus=4))
+    worker = coordinator.connect(make_hello(gpu_count=4))
     worker.welcome()
     for name in ("one", "two"):
         start(coordinator, worker, name)

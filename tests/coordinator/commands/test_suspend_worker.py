@@ -30,7 +30,7 @@ def test_all_workloads_of_a_worker_are_suspended_by_one_call_in_order(
         for number in range(count)
     ]
     workloads[7].status.state = workload_pb2.WORKLOAD_STATE_WEDGED
-    hello = make_hello(gpus=count, workloads=workloads)
+    hello = make_hello(gpu_count=count, workloads=workloads)
     for lease, workload in zip(hello.gpu_leases[:-1], workloads[1:], strict=True):  # the first holds none
         lease.state, lease.workload_id = lease_pb2.SLOT_STATE_LEASED, workload.workload_id
     worker = coordinator.connect(hello)

@@ -107,8 +107,8 @@ def gpu_states(coordinator: CoordinatorProcess) -> list[SlotState.ValueType]:
 
 
 def test_no_gpu_of_a_cordoned_worker_is_free(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
-    load = WorkerLoad(sequence=1, gpu_pool=worker.first.hello.gpu_leases)
-    load.gpu_pool[1].state = lease_pb2.SLOT_STATE_LEASED
+    load = WorkerLoad(sequence=1, gpu_leases=worker.first.hello.gpu_leases)
+    load.gpu_leases[1].state = lease_pb2.SLOT_STATE_LEASED
     load.cordon.CopyFrom(Cordon(reason="repair", cordoned_by="ann"))
     worker.up.put(ConnectRequest(worker_load=load))
     cordoned, leased = lease_pb2.SLOT_STATE_CORDONED, lease_pb2.SLOT_STATE_LEASED
@@ -126,7 +126,7 @@ def test_no_gpu_of_a_cordoned_worker_is_free(coordinator: CoordinatorProcess, wo
 def test_a_list_of_big_messages_comes_in_pages_that_fit(coordinator: CoordinatorProcess) -> None:
     labels = {f"label-{number}": "x" * 200 for number in range(140)}
     for number in range(130):
-        hello = make_hello(f"host-{number:03}", gpus=0, labels=labels)
+        hello = make_hello(f"host-{number:03}", gpu_count=0, labels=labels)
         coordinator.connect(hello).welcome()
         coordinator.workers.pop().close()
     names, token = [], ""

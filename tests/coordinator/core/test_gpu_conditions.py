@@ -62,9 +62,9 @@ def test_a_gpu_that_is_given_up_is_as_its_entry_says() -> None:
 def test_only_what_is_another_than_before_is_news_to_watchers() -> None:
     registry = Registry(5.0, started=0)
     known = welcome(registry, hello())
-    registry.apply_load(known, WorkerLoad(sequence=1, gpu_pool=[entry()]))
+    registry.apply_load(known, WorkerLoad(sequence=1, gpu_leases=[entry()]))
     news = [
-        registry.apply_load(known, WorkerLoad(sequence=2 + number, gpu_pool=[lease], **more))  # type: ignore[arg-type]
+        registry.apply_load(known, WorkerLoad(sequence=2 + number, gpu_leases=[lease], **more))  # type: ignore[arg-type]
         for number, (lease, more) in enumerate(
             [
                 (entry(cordon=CORDON), {}),
@@ -129,7 +129,7 @@ def test_a_gpu_that_falls_sick_under_a_lease_is_told_with_its_holder(
 ) -> None:
     started = start(coordinator, worker)
     sick = entry("GPU-alpha-1", LEASED, workload_id=started.workload_id, health=XID, health_reason="Xid 79")
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[sick])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[sick])))
     deadline = time.monotonic() + 20
     while not (events := conditions_told(coordinator)):
         assert time.monotonic() < deadline
@@ -158,7 +158,7 @@ def test_watchers_see_a_cordon(coordinator: CoordinatorProcess, worker: Scripted
         if response.HasField("bookmark"):
             break
     gpu = entry("GPU-alpha-0", cordon=CORDON)
-    load = WorkerLoad(sequence=1, gpu_pool=[gpu], cordon=CORDON)
+    load = WorkerLoad(sequence=1, gpu_leases=[gpu], cordon=CORDON)
     worker.up.put(ConnectRequest(worker_load=load))
     seen: list[Worker | FleetGpu] = []
     for response in watching:

@@ -32,7 +32,7 @@ def hello(worker_id: str = "worker-1", name: str = "alpha", host: str = "h1", **
         name=name,
         instance_id="i1",
         host=HostFacts(hostname=host),
-        gpu_pool=[Gpu(uuid="GPU-a", slot=0), Gpu(uuid="GPU-b", slot=1)],
+        gpus=[Gpu(uuid="GPU-a", slot=0), Gpu(uuid="GPU-b", slot=1)],
         gpu_leases=[GpuLease(gpu_uuid=uuid, state=lease_pb2.SLOT_STATE_FREE) for uuid in ("GPU-a", "GPU-b")],
         **fields,  # type: ignore[arg-type]  # fields by name
     )
@@ -111,7 +111,7 @@ def test_only_a_newer_load_is_applied_also_across_reconnects() -> None:
     registry = Registry(INTERVAL_S, started=0)
     known = welcome(registry, hello())
     taken = [GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_LEASED)]
-    assert registry.apply_load(known, WorkerLoad(sequence=3, gpu_pool=taken))
+    assert registry.apply_load(known, WorkerLoad(sequence=3, gpu_leases=taken))
     assert not registry.apply_load(known, WorkerLoad(sequence=3))
     assert not registry.apply_load(known, WorkerLoad(sequence=2))
     assert known.free_gpu_uuids == []
@@ -203,9 +203,9 @@ def test_bad_pages_are_refused(size: int, token: str) -> None:
 def test_an_impossible_time_is_found_at_any_depth(moment: Timestamp) -> None:
     early, late = Timestamp(seconds=-62_135_596_800), Timestamp(seconds=253_402_300_799, nanos=999_999_999)
     leases = [GpuLease(since=early), GpuLease(sample=GpuSample(sample_time=late))]
-    frame = ConnectRequest(worker_load=WorkerLoad(gpu_pool=leases))
+    frame = ConnectRequest(worker_load=WorkerLoad(gpu_leases=leases))
     check_values(frame)
-    frame.worker_load.gpu_pool[1].sample.sample_time.CopyFrom(moment)
+    frame.worker_load.gpu_leases[1].sample.sample_time.CopyFrom(moment)
     with pytest.raises(FleetError, match=r"pool\[1\]\.sample\.sample_time: .* impossible time"):
         check_values(frame)
 

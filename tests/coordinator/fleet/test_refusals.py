@@ -220,7 +220,7 @@ def test_gpus_that_a_starting_workload_holds_already_are_not_counted_twice(
         ),
         GpuLease(gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_FREE, slot=1),
     ]
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=pool)))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=pool)))
     known = GetWorkerRequest(worker="alpha")
     until(lambda: coordinator.fleet.GetWorker(known).worker.free_gpu_count == 1)
     assert calls.CreateWorkload(CreateWorkloadRequest(spec=SPEC)).workload.worker_id == "worker-alpha"
@@ -230,7 +230,7 @@ def test_gpus_that_a_starting_workload_holds_already_are_not_counted_twice(
 def test_the_worker_with_the_most_free_gpus_is_chosen(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    coordinator.connect(make_hello("beta", gpus=4)).welcome()
+    coordinator.connect(make_hello("beta", gpu_count=4)).welcome()
     chosen = [
         coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC)).workload.worker_id
         for _ in range(3)

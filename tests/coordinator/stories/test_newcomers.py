@@ -59,10 +59,10 @@ def refused(coordinator: CoordinatorProcess, hello: Hello) -> errors_pb2.Error:
         (make_hello("beta", labels=LABELS), "labels"),
         (make_hello("beta\x1b[2J"), "worker_id"),
         (make_hello("two words"), "worker_id"),
-        (make_hello("beta", gpus=2000), "labels"),
-        (make_hello("beta", gpu_pool=[Gpu(uuid="GPU-beta-0", slot=9)]), "gpu_pool.uuid"),
-        (make_hello("beta", gpu_pool=[Gpu(uuid="GPU-beta-9", slot=0)]), "gpu_pool.slot"),
-        (make_hello("beta", gpu_pool=[Gpu(uuid="", slot=9)]), "gpu_pool.uuid"),
+        (make_hello("beta", gpu_count=2000), "labels"),
+        (make_hello("beta", gpus=[Gpu(uuid="GPU-beta-0", slot=9)]), "gpus.uuid"),
+        (make_hello("beta", gpus=[Gpu(uuid="GPU-beta-9", slot=0)]), "gpus.slot"),
+        (make_hello("beta", gpus=[Gpu(uuid="", slot=9)]), "gpus.uuid"),
         (make_hello("beta", workloads=[running("w-1"), running("w-1")]), "workloads.workload_id"),
         (make_hello("beta", workloads=[running(f"w-{n}") for n in range(3000)]), "workloads"),
         (make_hello("beta", workloads=[running("w-1", "a\nb")]), "name"),
@@ -161,7 +161,7 @@ def alpha_state(coordinator: CoordinatorProcess) -> int:
 
 
 def test_a_gpu_of_another_worker_is_refused(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
-    thief = make_hello("beta", gpu_pool=[Gpu(uuid="GPU-alpha-1", slot=7)])
+    thief = make_hello("beta", gpus=[Gpu(uuid="GPU-alpha-1", slot=7)])
     error = refused(coordinator, thief)
     assert error.reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU
     assert dict(error.metadata) == {"gpu_uuid": "GPU-alpha-1", "worker": "worker-alpha"}
@@ -176,9 +176,9 @@ def test_a_gpu_of_another_worker_is_refused(coordinator: CoordinatorProcess, wor
 def test_a_gpu_that_its_worker_no_longer_has_is_free_for_another(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
-    worker.up.put(ConnectRequest(hello=make_hello(gpus=1)))
+    worker.up.put(ConnectRequest(hello=make_hello(gpu_count=1)))
     until(lambda: len(coordinator.fleet.ListGpus(ListGpusRequest()).gpus) == 1)
-    moved = make_hello("beta", gpus=0, gpu_pool=[Gpu(uuid="GPU-alpha-1", slot=0)])
+    moved = make_hello("beta", gpu_count=0, gpus=[Gpu(uuid="GPU-alpha-1", slot=0)])
     coordinator.connect(moved).welcome()
     assert coordinator.fleet.GetGpu(GetGpuRequest(uuid="GPU-alpha-1")).gpu.worker_name == "beta"
 
@@ -188,7 +188,7 @@ def test_gpus_of_earlier_hellos_are_forgotten() -> None:
     known = Registry(5, 0)
     one = known.welcome(make_hello(), 1, SessionId("s-1"), 0, NOW_NS)
     for number in range(50):
-        hello = make_hello(gpu_pool=[Gpu(uuid=f"GPU-{number}", slot=9)])
+        hello = make_hello(gpus=[Gpu(uuid=f"GPU-{number}", slot=9)])
         known.describe(one, hello) if number % 2 else known.welcome(hello, 2, SessionId("s-2"), 0, NOW_NS)
         one = known.find("alpha")
     assert [uuid for uuid in (f"GPU-{number}" for number in range(50)) if known.owner(uuid)] == ["GPU-49"]
@@ -199,7 +199,7 @@ def test_after_a_restart_the_gpus_of_workers_that_have_not_reported_are_theirs(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     coordinator.restart()
-    thief = make_hello("beta", gpu_pool=[Gpu(uuid="GPU-alpha-1", slot=7)])
+    thief = make_hello("beta", gpus=[Gpu(uuid="GPU-alpha-1", slot=7)])
     assert refused(coordinator, thief).reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU
     coordinator.connect().welcome()
 
@@ -223,7 +223,7 @@ def test_who_takes_the_gpus_of_a_worker_that_left_has_them_after_a_restart_too(
 def test_a_load_says_nothing_of_other_gpus(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
     leases = [GpuLease(gpu_uuid=uuid) for uuid in ["GPU-alpha-0", "GPU-alpha-0", "GPU-beta-0"] * 100]
     leases.append(GpuLease(gpu_uuid="GPU-alpha-1", state=lease_pb2.SLOT_STATE_LEASED))
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=leases)))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=leases)))
     until(lambda: not coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.free_gpu_count)
     assert coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker.gpu_count == 2
 
@@ -233,7 +233,7 @@ def test_a_time_that_no_calendar_has_ends_the_session(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, moment: Timestamp
 ) -> None:
     lease = GpuLease(gpu_uuid="GPU-alpha-0", sample=GpuSample(sample_time=moment))
-    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_pool=[lease])))
+    worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1, gpu_leases=[lease])))
     error = worker.wait_end().goodbye.error
     assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
     assert "sample_time" in error.message
@@ -407,7 +407,7 @@ def test_there_is_room_for_a_bounded_number_of_workers(monkeypatch: pytest.Monke
 def test_a_list_of_known_workers_is_cut(tmp_path: Path) -> None:
     known = Registry(5.0, 0.0)
     for number in range(1000):
-        known.welcome(make_hello(f"host-{number}", gpus=0), 1, SessionId("s"), 0.0, NOW_NS)
+        known.welcome(make_hello(f"host-{number}", gpu_count=0), 1, SessionId("s"), 0.0, NOW_NS)
     with pytest.raises(FleetError) as error:
         known.find("x" * 5000)
     assert len(error.value.message) < 500

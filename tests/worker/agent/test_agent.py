@@ -46,7 +46,8 @@ def pool_states(session: Session, wanted: list[int]) -> WorkerLoad:
     """The first load that shows these slot states."""
     return session.wait(
         lambda frame: (
-            frame.HasField("worker_load") and [lease.state for lease in frame.worker_load.gpu_pool] == wanted
+            frame.HasField("worker_load")
+            and [lease.state for lease in frame.worker_load.gpu_leases] == wanted
         )
     ).worker_load
 
@@ -62,9 +63,9 @@ def test_hello_tells_everything(
     start_worker(host, config=str(settings))
     hello = coordinator.next_session().hello
     assert hello.name == "alpha"
-    assert [gpu.uuid for gpu in hello.gpu_pool] == [gpu.uuid for gpu in host.gpus]
-    assert [gpu.slot for gpu in hello.gpu_pool] == [0, 1, 2, 3]
-    assert all(gpu.memory_total_bytes == host.gpus[0].memory_bytes for gpu in hello.gpu_pool)
+    assert [gpu.uuid for gpu in hello.gpus] == [gpu.uuid for gpu in host.gpus]
+    assert [gpu.slot for gpu in hello.gpus] == [0, 1, 2, 3]
+    assert all(gpu.memory_total_bytes == host.gpus[0].memory_bytes for gpu in hello.gpus)
     assert [lease.state for lease in hello.gpu_leases] == [FREE] * 4
     assert all(lease.sample.HasField("memory_used_bytes") for lease in hello.gpu_leases)
     assert {c.name: c.available for c in hello.capabilities} == {
@@ -154,7 +155,7 @@ def test_a_command_that_comes_twice_is_done_once(session: Session) -> None:
     session.outcome("c2")
     again = [f.command_update for f in session.frames[seen:] if f.command_update.command_id == "c1"]
     assert [update.state for update in again] == [SUCCEEDED]
-    assert len(pool_states(session, [LEASED, LEASED, FREE, FREE]).gpu_pool) == 4
+    assert len(pool_states(session, [LEASED, LEASED, FREE, FREE]).gpu_leases) == 4
 
 
 def test_outcomes_are_told_again_until_they_are_acknowledged(
@@ -272,7 +273,7 @@ def test_a_workload_that_ends_gives_its_gpu_back(session: Session) -> None:
     ).workload_event
     assert event.workload.status.exit.code == 3
     assert not event.workload.status.HasField("lease")
-    assert read_output(session, "w1") == f"{session.hello.gpu_pool[0].uuid} short\n"
+    assert read_output(session, "w1") == f"{session.hello.gpus[0].uuid} short\n"
 
 
 def test_a_program_that_is_not_there_is_refused_and_the_gpu_free(session: Session) -> None:
@@ -411,7 +412,7 @@ def test_a_host_without_gpus_serves_cpu_workloads(
 ) -> None:
     start_worker(None)
     session = coordinator.next_session()
-    assert not session.hello.gpu_pool
+    assert not session.hello.gpus
     available = {c.name for c in session.hello.capabilities if c.available}
     assert available - {"checkpoint_image"} == {"application_checkpoint", "commands"}
     spec = workload_pb2.WorkloadSpec(arguments=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
@@ -426,14 +427,14 @@ def test_a_lost_gpu_is_reported_and_never_kills_the_worker(
     host.lose_gpu(1)
     start_worker(host)
     session = coordinator.next_session()
-    uuids = [gpu.uuid for gpu in session.hello.gpu_pool]
+    uuids = [gpu.uuid for gpu in session.hello.gpus]
     assert host.gpus[0].uuid in uuids
     host.lose_gpu(0)
     session.run("c1", "w1", run=counter_run("one", gpu_uuids=[host.gpus[2].uuid]))
     frame = session.wait(
-        lambda f: any(lease.health == gpu_pb2.GPU_HEALTH_LOST for lease in f.worker_load.gpu_pool)
+        lambda f: any(lease.health == gpu_pb2.GPU_HEALTH_LOST for lease in f.worker_load.gpu_leases)
     )
-    lost = [lease.gpu_uuid for lease in frame.worker_load.gpu_pool if not lease.HasField("sample")]
+    lost = [lease.gpu_uuid for lease in frame.worker_load.gpu_leases if not lease.HasField("sample")]
     assert host.gpus[0].uuid in lost
     wait_counting(session, "w1", host.gpus[2].uuid)
 
@@ -507,7 +508,7 @@ def test_a_gpu_belongs_to_one_worker(
     assert f"process {first.process.pid} of user" in said
     first.kill()
     start_worker(host, state="state-of-another")
-    assert len(coordinator.next_session().hello.gpu_pool) == len(host.gpus)
+    assert len(coordinator.next_session().hello.gpus) == len(host.gpus)
 
 
 def test_workers_divide_the_gpus_of_a_host(
@@ -526,9 +527,9 @@ def test_workers_divide_the_gpus_of_a_host(
 
     host.set_readings(0, ecc_uncorrected=1)  # a GPU of the other worker: none of this one's business
     session = serve("left", [uuids[3], uuids[1].upper().removeprefix("GPU-")])
-    assert [gpu.uuid for gpu in session.hello.gpu_pool] == [uuids[1], uuids[3]]
+    assert [gpu.uuid for gpu in session.hello.gpus] == [uuids[1], uuids[3]]
     other = serve("right", [uuids[0]])
-    assert [gpu.uuid for gpu in other.hello.gpu_pool] == [uuids[0]]
+    assert [gpu.uuid for gpu in other.hello.gpus] == [uuids[0]]
     # The driver's map of GPUs names those of the other worker too.
     assert session.run("c-1", "w-1", run=counter_run("one")).state == SUCCEEDED
     wait_counting(session, "w-1", uuids[1])
@@ -556,5 +557,5 @@ def test_gpus_that_the_host_lacks_are_told(
     assert "the setting gpus names no GPU of this host" in refused.log.read_text()
     settings.write_text(f"gpus = {json.dumps([lost, host.gpus[2].uuid])}")
     worker = start_worker(host, config=str(settings))
-    assert [gpu.uuid for gpu in coordinator.next_session().hello.gpu_pool] == [host.gpus[2].uuid]
+    assert [gpu.uuid for gpu in coordinator.next_session().hello.gpus] == [host.gpus[2].uuid]
     assert f"this host lacks {lost}" in worker.log.read_text()

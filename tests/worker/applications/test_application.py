@@ -95,6 +95,13 @@ async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(serve
     assert len(served.store.scan(kernel.workload.workload_id)) == 2
 
 
+async def test_an_application_that_does_not_know_its_size_saves_itself(served: Served) -> None:
+    _, kernel = await served.serve("unsized")
+    assert await kernel.size_estimate() is None
+    saved = await save(kernel, served.store, resume=True)
+    assert saved.checkpoint.header.size_bytes == SIZE
+
+
 @pytest.mark.parametrize(
     ("mode", "reason", "match", "cancelled"),
     [

@@ -70,7 +70,7 @@ def uuids(host: SimulatedHost) -> list[str]:
 def leases(session: Session, holders: list[str]) -> None:
     """Waits until the newest load says so."""
     deadline = time.monotonic() + 10
-    while [lease.workload_id for lease in newest_load(session).gpu_pool] != holders:
+    while [lease.workload_id for lease in newest_load(session).gpu_leases] != holders:
         assert time.monotonic() < deadline, newest_load(session)
         time.sleep(0.02)
 
@@ -435,7 +435,7 @@ def test_no_lease_is_left_reserved(session: Session, host: SimulatedHost) -> Non
     host.set_fault("lock", error=304, times=1)
     session.run("c2", "w1", remap=RemapOperation(moves=[move("w1", first, second)]))
     leases(session, ["w1", "", "", ""])
-    assert {lease.state for lease in newest_load(session).gpu_pool} == {
+    assert {lease.state for lease in newest_load(session).gpu_leases} == {
         lease_pb2.SLOT_STATE_LEASED,
         lease_pb2.SLOT_STATE_FREE,
     }

@@ -99,9 +99,11 @@ def test_a_remap_brings_a_child_of_a_moved_process_along(
 def test_a_process_on_a_gpu_that_its_workload_does_not_lease_is_told(
     moved: Session, host: SimulatedHost
 ) -> None:
-    load = moved.wait(lambda f: bool(f.worker_load.gpu_pool and f.worker_load.gpu_pool[0].foreign_processes))
-    (told,) = load.worker_load.gpu_pool[0].foreign_processes
+    load = moved.wait(
+        lambda f: bool(f.worker_load.gpu_leases and f.worker_load.gpu_leases[0].foreign_processes)
+    )
+    (told,) = load.worker_load.gpu_leases[0].foreign_processes
     assert told.workload_id == "w1"
-    assert load.worker_load.gpu_pool[0].state == lease_pb2.SLOT_STATE_LEASED
+    assert load.worker_load.gpu_leases[0].state == lease_pb2.SLOT_STATE_LEASED
     assert moved.run("c4", "w1", suspend=SuspendOperation()).state == SUCCEEDED
-    moved.wait(lambda f: bool(f.worker_load.gpu_pool) and not f.worker_load.gpu_pool[0].foreign_processes)
+    moved.wait(lambda f: bool(f.worker_load.gpu_leases) and not f.worker_load.gpu_leases[0].foreign_processes)

@@ -125,7 +125,7 @@ def test_hello_comes_again_when_the_inventory_changes(
     start_worker(host)
     session = coordinator.next_session()
     host.set_readings(1, mig_enabled=1)
-    hello = session.wait(lambda frame: any(gpu.mig_enabled for gpu in frame.hello.gpu_pool)).hello
+    hello = session.wait(lambda frame: any(gpu.mig_enabled for gpu in frame.hello.gpus)).hello
     assert hello.instance_id == session.hello.instance_id
     assert {c.name: c.available for c in hello.capabilities}["cuda_suspend"] is False
 

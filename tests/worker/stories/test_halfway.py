@@ -92,7 +92,7 @@ def check_place(again: Session, host: SimulatedHost, workload_id: str, gpu: int)
     again.wait(
         lambda f: any(
             (lease.gpu_uuid, lease.workload_id, lease.state) == (uuid, workload_id, LEASED)
-            for lease in f.worker_load.gpu_pool
+            for lease in f.worker_load.gpu_leases
         )
     )
 

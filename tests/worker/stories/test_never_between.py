@@ -93,7 +93,7 @@ def test_who_has_no_processes_is_ended_for_good_by_the_next_start_too(
     ended = again.outcome("e")
     assert ended.state == SUCCEEDED, ended.error
     assert ended.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_EXITED
-    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+    again.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(again) == [FREE, FREE])
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies meanwhile"])
@@ -125,7 +125,7 @@ def test_a_wake_from_an_image_that_is_undone_when_the_worker_dies_is_that_image_
     (parked,) = outcome.workloads
     assert parked.status.state == workload_pb2.WORKLOAD_STATE_CHECKPOINTED
     assert parked.status.parked_by.process_strategy == CHECKPOINT
-    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+    again.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(again) == [FREE, FREE])
     ready.touch()
     woken = again.run("r2", "w", restore=RestoreOperation())
     assert woken.state == SUCCEEDED, woken.error
@@ -184,7 +184,7 @@ def test_a_host_that_restarts_while_an_image_is_woken_has_it_still(
     again = coordinator.next_session()
     (parked,) = again.outcome("r").workloads
     assert parked.status.state == workload_pb2.WORKLOAD_STATE_CHECKPOINTED
-    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+    again.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(again) == [FREE, FREE])
     (image,) = (tmp_path / "state/images/w").iterdir()
     assert image.name == parked.status.checkpoint_id
     if point == "phase-restore":  # the simulated driver knows no more of who ended while it ran
@@ -219,7 +219,7 @@ def test_processes_that_die_while_their_image_is_written_end_the_workload(
     again.wait(lambda _: newest(again).status.state in ENDS)
     if restarts:
         assert newest(again).status.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
-    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+    again.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(again) == [FREE, FREE])
 
 
 def test_who_is_restored_and_dies_while_it_is_put_to_sleep_has_ended(
@@ -237,4 +237,4 @@ def test_who_is_restored_and_dies_while_it_is_put_to_sleep_has_ended(
     died = session.run("k", "w", suspend=SuspendOperation(policy=policy, force=True))
     assert died.state == FAILED, died  # by the reason with which its end was noticed
     session.wait(lambda _: newest(session).status.state == workload_pb2.WORKLOAD_STATE_EXITED)
-    session.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(session) == [FREE, FREE])
+    session.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(session) == [FREE, FREE])

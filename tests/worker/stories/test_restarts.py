@@ -119,7 +119,7 @@ def test_workloads_outlive_the_loss_of_the_journal(
     assert slots(again)[3] == LEASED
     wait_counting(again, "w1", host.gpus[3].uuid)
     until(again, "w2", SUSPENDED)
-    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_pool] == [FREE, FREE, FREE, LEASED])
+    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_leases] == [FREE, FREE, FREE, LEASED])
     assert again.run("c5", "w2", restore=RestoreOperation()).state == SUCCEEDED
     wait_counting(again, "w2")
     assert "workload two (w2) runs as process" in again_worker.log.read_text()
@@ -326,7 +326,7 @@ def test_a_run_is_done_once_wherever_the_worker_dies(
         assert outcome.error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
         assert crash_point == "intent-run"
     load = again.wait(lambda frame: frame.HasField("worker_load")).worker_load
-    assert [lease.state for lease in load.gpu_pool] == [LEASED if running else FREE, FREE, FREE, FREE]
+    assert [lease.state for lease in load.gpu_leases] == [LEASED if running else FREE, FREE, FREE, FREE]
     assert len(counters(host)) == running
 
 
@@ -368,7 +368,7 @@ def check_whole(again: Session, host: SimulatedHost, outcome: CommandUpdate, gpu
     assert process.state.name == ("CHECKPOINTED" if gpu is None else "RUNNING")
     assert list(status.lease.gpu_uuids) == ([] if gpu is None else [host.gpus[gpu].uuid])
     wanted = [LEASED if slot == gpu else FREE for slot in range(4)]
-    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_pool] == wanted)
+    again.wait(lambda f: [lease.state for lease in f.worker_load.gpu_leases] == wanted)
     if gpu is None:
         restored = again.run("c4", "w1", restore=RestoreOperation())
         assert restored.state == SUCCEEDED, restored

@@ -91,7 +91,7 @@ def test_a_sleeper_that_dies_while_it_is_woken_keeps_no_gpu(
     assert suspend(session, "s", KEEP_RUNNING) == SUCCEEDED
     woken = session.run("r", "w", restore=RestoreOperation())
     assert woken.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED
-    session.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(session) == [FREE, FREE])
+    session.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(session) == [FREE, FREE])
 
 
 @pytest.mark.parametrize("by_itself", [False, True], ids=["by wake", "by itself"])
@@ -154,7 +154,7 @@ def test_a_sleeper_that_was_to_become_an_image_when_the_worker_died_sleeps(
     assert again.outcome("c").error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
     (sleeper,) = again.outcome("c").workloads
     assert sleeper.status.state == workload_pb2.WORKLOAD_STATE_SLEEPING
-    again.wait(lambda f: bool(f.worker_load.gpu_pool) and slots(again) == [FREE, FREE])
+    again.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(again) == [FREE, FREE])
     assert again.run("r", "w", restore=RestoreOperation()).state == SUCCEEDED
     wait_counting(again, "w")
 

@@ -47,20 +47,31 @@ def workload_of(identity: ProcessIdentity, workload_id: str = "w-1") -> Workload
 
 def test_a_process_belongs_to_a_workload_by_descent_by_session_or_by_its_mark() -> None:
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
-    orphaned = f"import os, sys\nif not os.fork():\n    os.execv(sys.executable, ['python', '-c', {SLEEP!r}])"
+    # The parent ends once the test knows who it was.
+    orphaned = f"""
+import os, sys
+if not os.fork():
+    os.execv(sys.executable, ["python", "-c", {SLEEP!r}])
+sys.stdin.read()
+"""
     marked = {WORKLOAD_ID_VARIABLE: "w-1"}
     cases = [(nested, {}, True), (orphaned, {}, True), (SLEEP, marked, False), (SLEEP, {}, False)]
     for code, environment, descends in cases:
         process = subprocess.Popen(
             [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **environment},
             start_new_session=True,
         )
+        assert process.stdin is not None
         assert process.stdout is not None
         try:
             root = identify(process.pid)
+            process.stdin.close()
             process.stdout.readline()
+            if code == orphaned:
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             (pid, *_) = _group(process.pid)
             mine = workload_of(root if descends and root else ProcessIdentity(Pid(1), 0))
             found = owner(pid, [workload_of(ProcessIdentity(Pid(1), 1), "w-0"), mine])

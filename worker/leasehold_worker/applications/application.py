@@ -93,9 +93,12 @@ class Application:
         """Whether a call is running: saving may take long."""
         return self._turn.locked()
 
-    async def size_estimate(self, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
-        """Asks for the number of bytes of a save. 0: unknown."""
-        return (await self._ask(kernel_pb2.KERNEL_METHOD_SIZE_ESTIMATE, "size_bytes", timeout_s)).size_bytes
+    async def size_estimate(self, timeout_s: float = ANSWER_TIMEOUT_S) -> int | None:
+        """Asks for the number of bytes of a save. None: unknown; a negative number counts as unknown, too."""
+        answer = await self._ask(kernel_pb2.KERNEL_METHOD_SIZE_ESTIMATE, "size_estimate", timeout_s)
+        estimate = answer.size_estimate
+        known = estimate.HasField("size_bytes") and estimate.size_bytes >= 0
+        return estimate.size_bytes if known else None
 
     async def health(self, timeout_s: float = ANSWER_TIMEOUT_S) -> workload_pb2.KernelHealth.ValueType:
         """Asks for the health of the application."""

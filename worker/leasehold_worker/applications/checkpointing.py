@@ -98,10 +98,10 @@ async def save(
     if available_bytes is None:
         available_bytes = (await trio.to_thread.run_sync(store.disk_space)).available_bytes
     estimate = await kernel.size_estimate(timeouts.answer_s)
-    if estimate > available_bytes:
+    if estimate is not None and estimate > available_bytes:
         raise _no_room(kernel, f"expects to save {size_text(estimate)}", available_bytes)
-    if room is not None:
-        await trio.to_thread.run_sync(room.hold, PAYLOAD_OFFSET + estimate)
+    if room is not None:  # what exceeds the estimate is reserved piece by piece
+        await trio.to_thread.run_sync(room.hold, PAYLOAD_OFFSET + (estimate or 0))
     progress("prepare", 0)
     await kernel.prepare(timeouts.quiescence_s, timeouts.cancel_s)
     try:

@@ -36,7 +36,7 @@ def plan_message(record: Plan) -> plan_pb2.Plan:
             for destination in record.destinations
         ],
         host_memory=plan_pb2.HostMemoryPlan(
-            needed_bytes=need.needed_bytes,
+            needed_bytes=None if any(record.unsized_gpus()) else need.needed_bytes,
             available_bytes=need.available_bytes,
             cgroup_available_bytes=need.cgroup.available_bytes if need.cgroup else None,
         )

@@ -3,7 +3,7 @@
 The operation itself begins with the same plan, so that it can't differ from a dry run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leasehold.v1 import errors_pb2
@@ -150,23 +150,27 @@ class Plan:
             member.identity.pid: member.total_bytes for member in self.members if member.state != CHECKPOINTED
         }
 
+    def unsized_gpus(self) -> Iterator[tuple[str, str]]:
+        """Names of workloads and UUIDs of their GPUs on which their device memory is unknown."""
+        for target in self.targets:
+            resident = [member for member in target.members if member.state != CHECKPOINTED]
+            known = needed_by_gpu(resident, target.home)
+            yield from ((target.workload.name, uuid) for uuid in target.home if uuid not in known)
+
     def require_sizes(self) -> None:
         """Refuses to suspend members of unknown size: the host memory that they need is unknown, too.
 
         Raises:
             OperationError: INSUFFICIENT_HOST_MEMORY.
         """
-        for target in self.targets:
-            resident = [member for member in target.members if member.state != CHECKPOINTED]
-            known = needed_by_gpu(resident, target.home)
-            if unknown := [gpu_uuid for gpu_uuid in target.home if gpu_uuid not in known]:
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
-                    f"NVML reports neither the memory of workload {target.workload.name} on "
-                    f"{unknown[0]} nor the memory in use there, so it is unknown whether host "
-                    "memory can hold it: see `nvidia-smi -q -d MEMORY`, or stop the workload",
-                    {"gpu_uuid": unknown[0]},
-                )
+        for name, gpu_uuid in self.unsized_gpus():
+            raise OperationError(
+                errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,
+                f"NVML reports neither the memory of workload {name} on "
+                f"{gpu_uuid} nor the memory in use there, so it is unknown whether host "
+                "memory can hold it: see `nvidia-smi -q -d MEMORY`, or stop the workload",
+                {"gpu_uuid": gpu_uuid},
+            )
 
     @property
     def stays_in_memory(self) -> bool:

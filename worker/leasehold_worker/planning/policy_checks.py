@@ -127,9 +127,12 @@ class PolicyChecks:
             needed += sum(member.total_bytes for member in target.members)
         await self._look_at_disk(plan, needed)
 
-    async def _look_at_disk(self, plan: Plan, needed_bytes: int) -> None:
+    async def _look_at_disk(self, plan: Plan, needed_bytes: int | None) -> None:
         available = await trio.to_thread.run_sync(self._disk.available_bytes)
         plan.tiers.append(TierNeed(DISK, needed_bytes, available))
+        if needed_bytes is None:
+            plan.findings.skip("disk", "the application does not know the size of its checkpoint")
+            return
         with plan.findings.check("disk", f"about {size_text(needed_bytes)} needed"):
             if needed_bytes > available:
                 raise OperationError(

@@ -118,7 +118,7 @@ class Reporter:
             host=_host_facts(),
             labels=self._identity.labels,
             capabilities=self._capabilities(),
-            gpu_pool=self._gpus(),
+            gpus=self._gpus(),
             gpu_leases=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
             workloads=[
                 workload_message(workload, self._identity.worker_id) for workload in self._workloads.all()
@@ -152,7 +152,7 @@ class Reporter:
         return WorkerLoad(
             session_id=session_id,
             sequence=self._load_sequence,
-            gpu_pool=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
+            gpu_leases=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
             pending_claimers=self._pool.pending_claimers,
             parked=parked_workload_messages(
                 workload for workload in self._workloads.all() if workload.state not in ENDED
@@ -208,6 +208,6 @@ def _host_facts() -> HostFacts:
         hostname=socket.gethostname(),
         kernel_release=platform.release(),
         architecture=platform.machine(),
-        cpu_count=os.cpu_count() or 1,
-        memory_total_bytes=processes.memory_bytes("MemTotal") or 0,
+        cpu_count=os.cpu_count(),
+        memory_total_bytes=processes.memory_bytes("MemTotal"),
     )

@@ -121,9 +121,9 @@ class Worker(_message.Message):
     free_gpu_count: _builtins.int
     """Those of them that are free. Absent: as above."""
     pending_claimers: _builtins.int
-    """Claims that wait for a GPU on it."""
+    """Number of claims that wait for a GPU. Absent: unknown, as with gpu_count."""
     parked_workload_count: _builtins.int
-    """Workloads on it that are parked."""
+    """Number of parked workloads. Absent: unknown, as with gpu_count."""
     host_memory_available_bytes: _builtins.int
     """Host memory available in bytes. Absent: unknown."""
     @_builtins.property
@@ -165,16 +165,16 @@ class Worker(_message.Message):
         capabilities: _abc.Iterable[Global___Capability] | None = ...,
         gpu_count: _builtins.int | None = ...,
         free_gpu_count: _builtins.int | None = ...,
-        pending_claimers: _builtins.int = ...,
-        parked_workload_count: _builtins.int = ...,
+        pending_claimers: _builtins.int | None = ...,
+        parked_workload_count: _builtins.int | None = ...,
         last_seen_time: _timestamp_pb2.Timestamp | None = ...,
         host_memory_available_bytes: _builtins.int | None = ...,
         resources: Global___MachineResources | None = ...,
         cordon: _lease_pb2.Cordon | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_resources", b"_resources", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "last_seen_time", b"last_seen_time", "resources", b"resources"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_parked_workload_count", b"_parked_workload_count", "_pending_claimers", b"_pending_claimers", "_resources", b"_resources", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "last_seen_time", b"last_seen_time", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_resources", b"_resources", "agent_version", b"agent_version", "capabilities", b"capabilities", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "epoch", b"epoch", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "labels", b"labels", "last_seen_time", b"last_seen_time", "name", b"name", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "resources", b"resources", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "_cuda_version", b"_cuda_version", "_driver_version", b"_driver_version", "_free_gpu_count", b"_free_gpu_count", "_gpu_count", b"_gpu_count", "_host_memory_available_bytes", b"_host_memory_available_bytes", "_parked_workload_count", b"_parked_workload_count", "_pending_claimers", b"_pending_claimers", "_resources", b"_resources", "agent_version", b"agent_version", "capabilities", b"capabilities", "cordon", b"cordon", "cuda_version", b"cuda_version", "driver_version", b"driver_version", "epoch", b"epoch", "free_gpu_count", b"free_gpu_count", "gpu_count", b"gpu_count", "host", b"host", "host_memory_available_bytes", b"host_memory_available_bytes", "labels", b"labels", "last_seen_time", b"last_seen_time", "name", b"name", "parked_workload_count", b"parked_workload_count", "pending_claimers", b"pending_claimers", "resources", b"resources", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
     _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
@@ -188,6 +188,10 @@ class Worker(_message.Message):
     _WhichOneofArgType__gpu_count: _TypeAlias = _typing.Literal["_gpu_count", b"_gpu_count"]  # noqa: Y015
     _WhichOneofReturnType__host_memory_available_bytes: _TypeAlias = _typing.Literal["host_memory_available_bytes"]  # noqa: Y015
     _WhichOneofArgType__host_memory_available_bytes: _TypeAlias = _typing.Literal["_host_memory_available_bytes", b"_host_memory_available_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__parked_workload_count: _TypeAlias = _typing.Literal["parked_workload_count"]  # noqa: Y015
+    _WhichOneofArgType__parked_workload_count: _TypeAlias = _typing.Literal["_parked_workload_count", b"_parked_workload_count"]  # noqa: Y015
+    _WhichOneofReturnType__pending_claimers: _TypeAlias = _typing.Literal["pending_claimers"]  # noqa: Y015
+    _WhichOneofArgType__pending_claimers: _TypeAlias = _typing.Literal["_pending_claimers", b"_pending_claimers"]  # noqa: Y015
     _WhichOneofReturnType__resources: _TypeAlias = _typing.Literal["resources"]  # noqa: Y015
     _WhichOneofArgType__resources: _TypeAlias = _typing.Literal["_resources", b"_resources"]  # noqa: Y015
     @_typing.overload
@@ -202,6 +206,10 @@ class Worker(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_count) -> _WhichOneofReturnType__gpu_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_memory_available_bytes) -> _WhichOneofReturnType__host_memory_available_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parked_workload_count) -> _WhichOneofReturnType__parked_workload_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_claimers) -> _WhichOneofReturnType__pending_claimers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resources) -> _WhichOneofReturnType__resources | None: ...
 
@@ -225,23 +233,30 @@ class HostFacts(_message.Message):
     architecture: _builtins.str
     """Processor architecture, such as "x86_64"."""
     cpu_count: _builtins.int
-    """Logical processors."""
+    """Number of logical processors. Absent: unknown."""
     memory_total_bytes: _builtins.int
-    """Memory in bytes."""
+    """Memory in bytes. Absent: unknown."""
     def __init__(
         self,
         *,
         hostname: _builtins.str = ...,
         kernel_release: _builtins.str = ...,
         architecture: _builtins.str = ...,
-        cpu_count: _builtins.int = ...,
-        memory_total_bytes: _builtins.int = ...,
+        cpu_count: _builtins.int | None = ...,
+        memory_total_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu_count", b"_cpu_count", "_memory_total_bytes", b"_memory_total_bytes", "cpu_count", b"cpu_count", "memory_total_bytes", b"memory_total_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cpu_count", b"cpu_count", "hostname", b"hostname", "kernel_release", b"kernel_release", "memory_total_bytes", b"memory_total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu_count", b"_cpu_count", "_memory_total_bytes", b"_memory_total_bytes", "architecture", b"architecture", "cpu_count", b"cpu_count", "hostname", b"hostname", "kernel_release", b"kernel_release", "memory_total_bytes", b"memory_total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cpu_count: _TypeAlias = _typing.Literal["cpu_count"]  # noqa: Y015
+    _WhichOneofArgType__cpu_count: _TypeAlias = _typing.Literal["_cpu_count", b"_cpu_count"]  # noqa: Y015
+    _WhichOneofReturnType__memory_total_bytes: _TypeAlias = _typing.Literal["memory_total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_total_bytes: _TypeAlias = _typing.Literal["_memory_total_bytes", b"_memory_total_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu_count) -> _WhichOneofReturnType__cpu_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_total_bytes) -> _WhichOneofReturnType__memory_total_bytes | None: ...
 
 Global___HostFacts: _TypeAlias = HostFacts  # noqa: Y015
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fleasehold/local/v1/kernel.proto\x12\x12leasehold.local.v1\x1a\x1bleasehold/v1/workload.proto\"W\n\x0bKernelHello\x12$\n\x06kernel\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.Kernel\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x08\"=\n\rKernelWelcome\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x17\n\x0frestore_pending\x18\x02 \x01(\x08\"f\n\nKernelCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x30\n\x06method\x18\x02 \x01(\x0e\x32 .leasehold.local.v1.KernelMethod\x12\x15\n\rcheckpoint_id\x18\x03 \x01(\t\",\n\x0bKernelChunk\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xb2\x01\n\rKernelPayload\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12=\n\x06\x63ustom\x18\x04 \x03(\x0b\x32-.leasehold.local.v1.KernelPayload.CustomEntry\x1a-\n\x0b\x43ustomEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb3\x02\n\x0cKernelAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x11\n\x07\x66\x61ilure\x18\x02 \x01(\tH\x00\x12\x38\n\treadiness\x18\x03 \x01(\x0b\x32#.leasehold.local.v1.KernelReadinessH\x00\x12\x14\n\nsize_bytes\x18\x04 \x01(\x03H\x00\x12\x13\n\tquiescent\x18\x05 \x01(\x08H\x00\x12\x32\n\x05saved\x18\x06 \x01(\x0b\x32!.leasehold.local.v1.KernelPayloadH\x00\x12,\n\x06health\x18\x07 \x01(\x0e\x32\x1a.leasehold.v1.KernelHealthH\x00\x12.\n\x04\x64one\x18\x08 \x01(\x0b\x32\x1e.leasehold.local.v1.KernelDoneH\x00\x42\x08\n\x06result\"0\n\x0fKernelReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0c\n\nKernelDone*\x98\x02\n\x0cKernelMethod\x12\x1d\n\x19KERNEL_METHOD_UNSPECIFIED\x10\x00\x12 \n\x1cKERNEL_METHOD_CAN_CHECKPOINT\x10\x01\x12\x1f\n\x1bKERNEL_METHOD_SIZE_ESTIMATE\x10\x02\x12\x19\n\x15KERNEL_METHOD_PREPARE\x10\x03\x12\x18\n\x14KERNEL_METHOD_CANCEL\x10\x04\x12\x1e\n\x1aKERNEL_METHOD_IS_QUIESCENT\x10\x05\x12\x1c\n\x18KERNEL_METHOD_CHECKPOINT\x10\x06\x12\x19\n\x15KERNEL_METHOD_RESTORE\x10\x07\x12\x18\n\x14KERNEL_METHOD_HEALTH\x10\x08\x42Y\n\x16\x64\x65v.leasehold.local.v1P\x01Z(leasehold.dev/leasehold/local/v1;localv1\xaa\x02\x12Leasehold.Local.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fleasehold/local/v1/kernel.proto\x12\x12leasehold.local.v1\x1a\x1bleasehold/v1/workload.proto\"W\n\x0bKernelHello\x12$\n\x06kernel\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.Kernel\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x08\"=\n\rKernelWelcome\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x17\n\x0frestore_pending\x18\x02 \x01(\x08\"f\n\nKernelCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x30\n\x06method\x18\x02 \x01(\x0e\x32 .leasehold.local.v1.KernelMethod\x12\x15\n\rcheckpoint_id\x18\x03 \x01(\t\",\n\x0bKernelChunk\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xb2\x01\n\rKernelPayload\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12=\n\x06\x63ustom\x18\x04 \x03(\x0b\x32-.leasehold.local.v1.KernelPayload.CustomEntry\x1a-\n\x0b\x43ustomEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xde\x02\n\x0cKernelAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x03\x12\x11\n\x07\x66\x61ilure\x18\x02 \x01(\tH\x00\x12\x38\n\treadiness\x18\x03 \x01(\x0b\x32#.leasehold.local.v1.KernelReadinessH\x00\x12?\n\rsize_estimate\x18\x04 \x01(\x0b\x32&.leasehold.local.v1.KernelSizeEstimateH\x00\x12\x13\n\tquiescent\x18\x05 \x01(\x08H\x00\x12\x32\n\x05saved\x18\x06 \x01(\x0b\x32!.leasehold.local.v1.KernelPayloadH\x00\x12,\n\x06health\x18\x07 \x01(\x0e\x32\x1a.leasehold.v1.KernelHealthH\x00\x12.\n\x04\x64one\x18\x08 \x01(\x0b\x32\x1e.leasehold.local.v1.KernelDoneH\x00\x42\x08\n\x06result\"<\n\x12KernelSizeEstimate\x12\x17\n\nsize_bytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_size_bytes\"0\n\x0fKernelReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0c\n\nKernelDone*\x98\x02\n\x0cKernelMethod\x12\x1d\n\x19KERNEL_METHOD_UNSPECIFIED\x10\x00\x12 \n\x1cKERNEL_METHOD_CAN_CHECKPOINT\x10\x01\x12\x1f\n\x1bKERNEL_METHOD_SIZE_ESTIMATE\x10\x02\x12\x19\n\x15KERNEL_METHOD_PREPARE\x10\x03\x12\x18\n\x14KERNEL_METHOD_CANCEL\x10\x04\x12\x1e\n\x1aKERNEL_METHOD_IS_QUIESCENT\x10\x05\x12\x1c\n\x18KERNEL_METHOD_CHECKPOINT\x10\x06\x12\x19\n\x15KERNEL_METHOD_RESTORE\x10\x07\x12\x18\n\x14KERNEL_METHOD_HEALTH\x10\x08\x42Y\n\x16\x64\x65v.leasehold.local.v1P\x01Z(leasehold.dev/leasehold/local/v1;localv1\xaa\x02\x12Leasehold.Local.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\026dev.leasehold.local.v1P\001Z(leasehold.dev/leasehold/local/v1;localv1\252\002\022Leasehold.Local.V1'
   _globals['_KERNELPAYLOAD_CUSTOMENTRY']._loaded_options = None
   _globals['_KERNELPAYLOAD_CUSTOMENTRY']._serialized_options = b'8\001'
-  _globals['_KERNELMETHOD']._serialized_start=942
-  _globals['_KERNELMETHOD']._serialized_end=1222
+  _globals['_KERNELMETHOD']._serialized_start=1047
+  _globals['_KERNELMETHOD']._serialized_end=1327
   _globals['_KERNELHELLO']._serialized_start=84
   _globals['_KERNELHELLO']._serialized_end=171
   _globals['_KERNELWELCOME']._serialized_start=173
@@ -50,9 +50,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KERNELPAYLOAD_CUSTOMENTRY']._serialized_start=520
   _globals['_KERNELPAYLOAD_CUSTOMENTRY']._serialized_end=565
   _globals['_KERNELANSWER']._serialized_start=568
-  _globals['_KERNELANSWER']._serialized_end=875
-  _globals['_KERNELREADINESS']._serialized_start=877
-  _globals['_KERNELREADINESS']._serialized_end=925
-  _globals['_KERNELDONE']._serialized_start=927
-  _globals['_KERNELDONE']._serialized_end=939
+  _globals['_KERNELANSWER']._serialized_end=918
+  _globals['_KERNELSIZEESTIMATE']._serialized_start=920
+  _globals['_KERNELSIZEESTIMATE']._serialized_end=980
+  _globals['_KERNELREADINESS']._serialized_start=982
+  _globals['_KERNELREADINESS']._serialized_end=1030
+  _globals['_KERNELDONE']._serialized_start=1032
+  _globals['_KERNELDONE']._serialized_end=1044
 # @@protoc_insertion_point(module_scope)

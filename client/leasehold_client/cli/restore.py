@@ -8,7 +8,7 @@ import click
 
 from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.lookups import known_gpus
-from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, verb
+from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, hold_option, verb
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     metavar="ID",
     help="Checkpoint that a STOPPED workload starts from.  [default: its newest intact one]",
 )
+@hold_option
 @dry_run_option
 @command_options
 @verb
@@ -32,6 +33,7 @@ def restore(
     workload: str,
     to: str | None,
     checkpoint_id: str,
+    hold_id: str,
     dry_run: bool,
     options: CommandOptions,
 ) -> None:
@@ -50,10 +52,14 @@ def restore(
         uuids = resolve_list(to, gpus)
         check_host(client.workload(workload), workload, uuids, gpus)
     if dry_run:
-        plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id)
+        plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, hold_id=hold_id)
         conclude_plan(client, plan, workload, click.get_current_context().info_name or "", options)
         return
     command = client.restore(
-        workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, timeout_s=options.timeout_s
+        workload,
+        gpu_uuids=uuids,
+        checkpoint_id=checkpoint_id,
+        hold_id=hold_id,
+        timeout_s=options.timeout_s,
     )
     conclude(client, command, workload, options)

@@ -11,7 +11,7 @@ from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.eviction_options import Eviction, eviction_options
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.resource_options import helper_options, resource_options
-from leasehold_client.cli.verb import CommandOptions, command_options, verb
+from leasehold_client.cli.verb import CommandOptions, command_options, hold_option, verb
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     metavar="GPU",
     help="Use exactly this GPU: a UUID, a unique prefix of a UUID, or worker/slot; may be repeated.",
 )
+@hold_option
 @helper_options
 @eviction_options
 @click.option(
@@ -50,6 +51,7 @@ def run(
     client: Client,
     resources: Resources,
     gpu_names: Sequence[str],
+    hold_id: str,
     helper: HelperTerms | None,
     eviction: Eviction,
     worker: str,
@@ -82,6 +84,7 @@ def run(
         worker=worker,
         gpu_uuids=uuids,
         checkpoint_id=eviction.checkpoint_id,
+        hold_id=hold_id,
         timeout_s=options.timeout_s,
     )
     conclude(client, command, workload.name, options)

@@ -184,6 +184,7 @@ _CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_UNKNOWN_COMMAND: grpc.StatusCode.NOT_FOUND,
     errors_pb2.ERROR_REASON_UNKNOWN_PROCESS: grpc.StatusCode.NOT_FOUND,
     errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_UNKNOWN_HOLD: grpc.StatusCode.NOT_FOUND,
     errors_pb2.ERROR_REASON_WORKLOAD_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     errors_pb2.ERROR_REASON_ALREADY_REGISTERED: grpc.StatusCode.ALREADY_EXISTS,
     errors_pb2.ERROR_REASON_WORKLOAD_BUSY: grpc.StatusCode.ABORTED,

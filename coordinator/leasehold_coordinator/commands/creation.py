@@ -20,12 +20,13 @@ from leasehold.v1.fleet_service_pb2 import (
     ResetGpuHealthRequest,
     UncordonRequest,
 )
-from leasehold.v1.operation_pb2 import AdoptOperation, Operation
+from leasehold.v1.operation_pb2 import AdoptOperation, Operation, ReleaseHoldOperation
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
     CreateWorkloadRequest,
     DeleteCheckpointsRequest,
+    ReleaseHoldRequest,
     SuspendWorkerRequest,
     SuspendWorkerResponse,
     WorkloadRefusal,
@@ -33,6 +34,7 @@ from leasehold.v1.workload_service_pb2 import (
 
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.commands.holds import find_hold_worker, place_on_hold
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.targets import find_target
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
@@ -156,15 +158,17 @@ class CommandCreation:
         if before is not None:
             return before
         holders = await self._holders(request)
+        hold_worker_id = await place_on_hold(self._fleet, request) if request.hold_id else ""
 
         async def decide() -> Decision[tuple[Workload, Command | None]]:
-            workload = self._new_workload(request, holders)
+            workload = self._new_workload(request, holders, hold_worker_id)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
                 gpu_uuids=request.gpu_uuids,
                 checkpoint_id=request.checkpoint_id,
+                hold_id=request.hold_id,
             )
             command = self._new_command(
                 request.request_id,
@@ -188,7 +192,7 @@ class CommandCreation:
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
         """
-        if not request.checkpoint_id or request.worker or request.gpu_uuids:
+        if not request.checkpoint_id or request.worker or request.gpu_uuids or request.hold_id:
             return None
         return await find_holders(self._fleet, request.checkpoint_id)
 
@@ -232,6 +236,17 @@ class CommandCreation:
 
         return await self._decide(decide)
 
+    async def release_hold(self, request: ReleaseHoldRequest) -> Command:
+        """Creates the command that gives up a hold.
+
+        Raises:
+            FleetError: It is refused, and nothing was created.
+        """
+        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
+        check_operation(operation)
+        worker_id = await find_hold_worker(self._fleet, request.hold_id)
+        return await self._operate_worker(request, operation, worker_id)
+
     async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
         """Creates a command about a worker, its GPUs or what is on its disk.
 
@@ -242,10 +257,14 @@ class CommandCreation:
         Raises:
             FleetError: It is refused, and nothing was created.
         """
+        return await self._operate_worker(request, operation, request.worker)
 
+    async def _operate_worker(
+        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
+    ) -> Command:
         async def decide() -> Decision[Command]:
             check_operation(operation)
-            known = self._fleet.registry.find(request.worker)
+            known = self._fleet.registry.find(worker)
             worker_id = known.hello.worker_id
             self._fleet.contact(worker_id)
             uuids = {gpu.uuid for gpu in known.hello.gpus}
@@ -407,7 +426,9 @@ class CommandCreation:
             )
         return await self._fleet.find_workload(before.workload_id), before
 
-    def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
+    def _new_workload(
+        self, request: CreateWorkloadRequest, among: set[str] | None, hold_worker_id: str
+    ) -> Workload:
         spec = request.spec
         check_spec(spec)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
@@ -415,7 +436,7 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=self._new_name(request.name, workload_id),
-            worker_id=place(self._fleet, request, among).worker_id,
+            worker_id=hold_worker_id or place(self._fleet, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),

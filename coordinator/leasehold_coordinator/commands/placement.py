@@ -87,6 +87,8 @@ def _is_lent(fleet: Fleet, lease: GpuLease) -> bool:
 
 def _promised(fleet: Fleet, known: KnownWorker, command: Command) -> int:
     """Free GPUs of a worker that a command which has not ended may still take, without naming them."""
+    if command.operation.run.hold_id or command.operation.restore.hold_id:
+        return 0  # these are reserved, and not free
     settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
     return max(0, _wanted_gpus(fleet, command) - settled)
 

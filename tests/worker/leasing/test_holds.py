@@ -259,7 +259,7 @@ def test_a_held_gpu_that_is_cordoned_is_not_taken(host: Host) -> None:
     host.suspend()
     host.pool.slots.cordon(UUIDS[0], REPAIR)
     pool = host.pool
-    assert must(pool.preview(ONE, hold_id="c-suspend")) == (UUIDS[1],)  # type: ignore[arg-type]
+    assert pool.preview(ONE, hold_id="c-suspend") == (UUIDS[1],)
     assert pool.holds.usable("c-suspend", allow_foreign=False) == [UUIDS[1]]
     refused = refusal(lambda: pool.claim_gpus("new", UUIDS[:1], hold_id="c-suspend"))
     assert refused.reason == Reason.ERROR_REASON_CORDONED

@@ -244,6 +244,26 @@ def test_a_taker_may_have_free_gpus_beside_those_of_the_hold(host: Host) -> None
     }
 
 
+def test_a_hold_goes_before_free_gpus_in_lower_slots() -> None:
+    host = Host(gpus=4)
+    other = must(host.pool.try_claim("other", ONE))
+    host.pool.release(host.old)
+    host.suspend(other)
+    assert other.gpu_uuids == (UUIDS[2],)
+    assert must(host.pool.try_claim("new", ONE, hold_id="c-suspend")).gpu_uuids == (UUIDS[2],)
+
+
+async def test_what_is_kept_for_who_waits_keeps_no_gpu_of_the_hold_from_its_taker() -> None:
+    pool = GpuPool([PoolGpu(UUIDS[0], "A"), PoolGpu(UUIDS[1], "A"), PoolGpu(UUIDS[2], "B")])
+    lease = pool.claim_gpus("old", UUIDS[:2])
+    async with trio.open_nursery() as nursery:
+        await Claims(pool, nursery).add("waiter", GpuRequest(2, name="A"))
+        with pool.holds.begun_by("old", TERMS):
+            pool.release(lease)
+        assert must(pool.try_claim("new", GpuRequest(3), hold_id="c-suspend")).gpu_uuids == tuple(UUIDS[:3])
+        nursery.cancel_scope.cancel()
+
+
 async def test_free_gpus_that_wait_for_a_claim_are_not_taken_along(host: Host) -> None:
     host = Host(gpus=3)
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""EventService: what has happened."""
+"""EventService: the log of events."""
 
 from typing import final
 

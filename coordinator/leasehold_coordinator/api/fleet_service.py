@@ -39,7 +39,7 @@ from leasehold_coordinator.fleet.fleet import Fleet
 
 @final
 class FleetService(FleetServiceServicer):
-    """Serves what the registry knows, and creates commands about workers and their GPUs."""
+    """Serves workers and GPUs from the registry, and creates commands about them."""
 
     def __init__(self, fleet: Fleet, requests: CommandCreation) -> None:
         self.fleet = fleet
@@ -64,7 +64,7 @@ class FleetService(FleetServiceServicer):
                 return GetGpuResponse(gpu=gpu)
         raise FleetError(
             errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-            f"no worker that has reported has the GPU {request.uuid!r}: `leasehold get gpus` lists them",
+            f"no worker has reported the GPU {request.uuid!r}: `leasehold get gpus` lists the GPUs",
             field="uuid",
         )
 
@@ -93,7 +93,7 @@ class FleetService(FleetServiceServicer):
                 workers = self.fleet.registry.all()
                 for known in workers:
                     yield _response(self.fleet.worker(known), token)
-                for known in workers:  # made one worker at a time: hundreds may watch, and never read
+                for known in workers:  # built one worker at a time, since hundreds of watchers may never read
                     for gpu in self.fleet.gpus(known):
                         yield _response(gpu, token)
                 yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
@@ -122,7 +122,7 @@ class FleetService(FleetServiceServicer):
         return await self._requests.forget_worker(request.worker)
 
     def _some_gpus(self, workers: Sequence[KnownWorker], offset: int, limit: int) -> list[FleetGpu]:
-        """GPUs of workers that have reported, from an offset on. Those before it are not made."""
+        """GPUs of workers that have reported, from an offset on. Messages before the offset are not built."""
         found: list[FleetGpu] = []
         for known in workers:
             if len(found) >= limit:

@@ -1,4 +1,4 @@
-"""WorkloadService: the workloads, and what can be done with them."""
+"""WorkloadService: workloads, their output, their checkpoints and operations on them."""
 
 from collections.abc import AsyncIterator
 from typing import TypeAlias, final
@@ -49,6 +49,7 @@ from leasehold_coordinator.commands.checkpoint_list import list_checkpoints
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.paging import next_token, page_of
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -65,7 +66,7 @@ OperationRequest: TypeAlias = (
 
 @final
 class WorkloadService(WorkloadServiceServicer):
-    """Serves workloads from memory and store, checkpoints from the workers, and creates commands for them."""
+    """Serves workloads from memory and store, checkpoints from the workers, and creates commands."""
 
     def __init__(self, fleet: Fleet, requests: CommandCreation, plans: Plans) -> None:
         self.fleet = fleet
@@ -98,7 +99,7 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
         hub = self.fleet.workload_hub
-        # By id: meanwhile the name may pass to another workload.
+        # Subscribes by id, since the name may pass to another workload during the watch.
         wanted = await self.fleet.find_workload(request.workload) if request.workload else None
         key = wanted.workload_id if wanted is not None else None
         with hub.subscribe(key) as subscription:
@@ -187,7 +188,7 @@ class WorkloadService(WorkloadServiceServicer):
     async def _operate(
         self, request: OperationRequest, operation: Operation, workload: str = ""
     ) -> Command | None:
-        """Creates the command that is asked for; None where it was only to be validated, and may be."""
+        """Creates the requested command. None: the request asked only for validation, which succeeded."""
         generation = request.expected_generation if request.HasField("expected_generation") else None
         timeout = request.timeout if request.HasField("timeout") else None
         if not isinstance(request, StopWorkloadRequest | ReleaseWorkloadRequest) and request.validate_only:
@@ -196,7 +197,7 @@ class WorkloadService(WorkloadServiceServicer):
             )
             return None
         return await self._requests.operate(
-            request_id=request.request_id,
+            key=RequestKey.of(request.request_id, request),
             workload=workload,
             operation=operation,
             expected_generation=generation,

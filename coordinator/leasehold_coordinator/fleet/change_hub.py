@@ -1,4 +1,4 @@
-"""Changes for those who watch: each once, in order, with a revision to resume from."""
+"""Publishes changes to watchers: each change once, in order, with a revision to resume from."""
 
 import asyncio
 import time
@@ -15,31 +15,31 @@ from leasehold.v1 import errors_pb2
 from leasehold_coordinator.errors import FleetError
 
 HISTORY_LIMIT: Final = 2_000
-"""Changes that can be resumed from, kept in their wire form. A message takes five times as much memory."""
+"""Most changes kept for a resume. They are kept serialized, since a message takes five times the memory."""
 
 HISTORY_BYTES: Final = 2 * 2**20
-"""What they may have in all, as they go over the wire."""
+"""Most serialized bytes of changes kept for a resume."""
 
 BACKLOG_LIMIT: Final = 1_000
-"""Changes that may wait for one watcher; a slower one is told to start over."""
+"""Most changes that may wait for one watcher. A slower watcher must start again from a snapshot."""
 
 BACKLOG_BYTES: Final = 8 * 2**20
-"""What they may have in all, as they go over the wire."""
+"""Serialized bytes of waiting changes from which on a watcher counts as too slow."""
 
 START_OVER_INTERVAL_S: Final = 5.0
-"""Between two ends of all watches. A worker can change its GPUs a hundred times in a second."""
+"""Least time between two ends of all watches. A worker could change its GPUs a hundred times per second."""
 
 BOOKMARK_INTERVAL_S: Final = 15.0
 
 REVISION_DIGITS: Final = 19
-"""Digits that a revision may have: 64 bits."""
+"""Most digits of a revision, which has 64 bits."""
 
 Message = TypeVar("Message", bound=message.Message)
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[Message]):
-    """A message as it became, under the revision of that change, and its size."""
+    """The new state of a thing, with the revision of the change and the serialized size."""
 
     revision: int
     key: str
@@ -49,7 +49,7 @@ class Change(Generic[Message]):
 
 @dataclass(frozen=True, slots=True)
 class _Kept(Generic[Message]):
-    """A change that can be resumed from, as it goes over the wire."""
+    """A serialized change, kept for a resume."""
 
     revision: int
     key: str
@@ -59,17 +59,17 @@ class _Kept(Generic[Message]):
 
 @final
 class Subscription(Generic[Message]):
-    """The changes from one moment on."""
+    """The changes that a watcher has not read yet."""
 
     def __init__(self, key: str | None) -> None:
         self.key = key
         self._queue: asyncio.Queue[Change[Message] | None] = asyncio.Queue(BACKLOG_LIMIT + 1)
-        """The changes; None after the last."""
+        """The waiting changes, then None after the end."""
         self._waiting_bytes = 0
         self._why_ended = ""
 
     def offer(self, change: Change[Message]) -> None:
-        """Adds a change; a subscription that is full ends, and what follows the gap is not told."""
+        """Adds a change. A full subscription ends, and skips this change and all later ones."""
         if self._queue.qsize() >= BACKLOG_LIMIT:
             self.end(f"the watcher fell {BACKLOG_LIMIT} changes behind")
         elif self._waiting_bytes >= BACKLOG_BYTES:
@@ -79,16 +79,16 @@ class Subscription(Generic[Message]):
             self._queue.put_nowait(change)
 
     def end(self, why: str) -> None:
-        """Ends it after what waits. Only once."""
+        """Ends the subscription after the waiting changes. A second call has no effect."""
         if not self._why_ended:
             self._why_ended = why
             self._queue.put_nowait(None)
 
     async def changes(self) -> AsyncIterator[Change[Message] | None]:
-        """Every change; None each time that nothing has changed for a while.
+        """Every change, and None after each BOOKMARK_INTERVAL_S without a change.
 
         Raises:
-            FleetError: INVALID_TOKEN, the watcher was too slow, or what it knows can't be brought up to date.
+            FleetError: INVALID_TOKEN, the watcher was too slow, or must start again from a snapshot.
         """
         while True:
             change: Change[Message] | None = None
@@ -100,11 +100,13 @@ class Subscription(Generic[Message]):
                 is_quiet = True
             if change is None and not is_quiet:
                 raise FleetError(
-                    errors_pb2.ERROR_REASON_INVALID_TOKEN, f"{self._why_ended}: watch again, from a snapshot"
+                    errors_pb2.ERROR_REASON_INVALID_TOKEN,
+                    f"{self._why_ended}: watch again, from a snapshot",
+                    field="resume_token",
                 )
             if change is not None:
                 self._waiting_bytes -= change.size_bytes
-            yield change  # outside the timeout, which is not for what the watcher does with it
+            yield change  # outside the timeout, which must not limit the watcher's own work
 
 
 @final
@@ -112,7 +114,7 @@ class Hub(Generic[Message]):
     """Publishes the changes of one kind of thing.
 
     Args:
-        history_bytes: What may be kept of them to resume from.
+        history_bytes: Most serialized bytes of changes kept for a resume.
     """
 
     def __init__(self, history_bytes: int = HISTORY_BYTES) -> None:
@@ -122,14 +124,14 @@ class Hub(Generic[Message]):
         self._kept_bytes = 0
         self._subscriptions: set[Subscription[Message]] = set()
         self._started_over_s = -START_OVER_INTERVAL_S
-        """When all watches were ended last, by the monotonic clock of the host."""
+        """When all watches were last ended, by the monotonic clock."""
         self._why_again = ""
-        """Why all watches are to be ended again. Empty: no need."""
+        """Why all watches must end at a later tick. Empty: they need not end."""
         self.revision = 0
         """Revision of the newest change."""
 
     def publish(self, key: str, message: Message) -> None:
-        """Tells a change to everybody who watches everything or this key."""
+        """Publishes a change to the watchers of everything and of this key."""
         self.revision += 1
         record = message.SerializeToString()
         change = Change(self.revision, key, message, len(record))
@@ -142,9 +144,9 @@ class Hub(Generic[Message]):
                 subscription.offer(change)
 
     def start_over(self, why: str) -> None:
-        """Ends every watch, and lets none be resumed: something is gone, which no change can tell.
+        """Ends every watch and makes resume tokens invalid, since a change can't express a removal.
 
-        Within 5 s of the last time, the watches end later, by :meth:`tick`.
+        Within 5 s of the last call, :meth:`tick` ends the watches later.
         """
         if time.monotonic() - self._started_over_s < START_OVER_INTERVAL_S:
             self._why_again = why
@@ -157,7 +159,7 @@ class Hub(Generic[Message]):
             subscription.end(why)
 
     def tick(self) -> None:
-        """Ends every watch where that was put off."""
+        """Ends every watch if a call of :meth:`start_over` was delayed."""
         if self._why_again:
             self.start_over(self._why_again)
 
@@ -172,14 +174,14 @@ class Hub(Generic[Message]):
             self._subscriptions.discard(subscription)
 
     def token(self, revision: int) -> str:
-        """The resume token for what comes after a revision."""
+        """The resume token for the changes after a revision."""
         return f"{self._instance}.{revision}"
 
     def since(self, token: str) -> list[Change[Message]]:
         """The changes after a token.
 
         Raises:
-            FleetError: INVALID_TOKEN, it is not one of this coordinator's, or too old.
+            FleetError: INVALID_TOKEN, the token is too old or of another run of the coordinator.
         """
         instance, _, digits = token.partition(".")
         known = instance == self._instance and digits.isdecimal() and len(digits) <= REVISION_DIGITS
@@ -188,7 +190,7 @@ class Hub(Generic[Message]):
         if not oldest <= revision + 1 <= self.revision + 1:
             raise FleetError(
                 errors_pb2.ERROR_REASON_INVALID_TOKEN,
-                f"the resume token {token!r} is not of this coordinator or too old: watch from a snapshot",
+                f"the resume token {token!r} is unknown or too old: watch again, from a snapshot",
                 field="resume_token",
             )
         return [

@@ -1,7 +1,7 @@
 """The coordinator's view of the fleet: workers, workloads and open commands, in memory and in the store.
 
-What has not ended is held in memory and written through; what has ended is read from the store. Everything
-here runs on the event loop's thread, and no state changes across an await but by design.
+Unfinished workloads and commands are held in memory and written through. Ended ones are read from the store.
+Everything here runs on the event loop's thread.
 """
 
 import logging
@@ -29,7 +29,7 @@ from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.worker_registry import LOST_MIN_S, Registry
 from leasehold_coordinator.core.workload_reports import is_concluded, is_presumed, registered, reported_again
 from leasehold_coordinator.core.workload_states import is_ended
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.errors import LONG_AWAY_RETRY_S, FleetError
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
@@ -55,26 +55,29 @@ logger = logging.getLogger(__name__)
 
 GONE: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERRUPTED,
-    "its worker restarted and does not have it any more: look at its host, then run it again",
+    "the worker restarted and has lost the workload: look for its processes on the host, then run it again",
     concluded_by="coordinator",
 )
-"""The worker did not say that the workload has ended: see :func:`is_presumed`."""
+"""The error of a workload that a worker's hello lacks. The end is only presumed: see :func:`is_presumed`."""
 
 
 HISTORY_LIMIT_BYTES: Final = 8 * 2**30
-"""What a SQLite store may hold, before what has ended is deleted at any age."""
+"""Size of a SQLite store from which on ended workloads, ended commands and events are deleted at any age."""
 
 PRUNE_ROUNDS: Final = 20
-"""How many times in a row some of it is deleted."""
+"""Most deletions by which one call of :meth:`Fleet.prune` shrinks a store that is too large."""
 
 NAMED_LIMIT: Final = 8
-"""Ids that a refusal lists."""
+"""Most ids that a refusal lists."""
 
 FORGOTTEN: Final = FleetError(
     errors_pb2.ERROR_REASON_WORKER_FORGOTTEN,
-    "an operator had the coordinator forget its worker: what became of it is not known",
+    "an operator removed the worker from the records, so the outcome is unknown: look at the worker's host",
     concluded_by="coordinator",
 )
+
+LONG_AWAY: Final = ("LOST", "DISCONNECTED", "unknown")
+"""States of a worker that does not come back by itself."""
 
 SILENT: Final = (worker_pb2.WORKER_STATE_STALE, worker_pb2.WORKER_STATE_LOST)
 
@@ -90,24 +93,24 @@ class Fleet:
         """Live sessions by worker id."""
         self.workloads = LiveWorkloads()
         self.ledger = CommandLedger()
-        """Commands that have not ended."""
+        """Unfinished commands."""
         self.fleet_hub: Hub[Worker | FleetGpu] = Hub()
         self.workload_hub: Hub[Workload] = Hub()
         self.command_hub: Hub[Command] = Hub(history_bytes=0)
-        """Nobody resumes: a watch of a command begins with how it stands."""
+        """No history, since a watch of a command begins with its state and is never resumed."""
         self._recent = RecentCommands()
         self.events = Events(store)
         self.refusals = Refusals(self.events)
         self.readers: Counter[str] = Counter()
-        """How many read output of a worker, by its id."""
+        """Number of readers of output, by worker id."""
         self._published_states: dict[str, WorkerState.ValueType] = {}
         self._published_hellos: dict[str, Hello] = {}
-        """By worker: what its GPUs were when they were published last."""
+        """The hello at the last publication, by worker id. Reveals removed GPUs."""
         self._told_conditions: dict[str, Conditions] = {}
-        """By worker. What is wrong when it first reports after our start is told, also if it was before."""
+        """The published conditions, by worker id. A restart of the coordinator publishes all again."""
 
     async def load(self) -> None:
-        """Brings back what the store holds."""
+        """Loads workers, live workloads and unfinished commands from the store."""
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
         for workload in await self.store.live_workloads():
@@ -115,10 +118,11 @@ class Fleet:
         self.ledger = CommandLedger(await self.store.open_commands())
 
     async def prune(self, retention_s: float) -> None:
-        """Deletes some of the events, commands and workloads that ended that many seconds of service ago.
+        """Deletes events, ended commands and ended workloads that are older than the retention.
 
-        Of a store that is too large the oldest go at any age: a peer may fill it faster than they grow old.
-        They go from the table with the most, so that a flood of events costs no command its history.
+        Age counts only time in which the store was served. If the store is too large, the oldest rows of the
+        largest table are deleted at any age: a peer may fill the store faster than rows grow old. The choice
+        of the largest table keeps a flood of events from deleting commands.
         """
         tables = (schema.commands, schema.workloads, schema.events)
         await self.store.write(clock_row(), *(OldRows(table, retention_s) for table in tables))
@@ -126,8 +130,8 @@ class Fleet:
         if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
             return
         logger.warning(
-            "the store has %d bytes, and %d are its limit: of events and of commands and workloads that have "
-            "ended, the oldest of the most numerous are deleted",
+            "the store has %d bytes, above its limit of %d: deleting the oldest of the most numerous among "
+            "events, ended commands and ended workloads",
             used_bytes,
             HISTORY_LIMIT_BYTES,
         )
@@ -160,7 +164,7 @@ class Fleet:
         return workload_view(workload, in_contact=in_contact, seen=known.last_seen_time if known else None)
 
     def publish_worker(self, known: KnownWorker) -> None:
-        """Tells watchers of a worker and its GPUs."""
+        """Publishes a worker and its GPUs to watchers."""
         worker, gpus = self.worker(known), self.gpus(known)
         before = self._published_hellos.get(worker.worker_id)
         if known.reported and before is not known.hello:
@@ -189,7 +193,7 @@ class Fleet:
             self._told_conditions[worker_id] = told
 
     def publish_silent_workers(self) -> None:
-        """Tells watchers of workers whose state has changed by the passing of time."""
+        """Publishes workers whose state has changed only by the passing of time."""
         now = time.monotonic()
         for known in self.registry:
             worker_id, state = known.hello.worker_id, self.registry.state(known, now)
@@ -202,27 +206,27 @@ class Fleet:
                 self.fleet_hub.publish(worker_id, self.worker(known))
 
     def end_lost_sessions(self) -> None:
-        """Ends the streams of workers that are lost: gRPC answers pings also for an agent that hangs.
+        """Ends the streams of LOST workers: gRPC answers pings also for an agent that hangs.
 
-        What such a worker may be doing is not known, which is told once it has no stream.
+        Commands of a worker become UNKNOWN only once the worker has no stream.
         """
         now = time.monotonic()
         for session in self.sessions.values():
             if (known := session.known) is None or now - known.last_seen < LOST_MIN_S:
-                continue  # nearly all, twice in a second
+                continue  # the common case: this runs twice per second for each worker
             if self.registry.state(known, now) == worker_pb2.WORKER_STATE_LOST:
                 silent_s = now - known.last_seen
                 session.end(
                     session_pb2.GOODBYE_REASON_UNSPECIFIED,
                     FleetError(
                         errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-                        f"nothing came from worker {session.hello.name} for {silent_s:.0f} s: connect again",
+                        f"worker {session.hello.name} sent nothing for {silent_s:.0f} s: connect again",
                         worker=session.hello.name,
                     ),
                 )
 
     def is_current(self, session: Session) -> bool:
-        """Whether this is still its worker's session: it has neither ended nor been superseded."""
+        """Whether a session is live: neither ended nor superseded."""
         return self.sessions.get(session.hello.worker_id) is session
 
     def is_in_contact(self, worker_id: str) -> bool:
@@ -253,12 +257,13 @@ class Fleet:
         state = worker_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-            f"worker {name} is {state}: start it again, or wait until it is back",
+            f"worker {name} is {state}: start it again, or wait until it is connected",
+            retry_after_s=LONG_AWAY_RETRY_S if state in LONG_AWAY else None,
             worker=name,
         )
 
     async def save_worker(self, hello: Hello, epoch: int, robbed: Sequence[KnownWorker] = ()) -> None:
-        """Stores a worker's epoch and hello, before it is welcomed, and workers that have lost GPUs to it."""
+        """Stores a worker's epoch and hello, and the workers that lost GPUs to it."""
         others = [worker_row(known.epoch, known.hello) for known in robbed]
         await self.store.write(worker_row(epoch, hello), *others)
 
@@ -266,8 +271,8 @@ class Fleet:
         """The workload with this id, or the newest with this name.
 
         Raises:
-            FleetError: UNKNOWN_WORKLOAD; also where several that have not ended have the name, since workers
-                register what their own hosts call by it.
+            FleetError: UNKNOWN_WORKLOAD, no workload fits, or several unfinished ones have the name. Workers
+                choose names without asking the coordinator.
         """
         live = self.workloads.get(id_or_name)
         if live is None:
@@ -277,7 +282,7 @@ class Fleet:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
                     f"{len(named)} workloads that have not ended are named {id_or_name!r}: "
-                    f"name one by its id, of {', '.join(ids[:NAMED_LIMIT])}",
+                    f"give an id, one of {', '.join(ids[:NAMED_LIMIT])}",
                     field="workload",
                 )
             live = named[0] if named else None
@@ -291,7 +296,7 @@ class Fleet:
         return found
 
     async def apply_workload(self, reported: Workload, session: Session) -> None:
-        """Takes in a worker's report of a workload of its own, if it is newer than what is known.
+        """Applies a worker's report of one of its workloads, if the report is newer than the record.
 
         Raises:
             FleetError: As :meth:`apply_workloads`.
@@ -301,27 +306,27 @@ class Fleet:
     async def apply_workloads(
         self, reports: Sequence[Workload], session: Session, *, is_complete: bool = False
     ) -> None:
-        """Takes in a worker's reports of workloads of its own, those that are newer than what is known.
+        """Applies a worker's reports of its workloads, if they are newer than the records.
 
-        All of them are one write. Where the session is over, all are dropped: the next hello has them.
+        One write stores all of them. If the session is over, all are dropped: the next hello repeats them.
 
         Args:
-            reports: The workloads.
-            session: The session that they came on.
-            is_complete: They are all that the worker has: those that it lacks have failed.
+            reports: The reported workloads.
+            session: The session of the reports.
+            is_complete: The reports list all workloads of the worker. A missing workload has failed.
 
         Raises:
-            FleetError: PROTOCOL_VIOLATION, a report breaks a rule; STORAGE_UNAVAILABLE. Nothing has changed.
+            FleetError: PROTOCOL_VIOLATION, a report is invalid. STORAGE_UNAVAILABLE. Nothing has changed.
         """
         over = await self.find_ended(reports)
         if self.is_current(session):
             await self.save_workloads(self.news(reports, over, session, is_complete=is_complete))
 
     async def find_ended(self, reports: Sequence[Workload]) -> dict[str, Workload]:
-        """Those of the reported workloads that have ended as far as is known, by id.
+        """The records of reported workloads that have ended, by id.
 
         Raises:
-            FleetError: PROTOCOL_VIOLATION, a report breaks a rule; STORAGE_UNAVAILABLE.
+            FleetError: PROTOCOL_VIOLATION, a report is invalid. STORAGE_UNAVAILABLE.
         """
         for reported in reports:
             check_workload(reported)
@@ -336,16 +341,16 @@ class Fleet:
         *,
         is_complete: bool = False,
     ) -> list[Workload]:
-        """The workloads that a worker's reports change, as they are to be saved.
+        """The new records of workloads that a worker's reports change. The caller saves them.
 
         Args:
             reports: As for :meth:`apply_workloads`.
-            over: What :meth:`find_ended` found.
+            over: The result of :meth:`find_ended`.
             session: As for :meth:`apply_workloads`.
             is_complete: As for :meth:`apply_workloads`.
 
         Raises:
-            FleetError: PROTOCOL_VIOLATION, they are too many.
+            FleetError: PROTOCOL_VIOLATION, the worker has too many unfinished workloads.
         """
         worker_id, now = session.hello.worker_id, now_timestamp()
         changed: list[Workload] = []
@@ -354,18 +359,22 @@ class Fleet:
             known = self.workloads.get(reported.workload_id)
             owner = known or over.get(reported.workload_id)
             if owner is not None and owner.worker_id != worker_id:
-                logger.warning("worker %s reported %s, which is another's", worker_id, owner.workload_id)
+                logger.warning("worker %s reported %s of another worker", worker_id, owner.workload_id)
             elif known is not None:
                 if reported.status.generation > known.status.generation:
                     changed.append(reported_again(known, reported))
             elif owner is None and self._is_name_elsewhere(reported.workload_id, worker_id):
-                # An id is looked for before a name: requests for the other workload would go to this one.
-                logger.warning("worker %s reported the name %s as an id", worker_id, reported.workload_id)
+                # Requests find ids before names: a request for the other workload would reach this one.
+                logger.warning(
+                    "worker %s reported the id %s, which is the name of another worker's workload",
+                    worker_id,
+                    reported.workload_id,
+                )
             elif owner is None:
                 changed.append(registered(reported, worker_id, now))
                 new += not is_ended(reported.status.state)
             elif is_presumed(owner) and not is_presumed(reported):
-                logger.warning("workload %s is back: its worker still has it", owner.workload_id)
+                logger.warning("workload %s had not ended: its worker reported it again", owner.workload_id)
                 changed.append(reported_again(owner, reported))
         if (
             new
@@ -374,7 +383,8 @@ class Fleet:
         ):
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                f"{count} workloads that have not ended are too many for one worker: {WORKLOAD_LIMIT} fit",
+                f"{count} workloads that have not ended are too many for one worker: the limit is "
+                f"{WORKLOAD_LIMIT}",
                 field="workload",
             )
         if is_complete:
@@ -396,7 +406,7 @@ class Fleet:
         )
 
     async def save_workload(self, workload: Workload) -> None:
-        """Keeps a workload as it is now, stores it, and then tells watchers."""
+        """Updates a workload in memory, stores it, and then publishes it."""
         await self.save_workloads([workload])
 
     async def save_workloads(
@@ -406,13 +416,13 @@ class Fleet:
         rows: Sequence[Change] = (),
         worker_name: str = "",
     ) -> None:
-        """Keeps workloads as they are now, stores them by one write with all else, and then tells watchers.
+        """Updates workloads in memory, stores all arguments in one write, then publishes the changes.
 
         Args:
-            workloads: The workloads.
-            commands: Commands to store, as they are now.
-            rows: What else is stored.
-            worker_name: Of the commands' worker, where it is not known any more.
+            workloads: The new states of workloads.
+            commands: The new states of commands.
+            rows: Other rows to store.
+            worker_name: The name of the commands' worker, if the registry has forgotten the worker.
         """
         if not workloads and not commands and not rows:
             return
@@ -430,7 +440,7 @@ class Fleet:
                 events.append(event_row(event))
         try:
             await self.store.write(*rows, *map(workload_row, workloads), *map(command_row, commands), *events)
-        except FleetError:  # they are reported again, and must be news again, unless newer ones were taken in
+        except FleetError:  # undone unless a newer report was applied, so that a repeated report is new again
             for workload_id, earlier in before.items():
                 if self.workloads.get(workload_id) is live.get(workload_id):
                     self.workloads.pop(workload_id, None)
@@ -456,7 +466,7 @@ class Fleet:
         )
 
     async def find_command(self, command_id: str) -> Command | None:
-        """The command with this id as it is on disk: a step that is only under way is told to nobody."""
+        """The command with this id as last stored. A step that is not on disk yet is not shown."""
         stored = self.ledger.on_disk.get(command_id)
         found = stored.command if stored is not None else self._recent.get(command_id)
         return found if found is not None else await self.store.find_command(command_id)
@@ -464,9 +474,9 @@ class Fleet:
     async def save_command(
         self, stored: StoredCommand, rows: Sequence[Change] = (), workloads: Sequence[Workload] = ()
     ) -> None:
-        """Stores a command as it is now, together with workloads and other rows, and then tells watchers.
+        """Stores a command together with workloads and other rows, and then publishes the changes.
 
-        A workload that the command was to create and did not is FAILED by the same write.
+        If the command failed to create its workload, the same write makes the workload FAILED.
         """
         command = stored.command
         changed = {one.workload_id: one for one in workloads}
@@ -474,22 +484,22 @@ class Fleet:
         failed = is_terminal(command.state) and command.state != SUCCEEDED
         if workload is None or is_ended(workload.status.state):
             failed = False
-        elif failed and is_concluded(command.error):  # it may run
+        elif failed and is_concluded(command.error):  # the workload may run
             failed = workload.status.state == workload_pb2.WORKLOAD_STATE_PENDING
         if workload is not None and failed and creates_workload(command.operation):
             changed[workload.workload_id] = _failed(workload, command.error)
         await self.save_workloads([*changed.values()], [stored], rows)
 
     async def forget_worker(self, known: KnownWorker) -> list[str]:
-        """Forgets a worker that is not connected. What it had counts as failed, by one write.
+        """Forgets a worker that is not connected. One write makes its workloads and commands FAILED.
 
-        Where it connects again it is a new worker, and brings back those of its workloads that live.
+        If the worker connects again, it counts as a new worker, and reports its live workloads again.
 
         Returns:
-            Ids of the workloads that failed.
+            Ids of the workloads that became FAILED.
 
         Raises:
-            FleetError: WORKER_CONNECTED; or STORAGE_UNAVAILABLE, and nothing has changed.
+            FleetError: WORKER_CONNECTED or STORAGE_UNAVAILABLE. Nothing has changed.
         """
         worker_id = known.hello.worker_id
         if worker_id in self.sessions:
@@ -528,12 +538,12 @@ def _gpu_uuids(hello: Hello) -> set[str]:
 
 
 def _condition(workload: Workload) -> tuple[int, bool]:
-    """What of a workload is an event when it changes: its state, and whether it is ready."""
+    """The parts of a workload whose change is an event: its state and its readiness."""
     return workload.status.state, workload.status.HasField("ready_time")
 
 
 def _failed(workload: Workload, error: errors_pb2.Error) -> Workload:
-    """A workload that has failed now."""
+    """A copy of a workload that fails now."""
     failed = Workload()
     failed.CopyFrom(workload)
     failed.status.state = workload_pb2.WORKLOAD_STATE_FAILED

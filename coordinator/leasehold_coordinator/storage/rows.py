@@ -1,4 +1,4 @@
-"""The rows that the store writes, made of records."""
+"""Turns records into rows of the store."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from leasehold_coordinator.storage import schema
 
 @dataclass(frozen=True, slots=True)
 class StoredWorker:
-    """A worker that once connected: its epoch and its last hello, without leases and workloads."""
+    """A stored worker: its epoch and its last hello, without leases and workloads."""
 
     epoch: int
     hello: Hello
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago."""
+    """A deletion of the oldest rows, at most 500, that ended more than ``retention_s`` of service ago."""
 
     table: sa.Table
     retention_s: float
@@ -57,7 +57,7 @@ def worker_row(epoch: int, hello: Hello) -> Row:
 
 
 def clock_row() -> Row:
-    """The row that keeps for how long the store has been served."""
+    """The row with the total time in which the store was served."""
     return Row(schema.clock, {"clock_id": "served"})
 
 
@@ -84,6 +84,7 @@ def command_row(stored: StoredCommand) -> Row:
         {
             "command_id": command.command_id,
             "request_id": command.request_id or None,
+            "request_digest": stored.request_digest or None,
             "workload_id": command.workload_id,
             "worker_id": command.worker_id,
             "instance_id": stored.instance_id,

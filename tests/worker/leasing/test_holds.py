@@ -9,8 +9,8 @@ import trio
 import trio.testing
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2, lease_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
+from leasehold.worker.v1.session_pb2 import CommandSpec
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits
@@ -368,9 +368,9 @@ async def test_a_taker_goes_before_those_who_wait_for_cpu_time(host: Host) -> No
         nursery.cancel_scope.cancel()
 
 
-def suspend_command(**fields: object) -> Command:
+def suspend_command(**fields: object) -> CommandSpec:
     suspend = SuspendOperation(**fields)  # type: ignore[arg-type]  # fields by name
-    return Command(command_id="c-9", operation=Operation(suspend=suspend))
+    return CommandSpec(command_id="c-9", operation=Operation(suspend=suspend))
 
 
 def test_the_terms_are_those_of_the_command() -> None:

@@ -14,7 +14,7 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Command
+from leasehold.worker.v1.session_pb2 import CommandSpec
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.leasing.gpu_selection import GpuRequest
@@ -44,7 +44,7 @@ class HoldTerms:
     held_by: str = ""
 
     @classmethod
-    def of(cls, command: Command) -> "HoldTerms | None":
+    def of(cls, command: CommandSpec) -> "HoldTerms | None":
         """The hold that a suspend asks for. None: none.
 
         Raises:

@@ -604,14 +604,14 @@ class CommandFrame(_message.Message):
     ask: _builtins.bool
     """Report the state only. An unknown command is REJECTED (UNKNOWN_COMMAND)."""
     @_builtins.property
-    def command(self) -> _command_pb2.Command:
-        """The command, with its operation; result and error are absent."""
+    def command(self) -> Global___CommandSpec:
+        """The command."""
 
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
-        command: _command_pb2.Command | None = ...,
+        command: Global___CommandSpec | None = ...,
         cancel: _builtins.bool = ...,
         ask: _builtins.bool = ...,
     ) -> None: ...
@@ -622,6 +622,50 @@ class CommandFrame(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommandFrame: _TypeAlias = CommandFrame  # noqa: Y015
+
+@_typing.final
+class CommandSpec(_message.Message):
+    """The part of a command that its worker needs. The numbers are those of Command."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    command_id: _builtins.str
+    """Unique in the fleet."""
+    workload_id: _builtins.str
+    """The workload. Empty: the worker or its GPUs, or a remap, whose moves name all workloads."""
+    expected_generation: _builtins.int
+    """The generation that the workload must have. Absent: any."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Remaining time, from the receipt of the command. Absent: no limit."""
+
+    @_builtins.property
+    def operation(self) -> _operation_pb2.Operation:
+        """The operation."""
+
+    def __init__(
+        self,
+        *,
+        command_id: _builtins.str = ...,
+        workload_id: _builtins.str = ...,
+        expected_generation: _builtins.int | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _operation_pb2.Operation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "command_id", b"command_id", "expected_generation", b"expected_generation", "operation", b"operation", "timeout", b"timeout", "workload_id", b"workload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
+    _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_generation) -> _WhichOneofReturnType__expected_generation | None: ...
+
+Global___CommandSpec: _TypeAlias = CommandSpec  # noqa: Y015
 
 @_typing.final
 class CommandUpdate(_message.Message):

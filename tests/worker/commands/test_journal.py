@@ -501,7 +501,8 @@ def test_a_journal_of_format_3_is_taken_over(path: Path) -> None:
     assert file.contents.standings == {"GPU-1": standing}
     assert file.contents.holds == []
     now = datetime.now(UTC)
-    holds = [Hold(name, "w1", ("GPU-1",), now, now + timedelta(seconds=60), "ann") for name in ("c1", "c2")]
+    end = now + timedelta(seconds=60)
+    holds = [Hold(name, ("w1", "w2"), ("GPU-1",), now, end, "ann") for name in ("c1", "c2")]
     for hold in holds:
         file.commit(journal_file.keep_hold(hold.hold_id, hold))
     file.commit(journal_file.keep_hold("c1", None))

@@ -74,7 +74,7 @@ def test_gpus_that_a_suspend_frees_are_reserved_for_the_hold(host: Host) -> None
     pool = host.pool
     assert states(pool) == [RESERVED, RESERVED]
     (hold,) = pool.holds
-    assert (hold.hold_id, hold.workload_id, hold.held_by) == ("c-suspend", "old", "ann")
+    assert (hold.hold_id, hold.workload_ids, hold.held_by) == ("c-suspend", ("old",), "ann")
     assert set(hold.gpu_uuids) == set(UUIDS[:2])
     assert hold.expire_time - hold.create_time == timedelta(seconds=60)
     assert host.kept == {"c-suspend": hold}

@@ -97,7 +97,7 @@ def test_a_waiting_exec_does_not_overtake_the_caller(
     assert outcome.result.hold_id == "park"
     assert len(outcome.result.released_gpu_uuids) == 2
     for gpu in pool_is(session, RESERVED, RESERVED):
-        assert (gpu.hold.hold_id, gpu.hold.workload_id, gpu.hold.held_by) == ("park", "w1", "ann")
+        assert (gpu.hold.hold_id, list(gpu.hold.workload_ids), gpu.hold.held_by) == ("park", ["w1"], "ann")
         assert gpu.hold.expire_time.ToSeconds() - gpu.hold.create_time.ToSeconds() == 300
     refused = session.run("other", "w9", run=counter_run("nine"))
     assert refused.error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU

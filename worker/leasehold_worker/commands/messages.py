@@ -44,6 +44,7 @@ def result_message(
         checkpoint_id=progress.checkpoint_id or None,
         disk_bytes=progress.disk_bytes or None,
         hold_id=progress.hold_id or None,
+        preempted_workload_ids=progress.preempted_workload_ids,
     )
 
 

@@ -61,7 +61,9 @@ REASONS_OF_REFUSAL: Final = frozenset(
 )
 """Reasons that mean REJECTED as long as no driver call has changed a process: nothing was begun."""
 
-BEGUN: Final = frozenset({"hooks", "save", "image", "resume", "start", "load", "terminate", "kill"})
+BEGUN: Final = frozenset(
+    {"preempt", "hooks", "save", "image", "resume", "start", "load", "terminate", "kill"}
+)
 """Phases that change a workload without the driver."""
 
 

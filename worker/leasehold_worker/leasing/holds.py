@@ -25,6 +25,9 @@ from leasehold_worker.timestamps import seconds
 HOLD_LIMIT_S: Final = 600.0
 """Longest time of a hold."""
 
+PREEMPT_LIMIT_S: Final = 7 * 86_400.0
+"""Longest time of a hold between the suspends and the start of a command that preempts: that of a command."""
+
 HELD_BY_LIMIT: Final = 256
 """Characters of the name of a hold's owner."""
 
@@ -34,7 +37,7 @@ class HoldTerms:
     """The hold that a suspend asks for.
 
     Attributes:
-        hold_id: Its id, which is that of the command.
+        hold_id: Its id, which is that of the command, or of the command that preempts.
         hold_s: Its duration.
         held_by: Name of its owner, for people.
     """
@@ -51,6 +54,8 @@ class HoldTerms:
             OperationError: INVALID_ARGUMENT.
         """
         suspend = command.operation.suspend
+        if suspend.hold_id:
+            return cls(suspend.hold_id, PREEMPT_LIMIT_S)
         if not suspend.HasField("hold_for"):
             return None
         hold_s = seconds(suspend.hold_for)
@@ -151,34 +156,56 @@ class Holds:
         self._require_idle(hold_id)
         self._takers[workload_id] = hold_id
 
+    def prepare_taking(self, workload_id: str, hold_id: str) -> None:
+        """As :meth:`begin_taking`, of a hold that may not exist yet, or that is taken."""
+        self._takers[workload_id] = hold_id
+
     def settle(self, workload_id: str, *, done: bool) -> None:
         """Ends the operation of a workload that begins or takes a hold. Without one, nothing happens.
 
         Args:
             workload_id: The workload.
             done: Whether the operation succeeded. Then a hold that it took ends; otherwise one that it began.
+                A hold of several suspended workloads continues for the others if one of them took it, or
+                failed to begin it.
         """
         terms, hold_id = self._terms.pop(workload_id, None), self._takers.pop(workload_id, None)
-        if terms is not None and not done:
-            self._end(terms.hold_id)
+        if terms is not None and not done and workload_id in self.suspended(terms.hold_id):
+            self._leave(workload_id, terms.hold_id)
         if hold_id is not None:
             if done or not self._slots_of(hold_id):
-                self._end(hold_id)
-            else:
-                self._changed.set()  # its time counts again
+                self._leave(workload_id, hold_id)
+            self._changed.set()  # its time counts again
+
+    def _leave(self, workload_id: str, hold_id: str) -> None:
+        """Ends a hold, unless the workload is one of several that were suspended for it."""
+        hold = self._holds.get(hold_id)
+        if hold is None:
+            return
+        others = tuple(suspended for suspended in hold.workload_ids if suspended != workload_id)
+        if others and others != hold.workload_ids:
+            self._put(replace(hold, workload_ids=others), ())
+        else:
+            self._end(hold_id)
 
     def absorb(self, workload_id: str, gpu_uuids: Collection[str]) -> list[str]:
         """Puts GPUs that a workload releases under its hold, and returns the others."""
         terms, hold_id = self._terms.get(workload_id), self._takers.get(workload_id)
         if terms is not None and gpu_uuids:
-            hold = self._holds.get(terms.hold_id) or self._begin(workload_id, terms)
-            self._put(replace(hold, gpu_uuids=(*hold.gpu_uuids, *gpu_uuids)), gpu_uuids)
+            hold = self._holds.get(terms.hold_id) or self._begin(terms)
+            suspended = tuple(dict.fromkeys((*hold.workload_ids, workload_id)))
+            gpus = (*hold.gpu_uuids, *gpu_uuids)
+            self._put(replace(hold, workload_ids=suspended, gpu_uuids=gpus), gpu_uuids)
             return []
-        if hold_id is not None:
+        if hold_id is not None and hold_id in self._holds:
             hold = self._holds[hold_id]
             self._put(hold, [gpu_uuid for gpu_uuid in gpu_uuids if gpu_uuid in hold.gpu_uuids])
             return [gpu_uuid for gpu_uuid in gpu_uuids if gpu_uuid not in hold.gpu_uuids]
         return list(gpu_uuids)
+
+    def suspended(self, hold_id: str) -> tuple[str, ...]:
+        """The workloads that were suspended for a hold. Empty: there is no such hold."""
+        return self._holds[hold_id].workload_ids if hold_id in self._holds else ()
 
     def gpus_of(self, hold_id: str) -> frozenset[str]:
         """The GPUs that are under a hold now. Empty id: none.
@@ -238,7 +265,7 @@ class Holds:
         """
         whole_s = (hold.expire_time - hold.create_time).total_seconds()
         left_s = (hold.expire_time - datetime.now(UTC)).total_seconds()
-        self._deadlines[hold.hold_id] = self._clock() + min(max(0.0, left_s), whole_s, HOLD_LIMIT_S)
+        self._deadlines[hold.hold_id] = self._clock() + min(max(0.0, left_s), whole_s)
         unleased = self._slots.unleased()
         self._put(hold, [gpu_uuid for gpu_uuid in hold.gpu_uuids if gpu_uuid in unleased])
 
@@ -260,11 +287,11 @@ class Holds:
             with trio.move_on_after(max(0.0, min(idle, default=float("inf")) - self._clock())):
                 await self._changed.wait()
 
-    def _begin(self, workload_id: str, terms: HoldTerms) -> Hold:
+    def _begin(self, terms: HoldTerms) -> Hold:
         now = datetime.now(UTC)
         self._deadlines[terms.hold_id] = self._clock() + terms.hold_s
         expire_time = now + timedelta(seconds=terms.hold_s)
-        return Hold(terms.hold_id, workload_id, (), now, expire_time, terms.held_by)
+        return Hold(terms.hold_id, (), (), now, expire_time, terms.held_by)
 
     def _put(self, hold: Hold, gpu_uuids: Collection[str]) -> None:
         self._holds[hold.hold_id] = hold

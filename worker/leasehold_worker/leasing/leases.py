@@ -47,8 +47,8 @@ class Hold:
     """GPUs that a suspend has freed, reserved for the operation that names the hold.
 
     Attributes:
-        hold_id: The id of the suspend's command.
-        workload_id: The suspended workload.
+        hold_id: The id of the suspend's command, or of the command that preempts.
+        workload_ids: The suspended workloads.
         gpu_uuids: The freed GPUs.
         create_time: Time of their release.
         expire_time: Time at which the GPUs become free.
@@ -56,7 +56,7 @@ class Hold:
     """
 
     hold_id: str
-    workload_id: str
+    workload_ids: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
     create_time: datetime
     expire_time: datetime

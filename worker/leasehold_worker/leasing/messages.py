@@ -67,7 +67,7 @@ def _hold_message(record: Hold | None) -> lease_pb2.Hold | None:
         return None
     return lease_pb2.Hold(
         hold_id=record.hold_id,
-        workload_id=record.workload_id,
+        workload_ids=record.workload_ids,
         held_by=record.held_by,
         create_time=timestamp(record.create_time),
         expire_time=timestamp(record.expire_time),

@@ -30,6 +30,7 @@ from leasehold_worker.operations.adoption import Adoption
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
+from leasehold_worker.operations.placement import Placement, taking
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
 from leasehold_worker.operations.strategy import Strategy
 from leasehold_worker.operations.termination import Termination
@@ -90,6 +91,7 @@ class Operations:
         self._workloads = workloads
         self._acquisition = acquisition
         self._holds = holds
+        self._placement = Placement(holds)
         self._nursery = nursery
         self._cuda_suspend = cuda_suspend
         self._keep_running = keep_running
@@ -118,8 +120,9 @@ class Operations:
         workload_id, operation = command.workload_id, command.operation
         match operation.WhichOneof("kind"):
             case "run":
-                with self._holds.taken_by(workload_id, operation.run.hold_id):
-                    await self.run(workload_id, operation.run, progress)
+                run = operation.run
+                async with self._placement.room_for(command, run.hold_id, progress, carry_out) as hold_id:
+                    await self.run(workload_id, taking(run, hold_id), progress)
             case "suspend":
                 with self._holds.begun_by(workload_id, HoldTerms.of(command)):
                     await self.suspend(workload_id, operation.suspend, progress, carry_out)
@@ -127,8 +130,9 @@ class Operations:
                 self._durations.learn(workload_id, progress.policy, Way.DOWN, progress)
             case "restore":
                 parked = self._workloads.get(workload_id).parked
-                with self._holds.taken_by(workload_id, operation.restore.hold_id):
-                    await self.restore(workload_id, operation.restore, progress)
+                restore = operation.restore
+                async with self._placement.room_for(command, restore.hold_id, progress, carry_out) as hold_id:
+                    await self.restore(workload_id, taking(restore, hold_id), progress)
                 self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, progress)
             case "remap":
                 await self.remap(operation.remap, progress)

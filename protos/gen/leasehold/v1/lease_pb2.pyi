@@ -217,16 +217,18 @@ class Hold(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HOLD_ID_FIELD_NUMBER: _builtins.int
-    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_IDS_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     hold_id: _builtins.str
     """Id of the command that suspended. Unique in the fleet."""
-    workload_id: _builtins.str
-    """Id of the workload that was suspended."""
     held_by: _builtins.str
     """Who holds them, as the suspend said. Empty: it did not."""
+    @_builtins.property
+    def workload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the workloads that were suspended: one, unless a run or a restore preempts several."""
+
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the GPUs were freed."""
@@ -239,14 +241,14 @@ class Hold(_message.Message):
         self,
         *,
         hold_id: _builtins.str = ...,
-        workload_id: _builtins.str = ...,
+        workload_ids: _abc.Iterable[_builtins.str] | None = ...,
         held_by: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "held_by", b"held_by", "hold_id", b"hold_id", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "held_by", b"held_by", "hold_id", b"hold_id", "workload_ids", b"workload_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

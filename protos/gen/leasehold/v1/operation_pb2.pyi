@@ -132,6 +132,7 @@ class RunOperation(_message.Message):
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     HOLD_ID_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name and spec; its id is the command's workload_id."""
     checkpoint_id: _builtins.str
@@ -148,6 +149,13 @@ class RunOperation(_message.Message):
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """GPUs to take. Empty: those that the pool gives."""
 
+    @_builtins.property
+    def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workloads of the same worker that are suspended first, in this order and by the policies of their specs. Nobody
+        else gets their GPUs meanwhile. If a suspend or the start fails, they are restored on their GPUs. Not with
+        hold_id.
+        """
+
     def __init__(
         self,
         *,
@@ -156,10 +164,11 @@ class RunOperation(_message.Message):
         gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
         checkpoint_id: _builtins.str = ...,
         hold_id: _builtins.str = ...,
+        preempt: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "name", b"name", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "name", b"name", "preempt", b"preempt", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,12 +186,15 @@ class SuspendOperation(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     HOLD_FOR_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
     gives_way: _builtins.bool
     """The workload is a helper that gives way to others: its worker wakes it once GPUs are spare."""
     force: _builtins.bool
     """Also where the policy frees nothing, or loses what the workload has computed."""
     held_by: _builtins.str
     """Who holds them, for people, in 256 characters at most. Only with hold_for."""
+    hold_id: _builtins.str
+    """The hold that the GPUs join. A worker sets it for the suspends of a preempt; clients can't."""
     @_builtins.property
     def policy(self) -> _eviction_pb2.EvictionPolicy:
         """How. Absent: as its spec says."""
@@ -206,10 +218,11 @@ class SuspendOperation(_message.Message):
         force: _builtins.bool = ...,
         hold_for: _duration_pb2.Duration | None = ...,
         held_by: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_hold_for", b"_hold_for", "_policy", b"_policy", "hold_for", b"hold_for", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hold_for", b"_hold_for", "_policy", b"_policy", "force", b"force", "gives_way", b"gives_way", "held_by", b"held_by", "hold_for", b"hold_for", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hold_for", b"_hold_for", "_policy", b"_policy", "force", b"force", "gives_way", b"gives_way", "held_by", b"held_by", "hold_for", b"hold_for", "hold_id", b"hold_id", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__hold_for: _TypeAlias = _typing.Literal["hold_for"]  # noqa: Y015
     _WhichOneofArgType__hold_for: _TypeAlias = _typing.Literal["_hold_for", b"_hold_for"]  # noqa: Y015
@@ -232,6 +245,7 @@ class RestoreOperation(_message.Message):
     PAIRS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     HOLD_ID_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     """Checkpoint of its application that a stopped workload begins with. Empty: the newest that is whole."""
     hold_id: _builtins.str
@@ -244,6 +258,10 @@ class RestoreOperation(_message.Message):
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.GpuPair]:
         """Pairs instead of gpu_uuids. They may be partial: the worker completes them."""
 
+    @_builtins.property
+    def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workloads that are suspended first, as of a run."""
+
     def __init__(
         self,
         *,
@@ -251,10 +269,11 @@ class RestoreOperation(_message.Message):
         pairs: _abc.Iterable[_gpu_pb2.GpuPair] | None = ...,
         checkpoint_id: _builtins.str = ...,
         hold_id: _builtins.str = ...,
+        preempt: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "pairs", b"pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "pairs", b"pairs", "preempt", b"preempt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

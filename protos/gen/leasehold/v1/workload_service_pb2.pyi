@@ -41,6 +41,7 @@ class CreateWorkloadRequest(_message.Message):
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     HOLD_ID_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent: a repeated id is answered with what it created. Empty: not idempotent."""
     name: _builtins.str
@@ -65,6 +66,10 @@ class CreateWorkloadRequest(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """How long the start may wait and take. Absent: 60 s."""
 
+    @_builtins.property
+    def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workloads to suspend first, by id or name, as RunOperation says; the worker is theirs. 256 at most."""
+
     def __init__(
         self,
         *,
@@ -77,10 +82,11 @@ class CreateWorkloadRequest(_message.Message):
         validate_only: _builtins.bool = ...,
         checkpoint_id: _builtins.str = ...,
         hold_id: _builtins.str = ...,
+        preempt: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "name", b"name", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "name", b"name", "preempt", b"preempt", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,10 +53,12 @@ def suspend_operation(
 
 
 def restore_operation(
-    gpu_uuids: Sequence[str], checkpoint_id: str, hold_id: str = ""
+    gpu_uuids: Sequence[str], checkpoint_id: str, hold_id: str = "", preempt: Sequence[str] = ()
 ) -> operation_pb2.RestoreOperation:
     """Builds a restore. Empty: the worker chooses the GPUs and the checkpoint, and takes no hold."""
-    return operation_pb2.RestoreOperation(gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id, hold_id=hold_id)
+    return operation_pb2.RestoreOperation(
+        gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id, hold_id=hold_id, preempt=preempt
+    )
 
 
 def remap_operation(moves: Moves, lock_timeout_s: float | None) -> operation_pb2.RemapOperation:

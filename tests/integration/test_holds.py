@@ -52,3 +52,26 @@ def test_a_hold_is_taken_at_once_and_by_a_restore_too(fleet: Fleet) -> None:
     fleet.refuse("release", "--hold", parked.result.hold_id, code=1, match="UNKNOWN_HOLD")
     fleet.refuse("release", "--hold", "c-nobody", code=1, match="UNKNOWN_HOLD")
     fleet.refuse("suspend", "old", "--hold-for", "11m", code=2, match="600")
+
+
+def test_a_run_and_a_restore_preempt(fleet: Fleet, alpha: LocalHost) -> None:
+    fleet.run_counter("one", gpus=2)
+    fleet.run_counter("two", gpus=2)
+    waiting = alpha.exec("--name", "waiter", "--gpus", "4", "--", "sh", "-c", "echo holding; exec sleep 1000")
+    alpha.wait_line(waiting, "waiting", "err")
+    text = fleet.cli("run", "--name", "big", "--gpus", "4", "--preempt", "one,two", *COUNTING).stdout
+    assert "  suspended w-" in text
+    fleet.wait_counting("big")
+    fleet.wait(lambda: fleet.leases() == {f"alpha/{slot}": "big" for slot in range(4)})
+    fleet.refuse("restore", "one", "--preempt", "nobody", code=1, match="UNKNOWN_WORKLOAD")
+    fleet.refuse("restore", "one", "--preempt", "one", code=1, match="can't preempt itself|RUNNING")
+    fleet.refuse("restore", "one", "--preempt", "big,big", code=1, match="named twice")
+    fleet.cli("restore", "one", "--preempt", "big")
+    fleet.wait_counting("one")
+    fleet.wait(lambda: fleet.leases() == {"alpha/0": "one", "alpha/1": "one"})
+    wrong = ("run", "--name", "wrong", "--gpus", "2", "--preempt", "one", "--", "/no/such/program")
+    done = fleet.cli(*wrong, code=1)
+    assert "SPAWN_FAILED" in done.stderr
+    assert "was suspended, and restored after the failure" in done.stderr
+    fleet.wait_counting("one")
+    assert fleet.leases() == {"alpha/0": "one", "alpha/1": "one"}

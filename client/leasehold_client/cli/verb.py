@@ -92,9 +92,20 @@ hold_option = click.option(
     metavar="ID",
     help="Take the GPUs of this hold, which `suspend --hold-for` printed.",
 )
+preempt_option = click.option(
+    "--preempt",
+    default="",
+    metavar="WORKLOAD,...",
+    help="Suspend these workloads first, and restore them if the start fails.",
+)
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show the plan and its refusals; change nothing."
 )
+
+
+def workload_list(text: str) -> list[str]:
+    """The names or ids of an option, separated by commas."""
+    return [name for name in text.split(",") if name]
 
 
 @dataclass(frozen=True, slots=True)

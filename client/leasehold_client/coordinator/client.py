@@ -47,6 +47,7 @@ class Client(Reader):
         gpu_uuids: Sequence[str] = (),
         checkpoint_id: str = "",
         hold_id: str = "",
+        preempt: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> tuple[Workload, Command]:
         """Creates a workload and the command that starts the workload.
@@ -58,7 +59,9 @@ class Client(Reader):
             gpu_uuids: Exactly these GPUs. Empty: any that satisfy the spec.
             checkpoint_id: Checkpoint that the application starts from. Empty: none.
             hold_id: Hold whose GPUs it takes before free ones, on the worker of the hold. Empty: none.
-            timeout_s: Longest time in the queue and in execution. None: 60 s.
+            preempt: Ids or names of workloads to suspend first, in order. If a suspend or the start fails,
+                they are restored on their GPUs. ``result.preempted_workload_ids`` names those suspended now.
+            timeout_s: Longest time in the queue and in execution. None: 60 s, or 10 min with ``preempt``.
         """
         request = workload_service_pb2.CreateWorkloadRequest(
             name=name,
@@ -67,6 +70,7 @@ class Client(Reader):
             gpu_uuids=gpu_uuids,
             checkpoint_id=checkpoint_id,
             hold_id=hold_id,
+            preempt=preempt,
             timeout=duration(timeout_s),
         )
         call_timeout_s = CHECKPOINTS_TIMEOUT_S if checkpoint_id else CALL_TIMEOUT_S
@@ -143,6 +147,7 @@ class Client(Reader):
         gpu_uuids: Sequence[str] = (),
         checkpoint_id: str = "",
         hold_id: str = "",
+        preempt: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> Command:
         """Restores a suspended workload, whatever its policy was.
@@ -152,11 +157,12 @@ class Client(Reader):
             gpu_uuids: Its GPUs, in its own order. Empty: its former GPUs if they are free, else others.
             checkpoint_id: Checkpoint that a STOPPED workload starts from. Empty: its newest intact one.
             hold_id: Hold whose GPUs it takes before free ones. Empty: none.
+            preempt: Workloads to suspend first, as of :meth:`run`.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = workload_service_pb2.RestoreWorkloadRequest(
             workload=workload,
-            operation=restore_operation(gpu_uuids, checkpoint_id, hold_id),
+            operation=restore_operation(gpu_uuids, checkpoint_id, hold_id, preempt),
             timeout=duration(timeout_s),
         )
         return self._create(self._workloads.RestoreWorkload, request).command

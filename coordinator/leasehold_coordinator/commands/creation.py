@@ -30,7 +30,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import find_hold_worker, place_on_hold
+from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.request_keys import RequestKey
@@ -84,23 +84,26 @@ class CommandCreation:
         if before is not None:
             return before
         holders = await self._holders(request)
-        hold_worker_id = await place_on_hold(self._fleet, request) if request.hold_id else ""
 
         async def decide() -> Decision[tuple[Workload, Command | None]]:
-            workload = self._new_workload(request, holders, hold_worker_id)
-            self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
+            room = await find_room(self._fleet, request)
+            workload = self._new_workload(request, holders, room)
+            ids = [workload.workload_id, *room.preempted_ids]
+            self._dispatcher.check_room(workload.worker_id, ids)
             run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
                 gpu_uuids=request.gpu_uuids,
                 checkpoint_id=request.checkpoint_id,
                 hold_id=request.hold_id,
+                preempt=room.preempted_ids,
             )
+            default_s = LONG_TIMEOUT_S if room.preempted_ids else SHORT_TIMEOUT_S
             command = new_command(
                 request.request_id,
                 workload.worker_id,
                 Operation(run=run),
-                request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
+                request.timeout if request.HasField("timeout") else duration(default_s),
                 workload.workload_id,
             )
             if request.validate_only:
@@ -118,7 +121,8 @@ class CommandCreation:
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
         """
-        if not request.checkpoint_id or request.worker or request.gpu_uuids or request.hold_id:
+        named = request.worker or request.gpu_uuids or request.hold_id or request.preempt
+        if not request.checkpoint_id or named:
             return None
         return await find_holders(self._fleet, request.checkpoint_id)
 
@@ -259,7 +263,7 @@ class CommandCreation:
 
         async def decide() -> Decision[Command]:
             target = await find_target(self._fleet, workload, operation)
-            check_one_worker(target.workloads)
+            check_one_worker([*target.workloads, *target.preempted])
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
@@ -354,9 +358,7 @@ class CommandCreation:
         before = await self._repeated(key)
         return (await self._fleet.find_workload(before.workload_id), before) if before is not None else None
 
-    def _new_workload(
-        self, request: CreateWorkloadRequest, among: set[str] | None, hold_worker_id: str
-    ) -> Workload:
+    def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None, room: Room) -> Workload:
         spec = request.spec
         check_spec(spec)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
@@ -364,7 +366,7 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
-            worker_id=hold_worker_id or place(self._fleet, request, among).worker_id,
+            worker_id=room.worker_id or place(self._fleet, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),

@@ -35,6 +35,9 @@ COMMAND_LIMIT_BYTES: Final = 196_608
 PID_LIMIT: Final = 2**22
 """The highest pid of Linux."""
 
+PREEMPT_LIMIT: Final = 256
+"""Most workloads that a run or a restore preempts: a host has no more GPUs."""
+
 HOLD_LIMIT_S: Final = 600
 """The longest time for which a suspend may hold GPUs."""
 
@@ -48,9 +51,10 @@ RELEASABLE: Final = frozenset(
 
 
 def workload_ids(command: Command) -> list[str]:
-    """Ids of a command's workloads. A remap may have several, and a cordon has none."""
-    moves = command.operation.remap.moves
-    ids = dict.fromkeys([command.workload_id, *(move.workload_id for move in moves)])
+    """Ids of a command's workloads, preempted ones included. A remap may have several; a cordon has none."""
+    operation = command.operation
+    moved = (move.workload_id for move in operation.remap.moves)
+    ids = dict.fromkeys([command.workload_id, *moved, *operation.run.preempt, *operation.restore.preempt])
     return [workload_id for workload_id in ids if workload_id]
 
 
@@ -103,6 +107,7 @@ def check_operation(operation: Operation) -> None:
         case "restore":
             check_gpu_list("operation.gpu_uuids", operation.restore.gpu_uuids)
             check_gpu_list("operation.pairs", operation.restore.pairs)
+            check_preempt("operation.preempt", operation.restore.preempt, operation.restore.hold_id)
         case "remap":
             _check_moves(operation)
             if operation.remap.HasField("lock_timeout"):
@@ -144,6 +149,8 @@ def check_hold(suspend: SuspendOperation) -> None:
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
     """
+    if suspend.hold_id:
+        raise invalid("operation.hold_id", "only a worker sets hold_id of a suspend: leave it empty")
     if not suspend.HasField("hold_for"):
         if suspend.held_by:
             raise invalid("operation.held_by", "held_by is given without hold_for: give both, or neither")
@@ -156,6 +163,20 @@ def check_hold(suspend: SuspendOperation) -> None:
         )
     if suspend.held_by:
         check_text("operation.held_by", suspend.held_by, "say who holds the GPUs, or leave it out")
+
+
+def check_preempt(field: str, preempt: Sequence[str], hold_id: str) -> None:
+    """Refuses too many workloads to preempt, and a hold beside them.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if preempt and hold_id:
+        raise invalid(field, "hold_id and preempt exclude each other: give one of them")
+    if len(preempt) > PREEMPT_LIMIT:
+        raise invalid(
+            field, f"{len(preempt)} workloads are too many to preempt: the limit is {PREEMPT_LIMIT}"
+        )
 
 
 def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: str) -> None:

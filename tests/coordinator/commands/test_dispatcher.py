@@ -30,6 +30,7 @@ from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Change
 
 from tests.coordinator.bench import FULL, Bench, on_bench, workload
+from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
@@ -38,6 +39,10 @@ RUNNING, SUSPENDED, EXITED = (
     workload_pb2.WORKLOAD_STATE_SUSPENDED,
     workload_pb2.WORKLOAD_STATE_EXITED,
 )
+
+
+def tick_of(bench: Bench) -> server.Parts:
+    return (*server._watches(bench.fleet), *server._writes(bench.fleet, bench.dispatcher))
 
 
 def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it_comes_again(
@@ -308,13 +313,12 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
         session.known.last_seen = -1e9
         with pytest.MonkeyPatch.context() as monkeypatch, bench.fleet.fleet_hub.subscribe() as watcher:
             bench.fail_writes(monkeypatch, times=1)
-            await server._tick_once(bench.fleet, bench.dispatcher)
+            await server._tick_once(tick_of(bench))
             change = await anext(watcher.changes())
         assert change is not None
         assert isinstance(change.message, Worker)
         assert change.message.state == WORKER_STATE_LOST
-        told = await bench.store.list_events(worker_id="worker-alpha", workload_id=None, offset=0, size=9)
-        assert told.items
+        assert await all_events(bench.store, "worker-alpha")
 
     on_bench(tmp_path, scenario)
 
@@ -325,15 +329,15 @@ def test_the_stream_of_a_worker_that_hangs_is_ended_and_its_commands_are_unknown
         await bench.service._welcome(session)
         await bench.send()
         assert session.known is not None
-        await server._tick_once(bench.fleet, bench.dispatcher)
+        await server._tick_once(tick_of(bench))
         assert not session.ended.done()
         session.known.last_seen = -1e9
-        await server._tick_once(bench.fleet, bench.dispatcher)
+        await server._tick_once(tick_of(bench))
         assert session.ended.done()
         goodbye = bench.sent(session)[-1].goodbye
         assert "worker alpha sent nothing" in goodbye.error.message
         bench.service._forget(session)
-        await server._tick_once(bench.fleet, bench.dispatcher)
+        await server._tick_once(tick_of(bench))
         assert (await bench.stored()).state == command_states.UNKNOWN
 
     on_bench(tmp_path, scenario)

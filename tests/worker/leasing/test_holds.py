@@ -354,7 +354,7 @@ async def test_holds_end_by_themselves(autojump_clock: trio.testing.MockClock) -
 
 async def test_a_taker_goes_before_those_who_wait_for_cpu_time(host: Host) -> None:
     limits, space = HostLimits(1000, 2**30), DiskSpace(2**30, 2**30)
-    resources = Resources(host.pool, HostReservations(limits, lambda: space))
+    resources = Resources(host.pool, HostReservations(limits, lambda: space, lambda: 0, host.pool.note_host))
     cpu = HostRequest(cpu_millicores=1000)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(resources.claim, "waiter", AllocRequest(TWO, cpu))

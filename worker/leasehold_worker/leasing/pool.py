@@ -20,7 +20,7 @@ from leasehold_worker.leasing.claim_queue import ClaimQueue, Kept, Waiter, kept_
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.holds import Holds
 from leasehold_worker.leasing.host_reservations import NOTHING, HostRequest
-from leasehold_worker.leasing.leases import Hold, Lease, LeaseId, LeaseSnapshot, Standing
+from leasehold_worker.leasing.leases import Hold, Lease, LeaseId, Standing
 from leasehold_worker.leasing.refusals import cordoned, not_enough, not_free
 from leasehold_worker.leasing.slots import GpuSlots
 
@@ -51,17 +51,12 @@ class GpuPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = GpuSlots(gpus, keep, self.serve)
-        """The GPUs, with their cordons and health verdicts."""
+        """The GPUs: their leases for reading, their cordons, health verdicts and foreign processes."""
         self.holds = Holds(self.slots, self.serve, keep_hold, clock)
         """GPUs that suspends have freed for their callers."""
         self._leases: dict[LeaseId, Lease] = {}
         self._queue = ClaimQueue[Lease]()
         self._last_token = start_number << TOKEN_BITS
-
-    @property
-    def capacity(self) -> int:
-        """Number of GPUs."""
-        return len(self.slots.gpus)
 
     @property
     def pending_claimers(self) -> int:
@@ -72,18 +67,6 @@ class GpuPool:
     def waiting(self) -> tuple[Waiter[Lease], ...]:
         """The waiting claims, preemptible ones included, in queue order."""
         return tuple(self._queue)
-
-    def snapshot_leases(self) -> LeaseSnapshot:
-        """The current slots."""
-        return self.slots.snapshot()
-
-    async def wait_changed(self) -> None:
-        """Waits for the next change of a slot, or of the queue."""
-        await self.slots.wait_changed()
-
-    def note_change(self) -> None:
-        """Notifies the tasks that wait for a change."""
-        self.slots.note_change()
 
     async def claim(
         self,
@@ -113,7 +96,7 @@ class GpuPool:
         Raises:
             OperationError: NO_FREE_GPU, the pool can never grant the request.
         """
-        if not self.capacity:
+        if not self.slots.gpus:
             await trio.lowlevel.checkpoint()
             return None
         self.slots.check_possible(request)
@@ -127,7 +110,7 @@ class GpuPool:
             take_host=take_host,
             since=datetime.now(UTC),
         )
-        self.note_change()
+        self.slots.note_change()
         self.serve()
         try:
             await waiter.granted.wait()
@@ -136,7 +119,7 @@ class GpuPool:
                 self.release(waiter.lease)
             else:
                 self._queue.remove(waiter)
-                self.note_change()
+                self.slots.note_change()
                 self.serve()
             raise
         return waiter.lease
@@ -164,15 +147,15 @@ class GpuPool:
         Raises:
             OperationError: NO_FREE_GPU, the pool can never grant the request; UNKNOWN_HOLD.
         """
-        if not self.capacity:
+        if not self.slots.gpus:
             return None
         self.slots.check_possible(request)
         kept = self._kept(self._queue.ahead_of(priority, helper=False)).gpu_uuids
         return self.holds.choose(hold_id, request, kept) if hold_id else self._choose(request, kept)
 
-    def kept_host(self, priority: int, *, helper: bool = False) -> HostRequest:
+    def kept_host(self, priority: int) -> HostRequest:
         """Host resources reserved for claims ahead of a new one."""
-        return self._kept(self._queue.ahead_of(priority, helper=helper)).host
+        return self._kept(self._queue.ahead_of(priority, helper=False)).host
 
     @property
     def holds_back_helpers(self) -> bool:
@@ -310,7 +293,7 @@ class GpuPool:
     def note_host(self) -> None:
         """Reports a change of host resources: grants claims that can be granted now."""
         self.serve()
-        self.note_change()
+        self.slots.note_change()
 
     def serve(self) -> None:
         """Grants the claims that can be granted."""

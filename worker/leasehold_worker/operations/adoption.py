@@ -27,6 +27,7 @@ from leasehold_worker.host.processes import (
     variable_of,
 )
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, DriverChecks
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.workload_checks import require_open
@@ -34,7 +35,7 @@ from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
 from leasehold_worker.workloads.probes import probes
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import ENDED, RUNNING
+from leasehold_worker.workloads.states import ENDED, RUNNING, state_text
 from leasehold_worker.workloads.workload import ADOPT, LET_GO, WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 LOOK_TIMEOUT_S: Final = 2.0
@@ -57,9 +58,10 @@ class Adoption:
         pool: The pool that leases the GPUs.
         workloads: The registry.
         foreign: Lists the processes on the GPUs before a release.
-        nursery: Runs the tasks that monitor workloads.
+        exit_monitor: Notices the end of adopted workloads.
         adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
             worker's own, or all if the worker is root.
+        user: Name of the worker's user.
     """
 
     def __init__(
@@ -69,15 +71,17 @@ class Adoption:
         pool: GpuPool,
         workloads: Workloads,
         foreign: ForeignWatch,
-        nursery: trio.Nursery,
+        exit_monitor: ExitMonitor,
         adopt_users: Sequence[str],
+        user: str,
     ) -> None:
         self._driver = driver
         self._inventory = inventory
         self._pool = pool
         self._workloads = workloads
         self._foreign = foreign
-        self._nursery = nursery
+        self._exit_monitor = exit_monitor
+        self._user = user
         self._adopt_users = adopt_users
         self._driver_checks = DriverChecks(driver, inventory)
 
@@ -96,14 +100,7 @@ class Adoption:
             progress.already_there = True
             return
         require_folder_name(workload_id)
-        resolve(None, operation.eviction)
-        check_hooks(operation.hooks)
-        found = await _find(operation.pid)
-        root, processes = found.root, found.processes
-        self._check_permitted(found)
-        self._check_owners(found)
-        await self._check_suspendable(processes)
-        gpu_uuids = await self._occupied_gpus(operation.pid, processes)
+        found, gpu_uuids = await self._examine(operation)
         # No await from here on: nobody can take the GPUs or the process in between.
         self._check_owners(found)
         lease = self._pool.occupy(workload_id, gpu_uuids)
@@ -114,12 +111,12 @@ class Adoption:
             eviction=operation.eviction if operation.HasField("eviction") else None,
         )
         name = operation.name or workload_id
-        self._workloads.add(
+        self._exit_monitor.add(
             Workload(
                 workload_id,
                 name,
                 spec,
-                root,
+                found.root,
                 self._workloads.folder(workload_id) / OUTPUT_FILE,
                 datetime.now(UTC),
                 lease,
@@ -127,13 +124,30 @@ class Adoption:
                 user=found.members[0].user,
                 uid=found.members[0].uid,
                 ready_time=None if probes(operation.hooks) else datetime.now(UTC),
-            ),
-            self._nursery,
+            )
         )
         progress.claimed_gpu_uuids = lease.gpu_uuids
         # It is done, and nothing that comes now may make it look undone.
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._foreign.look(self._workloads)
+
+    async def check(self, operation: operation_pb2.AdoptOperation) -> None:
+        """Refuses what :meth:`adopt` would refuse now, but for GPUs that are leased. Changes nothing.
+
+        Raises:
+            OperationError: As of :meth:`adopt`.
+        """
+        await self._examine(operation)
+
+    async def _examine(self, operation: operation_pb2.AdoptOperation) -> "tuple[_Found, Sequence[str]]":
+        """The processes of an adoption, and the GPUs that they use."""
+        resolve(None, operation.eviction)
+        check_hooks(operation.hooks, "operation.hooks")
+        found = await _find(operation.pid)
+        self._check_permitted(found)
+        self._check_owners(found)
+        await self._check_suspendable(found.processes)
+        return found, await self._occupied_gpus(operation.pid, found.processes)
 
     async def release(self, workload_id: str, progress: Progress) -> None:
         """Releases a workload: its processes keep running without a lease.
@@ -152,15 +166,15 @@ class Adoption:
                 f"workload {workload.name} was started by Leasehold: stop it instead",
             )
         if workload.state != RUNNING:
-            state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
+            state = state_text(workload.state)
             raise OperationError(
                 errors_pb2.ERROR_REASON_WRONG_STATE,
                 f"workload {workload.name} is {state}, and releasing it would leave it so: "
                 "restore it first, or stop it",
                 {"observed_state": state},
             )
-        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
-        await self._workloads.let_go(workload)
+        progress.released_gpu_uuids = workload.gpu_uuids
+        await self._exit_monitor.let_go(workload)
 
     def _check_permitted(self, found: "_Found") -> None:
         for member in found.members:
@@ -168,7 +182,7 @@ class Adoption:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_NOT_PERMITTED,
                     f"process {member.identity.pid} runs as {member.user}, and only processes of "
-                    f"{', '.join(self._adopt_users) or self._workloads.user} may be adopted: see "
+                    f"{', '.join(self._adopt_users) or self._user} may be adopted: see "
                     "adopt_users in the worker's settings",
                     {"pid": str(member.identity.pid)},
                 )

@@ -19,18 +19,19 @@ from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.driver.members import FAILED
-from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import require_folder_name
-from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.leasing.cordons import Cordons
 from leasehold_worker.leasing.holds import Holds, HoldTerms
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.adoption import Adoption
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
 from leasehold_worker.operations.placement import Placement, taking
+from leasehold_worker.operations.run_rules import check_run
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
 from leasehold_worker.operations.strategy import Strategy
 from leasehold_worker.operations.termination import Termination
@@ -40,6 +41,7 @@ from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
+from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import (
     PARKED,
@@ -75,7 +77,8 @@ class Operations:
         workloads: Workloads,
         acquisition: Acquisition,
         holds: Holds,
-        nursery: trio.Nursery,
+        programs: ProgramStart,
+        exit_monitor: ExitMonitor,
         *,
         preflight: Preflight,
         cuda_suspend: CudaSuspend,
@@ -92,7 +95,8 @@ class Operations:
         self._acquisition = acquisition
         self._holds = holds
         self._placement = Placement(holds)
-        self._nursery = nursery
+        self._programs = programs
+        self._exit_monitor = exit_monitor
         self._cuda_suspend = cuda_suspend
         self._keep_running = keep_running
         self._stop_restart = stop_restart
@@ -182,10 +186,7 @@ class Operations:
                 {"field": "workload_id"},
             )
         spec = operation.spec
-        if not spec.arguments:
-            raise invalid("arguments", "a workload needs a program: give its arguments")
-        resolve(None, spec.eviction)
-        check_hooks(spec.hooks)
+        check_run(operation)
         if operation.checkpoint_id:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
         allocation = await self._acquisition.for_run(workload_id, operation)
@@ -195,23 +196,40 @@ class Operations:
             target = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
             await progress.intend(Intent("run", (target,), reserved=(lease,) if lease else ()))
             self._stop_restart.expect(workload_id, operation.checkpoint_id)
-            workload = await self._workloads.spawn(
-                workload_id,
-                operation.name,
-                spec,
-                lease,
-                allocation.host,
-                self._nursery,
-                restores=bool(operation.checkpoint_id),
-            )
+            restores = bool(operation.checkpoint_id)
+            root = await self._programs.start(workload_id, operation.name, spec, lease, restores=restores)
         except BaseException:
             self._stop_restart.expect(workload_id, "")
             allocation.release()
             raise
         allocation.hand_over_lease()
-        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        workload = self._programs.workload(workload_id, operation.name, spec, root, lease, allocation.host)
+        self._exit_monitor.add(workload)
+        progress.claimed_gpu_uuids = workload.gpu_uuids
         if operation.checkpoint_id:
             await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
+
+    async def check_run(self, operation: operation_pb2.RunOperation) -> None:
+        """Refuses what :meth:`run` would refuse now, and changes nothing.
+
+        Raises:
+            OperationError: The refusal.
+        """
+        check_run(operation)
+        if operation.checkpoint_id:
+            await self._stop_restart.require_checkpoint(operation.checkpoint_id)
+        for workload_id in operation.preempt:
+            (await self.preflight.suspend(workload_id, operation_pb2.SuspendOperation())).require()
+        if not operation.preempt:  # else the resources are free only after the suspends
+            await self._acquisition.check_run(operation)
+
+    async def check_adoption(self, operation: operation_pb2.AdoptOperation) -> None:
+        """Refuses what an adoption would refuse now, and changes nothing.
+
+        Raises:
+            OperationError: The refusal.
+        """
+        await self._adoption.check(operation)
 
     async def suspend(
         self,
@@ -249,13 +267,14 @@ class Operations:
                     plan.require_room()
                 if not self._is_settled(plan, progress):
                     # Kept with the states that follow; who was parked as a helper stays one.
-                    workload.yielded = operation.gives_way or (plan.is_parked and workload.yielded)
+                    stays_yielded = plan.is_parked and workload.yielded
+                    workload.note_yield(yielded=operation.gives_way or stays_yielded)
                     await self._suspend(plan, progress)
                 progress.policy = plan.policy
                 return
             except OperationError as error:
                 first = first or error
-                workload.yielded = yielded_before and workload.state in PARKED
+                workload.note_yield(yielded=yielded_before and workload.state in PARKED)
                 is_as_before = (workload.state, workload.hooked) == before
                 if plan.policy is None or not is_as_before or error.reason in NOT_ESCALATED:
                     raise
@@ -345,13 +364,12 @@ class Operations:
         for target in plan.targets:
             failed = [member.identity.pid for member in target.members if member.state == FAILED]
             if failed and target.workload.state == RUNNING:
-                target.workload.members = target.members
-                target.workload.error = OperationError(
+                error = OperationError(
                     errors_pb2.ERROR_REASON_MEMBER_WEDGED,
                     f"process {failed[0]} is permanently FAILED: stop the workload",
                     {"pid": str(failed[0])},
                 )
-                self._workloads.set_state(target.workload, WEDGED)
+                self._workloads.settle(target.workload, WEDGED, target.members, error=error)
 
     def _is_settled(self, plan: Plan, progress: Progress) -> bool:
         """Whether there is nothing to do.

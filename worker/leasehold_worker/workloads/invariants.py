@@ -51,7 +51,7 @@ def violations(workload: Workload) -> Iterator[str]:
 def hold_violations(pool: GpuPool) -> Iterator[str]:
     """The violations of a pool's holds without a running operation. Nothing: they are valid."""
     held: dict[str, set[str]] = {}
-    for slot in pool.snapshot_leases().slots:
+    for slot in pool.slots.snapshot().slots:
         if slot.hold is None:
             if slot.lease is not None and not slot.lease.workload_id:
                 yield f"{slot.gpu_uuid} is leased to no workload, and under no hold"

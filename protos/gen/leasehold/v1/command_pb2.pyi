@@ -53,7 +53,9 @@ class _CommandStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommandS
     COMMAND_STATE_EXPIRED: _CommandState.ValueType  # 9
     """Its timeout passed before it was accepted: it was certainly not executed."""
     COMMAND_STATE_UNKNOWN: _CommandState.ValueType  # 10
-    """The worker had accepted it and is out of contact. It resolves when the worker returns."""
+    """The command was sent, accepted or not, and its worker is out of contact. The outcome is known when the worker
+    returns.
+    """
 
 class CommandState(_CommandState, metaclass=_CommandStateEnumTypeWrapper):
     """The life of a command."""
@@ -79,7 +81,9 @@ COMMAND_STATE_CANCELLED: CommandState.ValueType  # 8
 COMMAND_STATE_EXPIRED: CommandState.ValueType  # 9
 """Its timeout passed before it was accepted: it was certainly not executed."""
 COMMAND_STATE_UNKNOWN: CommandState.ValueType  # 10
-"""The worker had accepted it and is out of contact. It resolves when the worker returns."""
+"""The command was sent, accepted or not, and its worker is out of contact. The outcome is known when the worker
+returns.
+"""
 Global___CommandState: _TypeAlias = CommandState  # noqa: Y015
 
 @_typing.final

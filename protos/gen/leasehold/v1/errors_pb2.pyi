@@ -106,7 +106,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 37
     """The command was cancelled and undone."""
     ERROR_REASON_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 38
-    """The worker had accepted the command and is out of contact; the outcome is known when it returns."""
+    """The command was sent, and its worker is out of contact. The outcome is known when the worker returns."""
     ERROR_REASON_INTERRUPTED: _ErrorReason.ValueType  # 39
     """The worker restarted while the command ran; the outcome is what it then observed."""
     ERROR_REASON_STALE_EPOCH: _ErrorReason.ValueType  # 40
@@ -273,7 +273,7 @@ ERROR_REASON_EXPIRED: ErrorReason.ValueType  # 36
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 37
 """The command was cancelled and undone."""
 ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 38
-"""The worker had accepted the command and is out of contact; the outcome is known when it returns."""
+"""The command was sent, and its worker is out of contact. The outcome is known when the worker returns."""
 ERROR_REASON_INTERRUPTED: ErrorReason.ValueType  # 39
 """The worker restarted while the command ran; the outcome is what it then observed."""
 ERROR_REASON_STALE_EPOCH: ErrorReason.ValueType  # 40

@@ -49,7 +49,7 @@ class CreateWorkloadRequest(_message.Message):
     worker: _builtins.str
     """Where, by id or name. Empty: the connected worker with the most free GPUs."""
     validate_only: _builtins.bool
-    """Check everything, and create nothing."""
+    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
     checkpoint_id: _builtins.str
     """Checkpoint that its application begins with; the worker must have it in its image directory. Empty: none."""
     hold_id: _builtins.str
@@ -102,11 +102,11 @@ class CreateWorkloadResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload, as it was created."""
+        """The created workload. With validate_only: the worker and the spec that the workload would have, without id."""
 
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command that starts it. Absent with validate_only."""
+        """The command that starts the workload. Absent with validate_only."""
 
     def __init__(
         self,
@@ -178,14 +178,20 @@ class ListWorkloadsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     INCLUDE_ENDED_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. At most 1000."""
+    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
     page_token: _builtins.str
-    """From the last response. Empty: from the start."""
+    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
     include_ended: _builtins.bool
     """Those that have ended too."""
     worker: _builtins.str
     """Only those of this worker, by id or name. Empty: of all."""
+    filter: _builtins.str
+    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    order_by: _builtins.str
+    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
     def __init__(
         self,
         *,
@@ -193,10 +199,12 @@ class ListWorkloadsRequest(_message.Message):
         page_token: _builtins.str = ...,
         include_ended: _builtins.bool = ...,
         worker: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_ended", b"include_ended", "page_size", b"page_size", "page_token", b"page_token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "include_ended", b"include_ended", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,19 +246,23 @@ class WatchWorkloadsRequest(_message.Message):
 
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """From the last response that was seen. Empty: a snapshot first."""
     workload: _builtins.str
     """Only this workload, by id or name. Empty: all."""
+    filter: _builtins.str
+    """Which workloads to watch: an expression of AIP-160 (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
         workload: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "resume_token", b"resume_token", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -755,19 +767,23 @@ class ListCheckpointsRequest(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """Only those of this worker, by id or name. Empty: of all."""
     workload: _builtins.str
     """Only those of this workload, by id or name. Empty: of all."""
+    filter: _builtins.str
+    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         workload: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -999,10 +1015,13 @@ class AdoptProcessRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent. Empty: not idempotent."""
     worker: _builtins.str
     """Id or name of the worker on whose host it runs."""
+    validate_only: _builtins.bool
+    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long it may wait and take. Absent: 60 s."""
@@ -1018,10 +1037,11 @@ class AdoptProcessRequest(_message.Message):
         worker: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
         operation: _operation_pb2.AdoptOperation | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1037,11 +1057,11 @@ class AdoptProcessResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload that it becomes, still PENDING."""
+        """The workload that the process becomes, still PENDING. Absent with validate_only."""
 
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command that takes it in."""
+        """The command that adopts the process. Absent with validate_only."""
 
     def __init__(
         self,

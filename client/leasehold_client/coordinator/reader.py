@@ -193,9 +193,11 @@ class Reader:
         operation = suspend_operation(lock_timeout_s, policy, force=force)
         return self._plan(PlanRequest(workload=workload, suspend=operation))
 
-    def plan_restore(self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "") -> Plan:
+    def plan_restore(
+        self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "", hold_id: str = ""
+    ) -> Plan:
         """The plan of a restore: its effects, checks and refusals."""
-        operation = restore_operation(gpu_uuids, checkpoint_id)
+        operation = restore_operation(gpu_uuids, checkpoint_id, hold_id)
         return self._plan(PlanRequest(workload=workload, restore=operation))
 
     def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:

@@ -25,6 +25,8 @@ from leasehold.v1.workload_service_pb2 import (
     PlanResponse,
     ReadWorkloadOutputRequest,
     ReadWorkloadOutputResponse,
+    ReleaseHoldRequest,
+    ReleaseHoldResponse,
     ReleaseWorkloadRequest,
     ReleaseWorkloadResponse,
     RemapWorkloadsRequest,
@@ -161,6 +163,9 @@ class WorkloadService(WorkloadServiceServicer):
     ) -> DeleteCheckpointsResponse:
         operation = Operation(delete_checkpoints=request.operation)
         return DeleteCheckpointsResponse(command=await self._requests.operate_worker(request, operation))
+
+    async def ReleaseHold(self, request: ReleaseHoldRequest, context: Context) -> ReleaseHoldResponse:
+        return ReleaseHoldResponse(command=await self._requests.release_hold(request))
 
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:
         operation = Operation(stop=request.operation)

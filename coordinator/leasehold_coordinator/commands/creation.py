@@ -15,12 +15,13 @@ from leasehold.v1.fleet_service_pb2 import (
     ResetGpuHealthRequest,
     UncordonRequest,
 )
-from leasehold.v1.operation_pb2 import AdoptOperation, Operation
+from leasehold.v1.operation_pb2 import AdoptOperation, Operation, ReleaseHoldOperation
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
     CreateWorkloadRequest,
     DeleteCheckpointsRequest,
+    ReleaseHoldRequest,
     SuspendWorkerRequest,
     SuspendWorkerResponse,
     WorkloadRefusal,
@@ -29,6 +30,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
@@ -87,19 +89,24 @@ class CommandCreation:
         holders = await self._holders(request)
 
         async def draft() -> tuple[Workload, Command]:
-            workload = self._new_workload(request, holders)
-            self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
+            room = await find_room(self._fleet, request)
+            workload = self._new_workload(request, holders, room)
+            ids = [workload.workload_id, *room.preempted_ids]
+            self._dispatcher.check_room(workload.worker_id, ids)
             run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
                 gpu_uuids=request.gpu_uuids,
                 checkpoint_id=request.checkpoint_id,
+                hold_id=request.hold_id,
+                preempt=room.preempted_ids,
             )
+            default_s = LONG_TIMEOUT_S if room.preempted_ids else SHORT_TIMEOUT_S
             command = new_command(
                 request.request_id,
                 workload.worker_id,
                 Operation(run=run),
-                request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
+                request.timeout if request.HasField("timeout") else duration(default_s),
                 workload.workload_id,
             )
             return workload, command
@@ -156,7 +163,8 @@ class CommandCreation:
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
         """
-        if not request.checkpoint_id or request.worker or request.gpu_uuids:
+        named = request.worker or request.gpu_uuids or request.hold_id or request.preempt
+        if not request.checkpoint_id or named:
             return None
         return await find_holders(self._fleet, request.checkpoint_id)
 
@@ -206,6 +214,17 @@ class CommandCreation:
             draft, key, is_checked=bool(request.operation.hooks), is_real=not request.validate_only
         )
 
+    async def release_hold(self, request: ReleaseHoldRequest) -> Command:
+        """Creates the command that gives up a hold.
+
+        Raises:
+            FleetError: It is refused, and nothing was created.
+        """
+        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
+        check_operation(operation)
+        worker_id = await find_hold_worker(self._fleet, request.hold_id)
+        return await self._operate_worker(request, operation, worker_id)
+
     async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
         """Creates a command about a worker, its GPUs or its checkpoints.
 
@@ -216,11 +235,16 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
+        return await self._operate_worker(request, operation, request.worker)
+
+    async def _operate_worker(
+        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
+    ) -> Command:
         key = RequestKey.of(request.request_id, request)
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
-            known = self._fleet.registry.find(request.worker)
+            known = self._fleet.registry.find(worker)
             worker_id = known.hello.worker_id
             self._fleet.contact(worker_id)
             uuids = {gpu.uuid for gpu in known.hello.gpus}
@@ -284,7 +308,7 @@ class CommandCreation:
 
         async def decide() -> Decision[Command]:
             target = await find_target(self._fleet, workload, operation)
-            check_one_worker(target.workloads)
+            check_one_worker([*target.workloads, *target.preempted])
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
@@ -363,7 +387,7 @@ class CommandCreation:
         before = await find_repeated(self._fleet, key)
         return (await self._fleet.find_workload(before.workload_id), before) if before is not None else None
 
-    def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
+    def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None, room: Room) -> Workload:
         spec = request.spec
         check_spec(spec)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
@@ -373,7 +397,7 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
-            worker_id=place(self._fleet, request, among).worker_id,
+            worker_id=room.worker_id or place(self._fleet, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),

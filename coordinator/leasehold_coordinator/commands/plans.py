@@ -61,6 +61,8 @@ class Plans:
             )
         if operation.HasField("remap") and workload:
             raise invalid("workload", "the moves of a remap name its workloads: leave workload empty")
+        if operation.restore.preempt:
+            raise invalid("operation.preempt", "a preempt has no plan: ask for the plan of each suspend")
         target = await find_target(self._fleet, workload, operation)
         refusals = self._refusals(target, expected_generation)
         if _is_out_of_sight(target):

@@ -75,6 +75,7 @@ async def _run(
             worker_id,
             journal.wait_written,
             state_directory.count_start(),
+            records.keep_hold,
         ) as parts:
             # Before anything is granted, started or settled.
             locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))

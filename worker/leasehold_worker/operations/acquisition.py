@@ -63,9 +63,7 @@ class Acquisition:
         await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
             named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-            return self._resources.alloc_named(
-                workload_id, named, request.host, allow_foreign=request.gpus.allow_foreign
-            )
+            return self._resources.alloc_named(workload_id, named, request)
         self._check_precedence(operation, request)
         try:
             return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
@@ -87,7 +85,8 @@ class Acquisition:
         await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
             named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-            self._pool.slots.check_free(named, allow_foreign=request.gpus.allow_foreign)
+            held = self._pool.holds.gpus_of(operation.hold_id)
+            self._pool.slots.check_free(named, allow_foreign=request.gpus.allow_foreign, held=held)
             return
         self._check_precedence(operation, request)
         try:
@@ -101,11 +100,13 @@ class Acquisition:
         wanted.CopyFrom(operation.spec.resources)
         if preferred and not wanted.gpu_preference:
             wanted.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
-        return AllocRequest.of(wanted, preferred or self._workloads.last_gpus(operation.name))
+        preferred = preferred or self._workloads.last_gpus(operation.name)
+        return AllocRequest.of(wanted, preferred, operation.hold_id)
 
     def _check_precedence(self, operation: operation_pb2.RunOperation, request: AllocRequest) -> None:
         """Refuses a preemptible workload while others wait for GPUs."""
-        if operation.spec.HasField("helper") and request.gpus.count and self._pool.waiting:
+        takes = request.gpus.count and not operation.hold_id
+        if operation.spec.HasField("helper") and takes and self._pool.waiting:
             raise self._pool.why_not(request.gpus)
 
     def _may_claim(
@@ -113,8 +114,8 @@ class Acquisition:
     ) -> bool:
         """Whether preemptible workloads would make room for a run that was refused with this error."""
         lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
-        is_helper = operation.spec.HasField("helper")
-        return lacks_gpus and not is_helper and self._helpers_would_do(request.gpus)
+        may_wait = not operation.spec.HasField("helper") and not operation.hold_id
+        return lacks_gpus and may_wait and self._helpers_would_do(request.gpus)
 
     async def from_helpers(
         self, workload: Workload, operation: operation_pb2.RestoreOperation
@@ -124,7 +125,7 @@ class Acquisition:
         A preemptible workload preempts no other.
         """
         parked = workload.parked
-        named = bool(operation.gpu_uuids or operation.pairs)
+        named = bool(operation.gpu_uuids or operation.pairs or operation.hold_id)
         if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
         if not self._held_by_helpers():
@@ -159,6 +160,7 @@ class Acquisition:
                             target.workload.workload_id,
                             gpu_uuids,
                             allow_foreign=target.workload.spec.resources.allow_foreign,
+                            hold_id=plan.hold_id,
                         )
                     )
         except OperationError:

@@ -183,6 +183,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The request_id belongs to an earlier request with another method or content."""
     ERROR_REASON_STORAGE_DAMAGED: _ErrorReason.ValueType  # 76
     """A row of the coordinator's store is damaged."""
+    ERROR_REASON_UNKNOWN_HOLD: _ErrorReason.ValueType  # 77
+    """There is no hold with this id: it was taken or given up, or it has expired."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -348,6 +350,8 @@ ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 75
 """The request_id belongs to an earlier request with another method or content."""
 ERROR_REASON_STORAGE_DAMAGED: ErrorReason.ValueType  # 76
 """A row of the coordinator's store is damaged."""
+ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
+"""There is no hold with this id: it was taken or given up, or it has expired."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

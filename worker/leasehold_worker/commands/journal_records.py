@@ -1,6 +1,7 @@
 """The journal's records of workloads and operations, and their form on disk."""
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +11,7 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadState
 
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.driver.members import Member
+from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.leases import Lease, Standing
 from leasehold_worker.workloads.workload import Hooked, Parked, Workload
@@ -76,6 +78,37 @@ def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
         hooked=workload.hooked,
         home=workload.home,
         ready_time=workload.ready_time,
+    )
+
+
+def workload_of(record: WorkloadRecord, output_path: Path) -> Workload:
+    """The workload of a record."""
+    error = record.error
+    return Workload(
+        workload_id=record.workload_id,
+        name=record.name,
+        spec=record.spec,
+        root=record.root,
+        output_path=output_path,
+        start_time=record.start_time,
+        lease=record.lease,
+        state=record.state,
+        generation=record.generation,
+        members=record.members,
+        parked=record.parked,
+        end_time=record.end_time,
+        returncode=record.returncode,
+        error=OperationError(error.reason, error.message, dict(error.metadata)) if error else None,
+        restored=record.restored,
+        origin=record.origin,
+        user=record.user,
+        uid=record.uid,
+        mark=record.mark,
+        yielded=record.yielded,
+        absent=record.absent,
+        hooked=record.hooked,
+        home=record.home,
+        ready_time=record.ready_time,
     )
 
 

@@ -3,21 +3,25 @@
 from collections.abc import Mapping
 from typing import Final
 
-from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 
-DOMAIN: Final = "leasehold"
+DOMAIN: Final = "leasehold.dev"
+"""``google.rpc.ErrorInfo.domain`` of every refusal."""
 
-
-RETRY_AFTER: Final[dict[ErrorReason.ValueType, duration_pb2.Duration]] = {
-    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: duration_pb2.Duration(seconds=1),
-    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: duration_pb2.Duration(seconds=1),
+RETRY_AFTER_S: Final[dict[ErrorReason.ValueType, float]] = {
+    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: 1.0,
+    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: 1.0,
+    errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE: 1.0,
+    errors_pb2.ERROR_REASON_WORKER_DRAINING: 1.0,
+    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: 1.0,
 }
-"""The delay before a retry, as google.rpc.RetryInfo. Requests refused for other reasons have none."""
+"""Reasons that pass by themselves, and the delay before a retry. Other reasons have none."""
 
+LONG_AWAY_RETRY_S: Final = 60.0
+"""The delay before a retry if somebody has to start a worker first."""
 
-MESSAGE_LIMIT_BYTES: Final = 1_536
+MESSAGE_LIMIT_BYTES: Final = 1_280
 METADATA_LIMIT_BYTES: Final = 1_024
 """Bounds of a refusal. The trailers of a call hold 8 KiB, and carry each refusal twice, encoded."""
 
@@ -29,13 +33,22 @@ class FleetError(Exception):
         reason: The typed reason of the wire.
         message: One sentence for a person: the value, the rule and the remedy.
         metadata: Facts for programs.
+        retry_after_s: Delay after which the unchanged request may succeed. None: somebody must act first.
     """
 
-    def __init__(self, reason: ErrorReason.ValueType, message: str, **metadata: str) -> None:
+    def __init__(
+        self,
+        reason: ErrorReason.ValueType,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        **metadata: str,
+    ) -> None:
         self.message = _cut(message, MESSAGE_LIMIT_BYTES)
         super().__init__(self.message)
         self.reason = reason
         self.metadata = _fitting(metadata)
+        self.retry_after_s = retry_after_s or RETRY_AFTER_S.get(reason)
 
     @classmethod
     def from_proto(cls, error: errors_pb2.Error) -> "FleetError":

@@ -35,6 +35,7 @@ class Client(Reader):
 
     Args:
         address: HOST:PORT of the coordinator.
+        on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
     def run(
@@ -338,7 +339,8 @@ class Client(Reader):
             LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
         """
         request = fleet_service_pb2.ForgetWorkerRequest(worker=worker)
-        return self._connection.read(self._fleet.ForgetWorker, request)
+        with self._connection.decoded():  # once: a repeated call would not find the worker
+            return self._fleet.ForgetWorker(request, timeout=CALL_TIMEOUT_S)
 
     def cancel(self, command_id: str) -> Command:
         """Requests the cancellation of a command, and returns the command.

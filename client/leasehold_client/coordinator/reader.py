@@ -1,6 +1,6 @@
 """Calls to the coordinator that change nothing: lists, plans, watches and output."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Final, Self
@@ -29,7 +29,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold_client.config import DEFAULT_COORDINATOR
 from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
 from leasehold_client.coordinator.connection import Connection
-from leasehold_client.coordinator.retry import is_outage, resume
+from leasehold_client.coordinator.retry import is_outage, is_transient, resume
 from leasehold_client.coordinator.workload_watch import Condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
 from leasehold_client.messages import (
@@ -54,11 +54,16 @@ class Reader:
 
     Args:
         address: HOST:PORT of the coordinator.
+        on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
-    def __init__(self, address: str = DEFAULT_COORDINATOR) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_COORDINATOR,
+        on_wait: Callable[[LeaseholdError], None] = lambda error: None,
+    ) -> None:
         self.address = address
-        self._connection = Connection(address)
+        self._connection = Connection(address, on_wait)
         channel = self._connection.channel
         self._fleet = FleetServiceStub(channel)
         self._workloads = WorkloadServiceStub(channel)
@@ -259,17 +264,15 @@ class Reader:
             follow: Whether the iteration lasts until the workload has ended.
 
         Raises:
-            LeaseholdError: UNKNOWN_WORKLOAD, or OUTPUT_UNAVAILABLE.
+            LeaseholdError: UNKNOWN_WORKLOAD, WORKER_UNAVAILABLE or OUTPUT_UNAVAILABLE.
             NoCoordinatorError: No coordinator answers, or the outage lasted longer than 30 s.
         """
         # By id, since another workload may get the name while the output is read.
         workload_id = self.workload(workload).workload_id
         position = offset
 
-        def is_transient(error: LeaseholdError) -> bool:
-            return is_outage(error) or (
-                error.reason == "OUTPUT_UNAVAILABLE" and (follow or position > offset)
-            )
+        def may_reopen(error: LeaseholdError) -> bool:
+            return is_outage(error) or (is_transient(error) and (follow or position > offset))
 
         def open_stream() -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
             request = workload_service_pb2.ReadWorkloadOutputRequest(
@@ -277,6 +280,6 @@ class Reader:
             )
             return self._connection.stream(self._workloads.ReadWorkloadOutput(request))
 
-        for response in resume(open_stream, is_transient):
+        for response in resume(open_stream, may_reopen):
             position = response.next_offset
             yield response.data

@@ -17,12 +17,13 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
-from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.core.message_values import find_problem
-from leasehold_coordinator.errors import DOMAIN, RETRY_AFTER, FleetError, invalid, reason_name
+from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
 from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
+from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
@@ -174,32 +175,12 @@ _DEFECT: Final = FleetError(
 )
 
 
-_CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
-    errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_DUPLICATE_GPU: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_REQUEST_ID_REUSED: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_INVALID_TOKEN: grpc.StatusCode.OUT_OF_RANGE,
-    errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_GPU: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_COMMAND: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_PROCESS: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_WORKLOAD_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    errors_pb2.ERROR_REASON_ALREADY_REGISTERED: grpc.StatusCode.ALREADY_EXISTS,
-    errors_pb2.ERROR_REASON_WORKLOAD_BUSY: grpc.StatusCode.ABORTED,
-    errors_pb2.ERROR_REASON_GENERATION_MISMATCH: grpc.StatusCode.ABORTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_NO_FREE_GPU: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_WORKERS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_NOT_PERMITTED: grpc.StatusCode.PERMISSION_DENIED,
-    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
-    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: grpc.StatusCode.INTERNAL,
-    errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
-}
-"""All other reasons are FAILED_PRECONDITION. UNAVAILABLE comes from gRPC itself, without a coordinator."""
+FIELD_LIMIT_BYTES: Final = 256
+"""Bound of a field's path, and of its description, in BadRequest. The message has the whole text."""
+
+
+def _first_bytes(text: str) -> str:
+    return text.encode()[:FIELD_LIMIT_BYTES].decode(errors="ignore")
 
 
 def _packed(message: Message) -> any_pb2.Any:
@@ -210,13 +191,19 @@ def _packed(message: Message) -> any_pb2.Any:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FleetError) -> NoReturn:
     """Ends a call with an error and its details."""
-    code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
+    code = status_code(error.reason)
     info = error_details_pb2.ErrorInfo(
         reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
     )
     details = [_packed(info)]
-    if error.reason in RETRY_AFTER:
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=RETRY_AFTER[error.reason])))
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_first_bytes(error.metadata.get("field", "")), description=_first_bytes(error.message)
+        )
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.retry_after_s is not None:
+        delay = duration(error.retry_after_s)
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     status = rpc_status.to_status(
         status_pb2.Status(code=code.value[0], message=error.message, details=details)
     )

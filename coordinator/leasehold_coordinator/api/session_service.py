@@ -40,8 +40,12 @@ from leasehold_coordinator.timestamps import duration
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
-TRANSIENT: Final = (
+STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+    errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
+)
+TRANSIENT: Final = (
+    *STORE_FAILURES,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,
     errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
     errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
@@ -251,7 +255,7 @@ class SessionService(SessionServiceServicer):
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("session of worker %s: %s", session.hello.name, error.message)
-            if error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+            if error.reason in STORE_FAILURES:
                 session.drain(random.uniform(*STORAGE_PAUSE_S))
             else:
                 if is_told:

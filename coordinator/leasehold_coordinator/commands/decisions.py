@@ -1,4 +1,4 @@
-"""Decisions on requests: made one at a time, and stored while later ones are made."""
+"""Decisions on requests: made one at a time. Their commits may overlap later decisions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -99,7 +99,7 @@ class Decisions:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """A time in which no decision is made, and every earlier one is on disk or undone."""
+        """Excludes decisions within the context, which begins once all earlier ones are on disk or undone."""
         async with self._deciding:
             await self._settle()
             yield

@@ -1,4 +1,4 @@
-"""Ids, names and commands of requests that are about to be decided."""
+"""Ids and names of new workloads, and new commands."""
 
 import re
 import secrets
@@ -24,7 +24,7 @@ def new_workload_id() -> str:
 
 
 def new_name(workloads: LiveWorkloads, field: str, wanted: str, workload_id: str) -> str:
-    """The name of a new workload: the one that was asked for, or the id.
+    """The name of a new workload: the requested name, or the id.
 
     Raises:
         FleetError: INVALID_ARGUMENT, or WORKLOAD_EXISTS.
@@ -53,7 +53,7 @@ def new_command(
     timeout: duration_pb2.Duration,
     workload_id: str = "",
 ) -> Command:
-    """A command that has no state yet.
+    """A new command, without state.
 
     Raises:
         FleetError: INVALID_ARGUMENT, the timeout is out of range, or the command is too large.

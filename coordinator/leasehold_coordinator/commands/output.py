@@ -41,7 +41,7 @@ async def read_output(
     """The output from an offset on: the present output, or with ``follow`` until the workload has ended.
 
     Raises:
-        FleetError: INVALID_ARGUMENT, the offset is too large. OUTPUT_UNAVAILABLE, the worker is out of
+        FleetError: INVALID_ARGUMENT, the offset is too large. WORKER_UNAVAILABLE, the worker is out of
             contact. Or the worker's own error.
     """
     if offset >= OFFSET_LIMIT:
@@ -53,7 +53,7 @@ async def read_output(
             session = fleet.sessions.get(workload.worker_id)
             if session is None:
                 raise FleetError(
-                    errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+                    errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
                     f"the worker of {workload.name} is out of contact: read its output once it is connected",
                 )
             wait_s = _wait_s(readers[workload.worker_id]) if follow else 0.0

@@ -1,4 +1,4 @@
-"""Keys of requests: by them a repeated request is told from another one with the same id."""
+"""Keys of requests. A key tells a repeated request from another request with the same id."""
 
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -53,10 +53,10 @@ async def find_target(fleet: Fleet, workload: str, operation: Operation) -> Targ
         return Target(resolved, (await fleet.find_workload(workload),))
     workloads = [await fleet.find_workload(move.workload_id) for move in operation.remap.moves]
     seen: set[str] = set()
-    for move, found in zip(resolved.remap.moves, workloads, strict=True):
+    for index, (move, found) in enumerate(zip(resolved.remap.moves, workloads, strict=True)):
         if found.workload_id in seen:
             raise invalid(
-                "operation.moves.workload_id",
+                f"operation.moves[{index}].workload_id",
                 f"workload {found.name} has two moves: put all its pairs into one",
             )
         seen.add(found.workload_id)

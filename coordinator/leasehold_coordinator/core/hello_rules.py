@@ -57,13 +57,13 @@ def check_workload(reported: Workload) -> None:
         raise _violation("user", f"the user of workload {reported.workload_id} has too many characters")
     if reported.status.generation >= GENERATION_LIMIT:
         raise _violation(
-            "generation", f"workload {reported.workload_id} has an impossible generation: send a true one"
+            "generation", f"workload {reported.workload_id} has an impossible generation: send the real one"
         )
     for moment in (reported.status.start_time, reported.create_time):
         if not is_storable(moment):
             raise _violation(
                 "start_time",
-                f"workload {reported.workload_id} has an impossible start time: send a true one",
+                f"workload {reported.workload_id} has an impossible start time: send the real one",
             )
 
 

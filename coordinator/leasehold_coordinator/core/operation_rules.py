@@ -149,7 +149,7 @@ def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: st
             raise FleetError(
                 ERROR_REASON_DUPLICATE_GPU,
                 f"{uuid} is named twice: name it once",
-                field="operation.gpu_uuids",
+                field=f"operation.gpu_uuids[{number}]",
             )
         if uuid not in uuids:
             raise FleetError(
@@ -166,10 +166,11 @@ def _check_moves(operation: Operation) -> None:
         raise invalid("operation.moves", "a remap needs at least one move: name a workload and its pairs")
     if len(moves) > MOVE_LIMIT:
         raise invalid("operation.moves", f"a remap has {len(moves)} moves: give at most {MOVE_LIMIT}")
-    if not all(move.pairs for move in moves):
-        raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
-    for move in moves:
-        check_gpu_list("operation.moves.pairs", move.pairs)
+    for index, move in enumerate(moves):
+        field = f"operation.moves[{index}].pairs"
+        if not move.pairs:
+            raise invalid(field, "a move needs at least one pair: name OLD and NEW")
+        check_gpu_list(field, move.pairs)
 
 
 def check_size(message_bytes: int) -> None:
@@ -191,10 +192,10 @@ def check_one_worker(workloads: Sequence[Workload]) -> None:
     Raises:
         FleetError: INVALID_ARGUMENT.
     """
-    for workload in workloads:
+    for index, workload in enumerate(workloads):
         if workload.worker_id != workloads[0].worker_id:
             raise invalid(
-                "operation.moves.workload_id",
+                f"operation.moves[{index}].workload_id",
                 f"{workloads[0].name} and {workload.name} are on different workers, and a remap works within "
                 "one worker: use one remap per worker",
             )

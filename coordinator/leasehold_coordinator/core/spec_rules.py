@@ -75,9 +75,9 @@ def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
         check_policy(f"{field}.eviction", wanted.eviction)
     if len(wanted.hooks) > HOOK_LIMIT:
         raise invalid(f"{field}.hooks", f"{len(wanted.hooks)} hooks are too many: give {HOOK_LIMIT} at most")
-    for hook in wanted.hooks:
+    for index, hook in enumerate(wanted.hooks):
         if hook.HasField("timeout"):
-            check_duration(f"{field}.hooks.timeout", hook.timeout)
+            check_duration(f"{field}.hooks[{index}].timeout", hook.timeout)
 
 
 def check_helper(helper: HelperTerms) -> None:

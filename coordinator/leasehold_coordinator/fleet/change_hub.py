@@ -18,7 +18,7 @@ HISTORY_LIMIT: Final = 2_000
 """Most changes kept for a resume. They are kept serialized, since a message takes five times the memory."""
 
 HISTORY_BYTES: Final = 2 * 2**20
-"""Most serialized bytes of these changes."""
+"""Most serialized bytes of changes kept for a resume."""
 
 BACKLOG_LIMIT: Final = 1_000
 """Most changes that may wait for one watcher. A slower watcher must start again from a snapshot."""
@@ -100,7 +100,9 @@ class Subscription(Generic[Message]):
                 is_quiet = True
             if change is None and not is_quiet:
                 raise FleetError(
-                    errors_pb2.ERROR_REASON_INVALID_TOKEN, f"{self._why_ended}: watch again, from a snapshot"
+                    errors_pb2.ERROR_REASON_INVALID_TOKEN,
+                    f"{self._why_ended}: watch again, from a snapshot",
+                    field="resume_token",
                 )
             if change is not None:
                 self._waiting_bytes -= change.size_bytes

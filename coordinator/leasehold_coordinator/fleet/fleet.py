@@ -29,7 +29,7 @@ from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.worker_registry import LOST_MIN_S, Registry
 from leasehold_coordinator.core.workload_reports import is_concluded, is_presumed, registered, reported_again
 from leasehold_coordinator.core.workload_states import is_ended
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.errors import LONG_AWAY_RETRY_S, FleetError
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
@@ -75,6 +75,9 @@ FORGOTTEN: Final = FleetError(
     "an operator removed the worker from the records, so the outcome is unknown: look at the worker's host",
     concluded_by="coordinator",
 )
+
+LONG_AWAY: Final = ("LOST", "DISCONNECTED", "unknown")
+"""States of a worker that does not come back by itself."""
 
 SILENT: Final = (worker_pb2.WORKER_STATE_STALE, worker_pb2.WORKER_STATE_LOST)
 
@@ -255,6 +258,7 @@ class Fleet:
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
             f"worker {name} is {state}: start it again, or wait until it is connected",
+            retry_after_s=LONG_AWAY_RETRY_S if state in LONG_AWAY else None,
             worker=name,
         )
 

@@ -156,7 +156,7 @@ class Session:
         """Asks the worker for a chunk of output. Followers have their own places, and delay no other reader.
 
         Raises:
-            FleetError: OUTPUT_UNAVAILABLE, the worker did not answer.
+            FleetError: WORKER_UNAVAILABLE, the worker did not answer.
         """
 
         def send(question_id: str) -> None:
@@ -167,7 +167,7 @@ class Session:
             return await (self._follows if follow else self._reads).ask(send, timeout_s)
         except UnansweredError as error:
             raise FleetError(
-                errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+                errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
                 f"worker {self.hello.name} did not send the output: try again when it is connected",
             ) from error
 

@@ -83,7 +83,9 @@ def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:
     if all(shortage.for_good for shortage in shortages):
         is_about_gpus = reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
         remedy = "ask for less, or for GPUs of another kind" if is_about_gpus else "ask for less"
-    field = "gpu_count" if reason == errors_pb2.ERROR_REASON_NO_FREE_GPU else "resources"
+    field = "spec.resources"
+    if reason == errors_pb2.ERROR_REASON_NO_FREE_GPU:
+        field = "spec.resources.gpu_count"
     return FleetError(reason, f"{wanted_text(resources)}; {whys}: {remedy}", field=field)
 
 
@@ -104,7 +106,7 @@ def check_named_gpus(
         raise FleetError(
             errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
             f"{len(gpu_uuids)} GPUs are named and gpu_count is {resources.gpu_count}: leave gpu_count out",
-            field="gpu_count",
+            field="spec.resources.gpu_count",
         )
     for candidate in candidates:
         if set(gpu_uuids) <= candidate.gpus.keys():

@@ -17,7 +17,7 @@ def damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
     (key,) = table.primary_key.columns
     shown = ascii(row._mapping[key.name])[:KEY_SHOWN]
     return FleetError(
-        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
         f"row {shown} of table {table.name} in the coordinator's store is damaged: check the disk, then put "
         "a backup of the store in place, or delete the row",
         table=table.name,

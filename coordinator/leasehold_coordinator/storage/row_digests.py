@@ -26,7 +26,7 @@ def row_digest(table: sa.Table, values: Values) -> bytes | None:
     """The digest of a row, given its values by column.
 
     Returns:
-        The digest. None: a value has not its column's type, which only damage can cause.
+        The digest. None: a value does not have its column's type, which only damage can cause.
     """
     named: list[tuple[str, object]] = []
     for name, kind in _columns(table):

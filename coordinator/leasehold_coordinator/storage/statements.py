@@ -64,7 +64,7 @@ def read_served_s(database: Database) -> int:
     """How many seconds the store had been served at its last write.
 
     Raises:
-        FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+        FleetError: STORAGE_DAMAGED, the row is damaged.
     """
     with database.read() as connection:
         row = connection.execute(sa.select(schema.clock)).first()

@@ -147,7 +147,7 @@ def open_file(path: Path) -> StoreFile:
             raise unusable(path, str(error)) from error
         if number < seal.number:
             raise StartError(
-                f"the store {path} has lost commits: it ends at number {number}, and {beside.name} says "
+                f"the store {path} has lost commits: it ends at number {number}, and {beside.name} at "
                 f"{seal.number}. Its disk is damaged, or it is an old copy: replace it with a newer copy, or "
                 f"delete {beside} to serve the remaining data"
             )

@@ -90,7 +90,7 @@ def test_output_of_a_worker_out_of_contact_is_waited_for_once_it_has_begun(
         request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
     ) -> Iterator[ReadWorkloadOutputResponse]:
         if len(scripted.asked(ReadWorkloadOutputRequest)) == 2:
-            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+            refuse(context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "out of contact", 0.05)
         yield from piece_by_piece(request, context)
 
     scripted.answers["ReadWorkloadOutput"] = read
@@ -100,7 +100,7 @@ def test_output_of_a_worker_out_of_contact_is_waited_for_once_it_has_begun(
 
 def test_output_that_is_not_to_be_had_is_an_error_at_once(scripted: ScriptedCoordinator) -> None:
     def read(request: Any, context: grpc.ServicerContext) -> Iterator[ReadWorkloadOutputResponse]:
-        refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+        refuse(context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "out of contact", 0.05)
         yield from ()
 
     scripted.answers["ReadWorkloadOutput"] = read

@@ -30,6 +30,7 @@ from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Change
 
 from tests.coordinator.bench import FULL, Bench, on_bench, workload
+from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
@@ -313,8 +314,7 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
         assert change is not None
         assert isinstance(change.message, Worker)
         assert change.message.state == WORKER_STATE_LOST
-        told = await bench.store.list_events(worker_id="worker-alpha", workload_id=None, offset=0, size=9)
-        assert told.items
+        assert await all_events(bench.store, "worker-alpha")
 
     on_bench(tmp_path, scenario)
 
@@ -352,7 +352,7 @@ def test_output_that_does_not_come_is_refused() -> None:
         with pytest.raises(FleetError) as too_late:
             await asyncio.wait_for(session.read_output(ReadOutput(), timeout_s=60), 5)
         for error in (late, ended, too_late):
-            assert error.value.reason == errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE
+            assert error.value.reason == errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE
 
     asyncio.run(run())
 

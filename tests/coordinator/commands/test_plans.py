@@ -222,7 +222,7 @@ def test_what_has_no_plan_is_refused_with_the_field(
             PlanAnswer(error=Error(reason=errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, message="not here")),
             (Code.NOT_FOUND, "UNKNOWN_WORKLOAD"),
         ),
-        (PlanAnswer(), (Code.FAILED_PRECONDITION, "PROTOCOL_VIOLATION")),
+        (PlanAnswer(), (Code.INTERNAL, "PROTOCOL_VIOLATION")),
     ],
 )
 def test_a_worker_that_makes_no_plan(
@@ -245,7 +245,7 @@ def test_a_worker_that_leaves_while_it_is_asked_or_is_gone(
     asked = ask(coordinator, aside, "one", SUSPEND)
     worker.wait(lambda frame: frame.HasField("plan_query"))
     worker.close()
-    gone = (Code.FAILED_PRECONDITION, "WORKER_UNAVAILABLE")
+    gone = (Code.UNAVAILABLE, "WORKER_UNAVAILABLE")
     assert refusal(lambda: asked.result(20)) == gone
     request = plan_request(SUSPEND, "one")
     assert refusal(lambda: coordinator.workloads.Plan(request, timeout=20)) == gone
@@ -266,7 +266,7 @@ def test_validate_only_is_refused_as_its_plan_is(
     for number, validate in enumerate(validations):
         asked = aside.submit(validate)
         worker.answer_plan(refused, 2 * number)
-        wanted = (Code.FAILED_PRECONDITION, "INSUFFICIENT_HOST_MEMORY")
+        wanted = (Code.RESOURCE_EXHAUSTED, "INSUFFICIENT_HOST_MEMORY")
         assert refusal(lambda asked=asked: asked.result(20)) == wanted  # type: ignore[misc]
         asked = aside.submit(validate)
         worker.answer_plan(PlanAnswer(plan=Plan(warnings=["slow"])), 2 * number + 1)

@@ -129,4 +129,4 @@ def test_states_allow_operations(operation: Operation, allowed: set[WorkloadStat
 def test_the_timeout_of_a_hook_is_bounded(seconds: int) -> None:
     hook = Hook(name="one", timeout=Duration(seconds=seconds))
     field, _ = refused(lambda: check_spec(WorkloadSpec(arguments=["program"], hooks=[hook])))
-    assert field == "spec.hooks.timeout"
+    assert field == "spec.hooks[0].timeout"

@@ -186,7 +186,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
-    prefix, in google.rpc.ErrorInfo.reason with the domain "leasehold"; in frames it travels in Error.
+    prefix, in google.rpc.ErrorInfo.reason with the domain "leasehold.dev"; in frames it travels in Error.
     docs/errors.md says of each what to do.
     """
 

@@ -1,4 +1,4 @@
-"""Each command has the digest of the request that created it."""
+"""A digest for each command, of the request that created the command."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,6 +12,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds the digests. A request of before can't be repeated, since its content is unknown."""
+    """Adds the digests. An earlier request can't be repeated, since its content is unknown."""
     op.add_column("commands", sa.Column("request_digest", sa.LargeBinary))
     renew(op.get_bind(), sa.Table("commands", sa.MetaData(), autoload_with=op.get_bind()))

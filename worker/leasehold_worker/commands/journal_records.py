@@ -51,65 +51,25 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     ready_time: datetime | None = None
 
 
+_SHARED: Final = tuple(set(WorkloadRecord.__struct_fields__) - {"boot_id", "error"})
+"""Fields that a workload and its record have alike."""
+
+
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
     """The current record of a workload."""
-    return WorkloadRecord(
-        workload_id=workload.workload_id,
-        name=workload.name,
-        spec=workload.spec,
-        root=workload.root,
-        boot_id=boot_id,
-        start_time=workload.start_time,
-        lease=workload.lease,
-        state=workload.state,
-        generation=workload.generation,
-        members=workload.members,
-        parked=workload.parked,
-        end_time=workload.end_time,
-        returncode=workload.returncode,
-        error=workload.error.to_proto() if workload.error else None,
-        restored=workload.restored,
-        origin=workload.origin,
-        user=workload.user,
-        uid=workload.uid,
-        mark=workload.mark,
-        yielded=workload.yielded,
-        absent=workload.absent,
-        hooked=workload.hooked,
-        home=workload.home,
-        ready_time=workload.ready_time,
-    )
+    error = workload.error.to_proto() if workload.error else None
+    return WorkloadRecord(boot_id=boot_id, error=error, **_shared(workload))
 
 
 def workload_of(record: WorkloadRecord, output_path: Path) -> Workload:
     """The workload of a record."""
-    error = record.error
-    return Workload(
-        workload_id=record.workload_id,
-        name=record.name,
-        spec=record.spec,
-        root=record.root,
-        output_path=output_path,
-        start_time=record.start_time,
-        lease=record.lease,
-        state=record.state,
-        generation=record.generation,
-        members=record.members,
-        parked=record.parked,
-        end_time=record.end_time,
-        returncode=record.returncode,
-        error=OperationError(error.reason, error.message, dict(error.metadata)) if error else None,
-        restored=record.restored,
-        origin=record.origin,
-        user=record.user,
-        uid=record.uid,
-        mark=record.mark,
-        yielded=record.yielded,
-        absent=record.absent,
-        hooked=record.hooked,
-        home=record.home,
-        ready_time=record.ready_time,
-    )
+    told = record.error
+    error = OperationError(told.reason, told.message, dict(told.metadata)) if told else None
+    return Workload(output_path=output_path, error=error, **_shared(record))
+
+
+def _shared(holder: Workload | WorkloadRecord) -> dict[str, Any]:
+    return {name: getattr(holder, name) for name in _SHARED}
 
 
 def encode(record: WorkloadRecord | Intent | Standing) -> bytes:

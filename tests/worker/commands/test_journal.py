@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import trio
@@ -18,10 +19,12 @@ from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal, open_journal
+from leasehold_worker.commands.journal_records import WorkloadRecord
 from leasehold_worker.commands.journal_seal import JournalSeal
 from leasehold_worker.commands.ledger import Entry
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.leasing.leases import Cordon, Hold, Standing
+from leasehold_worker.workloads.workload import Workload
 from trio.testing import wait_all_tasks_blocked
 
 from tests.worker.conftest import WorkerProcess
@@ -510,3 +513,10 @@ def test_a_journal_of_format_3_is_taken_over(path: Path) -> None:
     file = journal_file.JournalFile(path)
     file.close()
     assert file.contents.holds == holds[1:]
+
+
+def test_a_record_has_the_fields_of_its_workload_with_the_same_types() -> None:
+    of_record, of_workload = get_type_hints(WorkloadRecord), get_type_hints(Workload)
+    of_record.pop("boot_id")
+    assert of_record.pop("error") == errors_pb2.Error | None
+    assert {name: of_workload[name] for name in of_record} == of_record

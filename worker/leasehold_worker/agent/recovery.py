@@ -6,7 +6,6 @@ show the state of every workload, and the end of every interrupted command.
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, final
 
 import msgspec
@@ -22,7 +21,7 @@ from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal
-from leasehold_worker.commands.journal_records import WorkloadRecord
+from leasehold_worker.commands.journal_records import WorkloadRecord, workload_of
 from leasehold_worker.commands.ledger import Entry, preempted_by
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
@@ -114,12 +113,12 @@ class Recovery:
     def _take_back(self, record: WorkloadRecord, *, watched: bool) -> None:
         output_path = self._parts.workloads.folder(record.workload_id) / OUTPUT_FILE
         if record.state in ENDED:
-            self._parts.workloads.add(_workload(record, output_path))
+            self._parts.workloads.add(workload_of(record, output_path))
             return
         rebooted = record.boot_id != boot_id()
         on_disk = _state_on_disk(record) if (rebooted or record.absent) and watched else None
         if rebooted and watched and on_disk is None and not record.absent:
-            self._end_by_reboot(_workload(record, output_path), record)
+            self._end_by_reboot(workload_of(record, output_path), record)
             return
         found = msgspec.structs.replace(
             record,
@@ -128,7 +127,7 @@ class Recovery:
             generation=record.generation + 1,
             lease=self._adopt(record.name, record.lease) if record.lease is not None else None,
         )
-        workload = _workload(found, output_path)
+        workload = workload_of(found, output_path)
         if not workload.absent:
             self._parts.host_shares.take_back(workload)
         if watched:
@@ -335,34 +334,3 @@ async def _ended(workloads: Iterable[Workload]) -> list[Workload]:
             if not is_alive(workload.root):
                 await workload.ended.wait()
     return [workload for workload in workloads if workload.state in ENDED]
-
-
-def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
-    """The workload of a record."""
-    error = record.error
-    return Workload(
-        workload_id=record.workload_id,
-        name=record.name,
-        spec=record.spec,
-        root=record.root,
-        output_path=output_path,
-        start_time=record.start_time,
-        lease=record.lease,
-        state=record.state,
-        generation=record.generation,
-        members=record.members,
-        parked=record.parked,
-        end_time=record.end_time,
-        returncode=record.returncode,
-        error=OperationError(error.reason, error.message, dict(error.metadata)) if error else None,
-        restored=record.restored,
-        origin=record.origin,
-        user=record.user,
-        uid=record.uid,
-        mark=record.mark,
-        yielded=record.yielded,
-        absent=record.absent,
-        hooked=record.hooked,
-        home=record.home,
-        ready_time=record.ready_time,
-    )

@@ -8,11 +8,11 @@ from leasehold_worker.workloads.states import (
     CHECKPOINTED,
     ENDED,
     IN_OPERATION,
+    LOST,
     PARKED,
     PARKED_BY,
     RUNNING,
-    UNKNOWN,
-    WEDGED,
+    state_text,
 )
 from leasehold_worker.workloads.workload import Workload
 
@@ -23,21 +23,21 @@ def violations(workload: Workload) -> Iterator[str]:
     if state in IN_OPERATION:
         yield f"{name} is in the middle of an operation"
         return
-    if (state in PARKED) != (workload.parked is not None) and state not in (UNKNOWN, WEDGED):
+    if (state in PARKED) != (workload.parked is not None) and state not in LOST:
         found = "has no" if state in PARKED else "has a"
-        yield f"{name} is in state {state}, and {found} record of its suspend"
+        yield f"{name} is {state_text(state)}, and {found} record of its suspend"
     if state in PARKED and workload.lease is not None:
         yield f"{name} is suspended and holds {workload.lease.gpu_uuids}"
     if workload.parked is not None and state in PARKED:
         strategy = workload.parked.policy.process_strategy
         if strategy != PARKED_BY[state]:
-            yield f"{name} is in state {state}, and was suspended by strategy {strategy}"
+            yield f"{name} is {state_text(state)}, and was suspended by strategy {strategy}"
         if state == CHECKPOINTED and not workload.parked.checkpoint_id:
             yield f"{name} is on disk, and no checkpoint is named"
     if (state in AWAY) != workload.absent and state not in ENDED:
         found = "gone" if workload.absent else "there"
-        yield f"{name} is in state {state}, and its processes are recorded as {found}"
-    if state in (UNKNOWN, WEDGED) and workload.error is None:
+        yield f"{name} is {state_text(state)}, and its processes are recorded as {found}"
+    if state in LOST and workload.error is None:
         yield f"{name} is unknown or wedged, without an error"
     if state == RUNNING and workload.home:
         yield f"{name} runs, and has GPUs to come home to: {workload.home}"

@@ -19,13 +19,13 @@ from leasehold.v1.command_service_pb2_grpc import CommandServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_states import is_terminal
-from leasehold_coordinator.core.paging import page_request
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.paging import page_request
 
 
 @final

@@ -6,10 +6,10 @@ from leasehold.v1.event_service_pb2 import ListEventsRequest, ListEventsResponse
 from leasehold.v1.event_service_pb2_grpc import EventServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
-from leasehold_coordinator.core import list_fields, list_orders
-from leasehold_coordinator.core.paging import page_request
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.paging import page_request
 
 
 @final

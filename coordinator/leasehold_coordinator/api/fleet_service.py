@@ -31,13 +31,13 @@ from leasehold.v1.worker_pb2 import FleetGpu, Worker
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.creation import CommandCreation
-from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.known_worker import KnownWorker
-from leasehold_coordinator.core.paging import PAGE_LIMIT_BYTES, Position, page_request
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.memory_lists import MemoryLists
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.paging import PAGE_LIMIT_BYTES, Position, page_request
 
 
 @final

@@ -50,11 +50,11 @@ from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.request_keys import RequestKey
-from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.client_views import command_view
-from leasehold_coordinator.core.paging import page_request
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.paging import page_request
 
 OperationRequest: TypeAlias = (
     SuspendWorkloadRequest

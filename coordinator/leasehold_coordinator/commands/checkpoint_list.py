@@ -11,13 +11,13 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.workload_service_pb2 import ListCheckpointsRequest, ListCheckpointsResponse
 from leasehold.worker.v1.session_pb2 import CheckpointQuery
 
-from leasehold_coordinator.core import list_fields
-from leasehold_coordinator.core.filters import matches
 from leasehold_coordinator.core.known_worker import KnownWorker
-from leasehold_coordinator.core.paging import page_within
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet import NAMED_LIMIT, Fleet
+from leasehold_coordinator.lists import list_fields
+from leasehold_coordinator.lists.filters import matches
+from leasehold_coordinator.lists.paging import page_within
 
 logger = logging.getLogger(__name__)
 

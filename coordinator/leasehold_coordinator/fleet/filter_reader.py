@@ -4,10 +4,11 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from leasehold_coordinator.core import list_fields
-from leasehold_coordinator.core.filter_expression import Expression, parse_filter
-from leasehold_coordinator.core.filter_fields import Ids, Referent
-from leasehold_coordinator.core.filters import (
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.lists import list_fields
+from leasehold_coordinator.lists.filter_expression import Expression, parse_filter
+from leasehold_coordinator.lists.filter_fields import Ids, Referent
+from leasehold_coordinator.lists.filters import (
     NO_IDS,
     Fields,
     Filter,
@@ -16,7 +17,6 @@ from leasehold_coordinator.core.filters import (
     bind_fleet,
     references,
 )
-from leasehold_coordinator.fleet.fleet import Fleet
 
 M = TypeVar("M", bound=Message)
 

@@ -18,12 +18,12 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import Hello
-from leasehold_coordinator.core import list_orders
 from leasehold_coordinator.core.command_effects import StoredCommand
-from leasehold_coordinator.core.filters import Filter
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import fleet as fleet_module
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.lists import list_orders
+from leasehold_coordinator.lists.filters import Filter
 from leasehold_coordinator.storage import (
     database,
     row_digests,

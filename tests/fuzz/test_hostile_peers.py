@@ -35,7 +35,7 @@ FINE = {
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""What a client may be answered, and UNAVAILABLE with details: never UNKNOWN or INTERNAL, which are defects."""
+"""What a client may be answered, or UNAVAILABLE with details. UNKNOWN and INTERNAL are defects."""
 
 SERVICES = [
     service

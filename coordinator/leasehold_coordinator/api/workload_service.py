@@ -162,7 +162,8 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: DeleteCheckpointsRequest, context: Context
     ) -> DeleteCheckpointsResponse:
         operation = Operation(delete_checkpoints=request.operation)
-        return DeleteCheckpointsResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return DeleteCheckpointsResponse(command=command)
 
     async def ReleaseHold(self, request: ReleaseHoldRequest, context: Context) -> ReleaseHoldResponse:
         return ReleaseHoldResponse(command=await self._requests.release_hold(request))

@@ -91,8 +91,7 @@ class CommandCreation:
         async def draft() -> tuple[Workload, Command]:
             room = await find_room(self._fleet, request)
             workload = self._new_workload(request, holders, room)
-            ids = [workload.workload_id, *room.preempted_ids]
-            self._dispatcher.check_room(workload.worker_id, ids)
+            self._dispatcher.check_room(workload.worker_id, [workload.workload_id, *room.preempted_ids])
             run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
@@ -223,23 +222,21 @@ class CommandCreation:
         operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
         check_operation(operation)
         worker_id = await find_hold_worker(self._fleet, request.hold_id)
-        return await self._operate_worker(request, operation, worker_id)
+        return await self.operate_worker(request, operation, worker_id)
 
-    async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
+    async def operate_worker(
+        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
+    ) -> Command:
         """Creates a command about a worker, its GPUs or its checkpoints.
 
         Args:
-            request: Names the worker, and a timeout for wait and execution. The default timeout is 60 s.
+            request: Has a timeout for wait and execution. The default timeout is 60 s.
             operation: The request's operation.
+            worker: Id or name of the worker.
 
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        return await self._operate_worker(request, operation, request.worker)
-
-    async def _operate_worker(
-        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
-    ) -> Command:
         key = RequestKey.of(request.request_id, request)
 
         async def decide() -> Decision[Command]:

@@ -15,7 +15,7 @@ from leasehold.v1.fleet_service_pb2 import (
     ResetGpuHealthRequest,
     UncordonRequest,
 )
-from leasehold.v1.operation_pb2 import AdoptOperation, Operation, ReleaseHoldOperation
+from leasehold.v1.operation_pb2 import AdoptOperation, Operation
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
@@ -30,7 +30,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
+from leasehold_coordinator.commands.holds import Room, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
@@ -212,17 +212,6 @@ class CommandCreation:
         return await self._decide_new(
             draft, key, is_checked=bool(request.operation.hooks), is_real=not request.validate_only
         )
-
-    async def release_hold(self, request: ReleaseHoldRequest) -> Command:
-        """Creates the command that gives up a hold.
-
-        Raises:
-            FleetError: It is refused, and nothing was created.
-        """
-        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
-        check_operation(operation)
-        worker_id = await find_hold_worker(self._fleet, request.hold_id)
-        return await self.operate_worker(request, operation, worker_id)
 
     async def operate_worker(
         self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str

@@ -119,17 +119,20 @@ class FleetService(FleetServiceServicer):
 
     async def Cordon(self, request: CordonRequest, context: Context) -> CordonResponse:
         operation = Operation(cordon=request.operation)
-        return CordonResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return CordonResponse(command=command)
 
     async def Uncordon(self, request: UncordonRequest, context: Context) -> UncordonResponse:
         operation = Operation(uncordon=request.operation)
-        return UncordonResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return UncordonResponse(command=command)
 
     async def ResetGpuHealth(
         self, request: ResetGpuHealthRequest, context: Context
     ) -> ResetGpuHealthResponse:
         operation = Operation(reset_gpu_health=request.operation)
-        return ResetGpuHealthResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return ResetGpuHealthResponse(command=command)
 
     async def ForgetWorker(self, request: ForgetWorkerRequest, context: Context) -> ForgetWorkerResponse:
         return await self._requests.forget_worker(request.worker)

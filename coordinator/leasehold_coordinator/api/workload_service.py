@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import TypeAlias, final
 
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.operation_pb2 import CheckpointOperation, Operation, ReleaseOperation
+from leasehold.v1.operation_pb2 import CheckpointOperation, Operation, ReleaseHoldOperation, ReleaseOperation
 from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
@@ -47,6 +47,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceServicer
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.checkpoint_list import list_checkpoints
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.holds import find_hold_worker
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.request_keys import RequestKey
@@ -162,10 +163,14 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: DeleteCheckpointsRequest, context: Context
     ) -> DeleteCheckpointsResponse:
         operation = Operation(delete_checkpoints=request.operation)
-        return DeleteCheckpointsResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return DeleteCheckpointsResponse(command=command)
 
     async def ReleaseHold(self, request: ReleaseHoldRequest, context: Context) -> ReleaseHoldResponse:
-        return ReleaseHoldResponse(command=await self._requests.release_hold(request))
+        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
+        worker_id = await find_hold_worker(self.fleet, request.hold_id)
+        command = await self._requests.operate_worker(request, operation, worker_id)
+        return ReleaseHoldResponse(command=command)
 
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:
         operation = Operation(stop=request.operation)

@@ -15,7 +15,7 @@ from leasehold.v1.fleet_service_pb2 import (
     ResetGpuHealthRequest,
     UncordonRequest,
 )
-from leasehold.v1.operation_pb2 import AdoptOperation, Operation, ReleaseHoldOperation
+from leasehold.v1.operation_pb2 import AdoptOperation, Operation
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
@@ -30,7 +30,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
+from leasehold_coordinator.commands.holds import Room, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
@@ -91,8 +91,7 @@ class CommandCreation:
         async def draft() -> tuple[Workload, Command]:
             room = await find_room(self._fleet, request)
             workload = self._new_workload(request, holders, room)
-            ids = [workload.workload_id, *room.preempted_ids]
-            self._dispatcher.check_room(workload.worker_id, ids)
+            self._dispatcher.check_room(workload.worker_id, [workload.workload_id, *room.preempted_ids])
             run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
@@ -214,32 +213,19 @@ class CommandCreation:
             draft, key, is_checked=bool(request.operation.hooks), is_real=not request.validate_only
         )
 
-    async def release_hold(self, request: ReleaseHoldRequest) -> Command:
-        """Creates the command that gives up a hold.
-
-        Raises:
-            FleetError: It is refused, and nothing was created.
-        """
-        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
-        check_operation(operation)
-        worker_id = await find_hold_worker(self._fleet, request.hold_id)
-        return await self._operate_worker(request, operation, worker_id)
-
-    async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
+    async def operate_worker(
+        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
+    ) -> Command:
         """Creates a command about a worker, its GPUs or its checkpoints.
 
         Args:
-            request: Names the worker, and a timeout for wait and execution. The default timeout is 60 s.
+            request: Has a timeout for wait and execution. The default timeout is 60 s.
             operation: The request's operation.
+            worker: Id or name of the worker.
 
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        return await self._operate_worker(request, operation, request.worker)
-
-    async def _operate_worker(
-        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
-    ) -> Command:
         key = RequestKey.of(request.request_id, request)
 
         async def decide() -> Decision[Command]:

@@ -14,4 +14,13 @@ nvmlReturn_t nvml_enter_device(const char *call, nvmlDevice_t device, const void
 
 uint32_t nvml_index(nvmlDevice_t device);
 
+/* Defines a call that returns one number of `device`. */
+#define NVML_NUMBER(function, value)                                        \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *answer) {   \
+        nvmlReturn_t result = nvml_enter_device(#function, device, answer); \
+        if (result == NVML_SUCCESS)                                         \
+            *answer = (value);                                              \
+        return result;                                                      \
+    }
+
 #endif

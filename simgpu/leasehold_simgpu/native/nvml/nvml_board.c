@@ -5,21 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* An answer that is the same for every board. */
-#define CONSTANT(function, value)                                          \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *answer) {  \
-        nvmlReturn_t result = nvml_enter_device(#function, device, answer); \
-        if (result == NVML_SUCCESS)                                        \
-            *answer = (value);                                             \
-        return result;                                                     \
-    }
-
-CONSTANT(nvmlDeviceGetComputeMode, NVML_COMPUTEMODE_DEFAULT)
-CONSTANT(nvmlDeviceGetDisplayActive, NVML_FEATURE_DISABLED)
-CONSTANT(nvmlDeviceGetDisplayMode, NVML_FEATURE_DISABLED)
-CONSTANT(nvmlDeviceGetPerformanceState, NVML_PSTATE_0)
-CONSTANT(nvmlDeviceIsMigDeviceHandle, 0)
-CONSTANT(nvmlDeviceGetNumFans, 0)
+NVML_NUMBER(nvmlDeviceGetComputeMode, NVML_COMPUTEMODE_DEFAULT)
+NVML_NUMBER(nvmlDeviceGetDisplayActive, NVML_FEATURE_DISABLED)
+NVML_NUMBER(nvmlDeviceGetDisplayMode, NVML_FEATURE_DISABLED)
+NVML_NUMBER(nvmlDeviceGetPerformanceState, NVML_PSTATE_0)
+NVML_NUMBER(nvmlDeviceIsMigDeviceHandle, 0)
+NVML_NUMBER(nvmlDeviceGetNumFans, 0)
 
 EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, int counter, unsigned *kb_per_s) {
     (void)counter;
@@ -66,20 +57,10 @@ static unsigned architecture(const struct simgpu_gpu *gpu) {
     }
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *answer) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetArchitecture", device, answer);
-    if (result == NVML_SUCCESS)
-        *answer = architecture(device);
-    return result;
-}
+NVML_NUMBER(nvmlDeviceGetArchitecture, architecture(device))
 
 /* The brand is the first word of the name: "Tesla T4", "NVIDIA H100 80GB HBM3". */
-EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned *brand) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetBrand", device, brand);
-    if (result == NVML_SUCCESS)
-        *brand = strncmp(device->name, "Tesla", 5) == 0 ? NVML_BRAND_TESLA : NVML_BRAND_NVIDIA;
-    return result;
-}
+NVML_NUMBER(nvmlDeviceGetBrand, strncmp(device->name, "Tesla", 5) == 0 ? NVML_BRAND_TESLA : NVML_BRAND_NVIDIA)
 
 EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_v1_t *temperature) {
     nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetTemperature", device, temperature);

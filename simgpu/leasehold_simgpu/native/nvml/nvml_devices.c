@@ -16,32 +16,12 @@ static nvmlReturn_t copy_text(const char *call, nvmlDevice_t device, char *to, u
     return NVML_SUCCESS;
 }
 
-/* A reading that is one field of the GPU's record. */
-#define READING(function, call, field)                                    \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *value) {  \
-        nvmlReturn_t result = nvml_enter_device(call, device, value);     \
-        if (result == NVML_SUCCESS)                                       \
-            *value = device->field;                                       \
-        return result;                                                    \
-    }
-
-READING(nvmlDeviceGetPowerUsage, "nvmlDeviceGetPowerUsage", power_mw)
-READING(nvmlDeviceGetPowerManagementLimit, "nvmlDeviceGetPowerManagementLimit", power_limit_mw)
-READING(nvmlDeviceGetEnforcedPowerLimit, "nvmlDeviceGetEnforcedPowerLimit", power_limit_mw)
-
-EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetIndex", device, index);
-    if (result == NVML_SUCCESS)
-        *index = nvml_index(device);
-    return result;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetMinorNumber", device, minor);
-    if (result == NVML_SUCCESS)
-        *minor = nvml_index(device);
-    return result;
-}
+NVML_NUMBER(nvmlDeviceGetPowerUsage, device->power_mw)
+NVML_NUMBER(nvmlDeviceGetPowerManagementLimit, device->power_limit_mw)
+NVML_NUMBER(nvmlDeviceGetEnforcedPowerLimit, device->power_limit_mw)
+NVML_NUMBER(nvmlDeviceGetIndex, nvml_index(device))
+NVML_NUMBER(nvmlDeviceGetMinorNumber, nvml_index(device))
+NVML_NUMBER(nvmlDeviceGetPersistenceMode, simgpu_host()->persistence_mode)
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
     char text[UUID_TEXT_SIZE];
@@ -110,23 +90,18 @@ EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtili
 
 #define SAMPLING_PERIOD_US 167000
 
-EXPORT nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetEncoderUtilization", device, percent);
-    if (result != NVML_SUCCESS)
-        return result;
-    *percent = device->encoder_percent;
-    *period_us = SAMPLING_PERIOD_US;
-    return NVML_SUCCESS;
-}
+#define CODEC_UTILIZATION(function, field)                                                        \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *percent, unsigned *period_us) {   \
+        nvmlReturn_t result = nvml_enter_device(#function, device, percent);                      \
+        if (result != NVML_SUCCESS)                                                               \
+            return result;                                                                        \
+        *percent = device->field;                                                                 \
+        *period_us = SAMPLING_PERIOD_US;                                                          \
+        return NVML_SUCCESS;                                                                      \
+    }
 
-EXPORT nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetDecoderUtilization", device, percent);
-    if (result != NVML_SUCCESS)
-        return result;
-    *percent = device->decoder_percent;
-    *period_us = SAMPLING_PERIOD_US;
-    return NVML_SUCCESS;
-}
+CODEC_UTILIZATION(nvmlDeviceGetEncoderUtilization, encoder_percent)
+CODEC_UTILIZATION(nvmlDeviceGetDecoderUtilization, decoder_percent)
 
 EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned *celsius) {
     nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetTemperature", device, celsius);
@@ -165,13 +140,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current,
     nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetMigMode", device, current);
     if (result == NVML_SUCCESS)
         *current = *pending = device->mig_enabled;
-    return result;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *mode) {
-    nvmlReturn_t result = nvml_enter_device("nvmlDeviceGetPersistenceMode", device, mode);
-    if (result == NVML_SUCCESS)
-        *mode = simgpu_host()->persistence_mode;
     return result;
 }
 

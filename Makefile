@@ -51,11 +51,11 @@ check: $(VENV)/.installed
 	$(BIN)/python protos/generate.py --check
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m bench.checked bench/command_latency.py
+	$(BIN)/python -m bench.checked -m bench.command_latency
 	$(BIN)/python -m bench.checked -m bench.cli_start
-	$(BIN)/python -m bench.checked bench/operation_overhead.py
-	$(BIN)/python -m bench.checked bench/coordinator_restart.py
-	$(BIN)/python -m bench.checked bench/pool.py
+	$(BIN)/python -m bench.checked -m bench.operation_overhead
+	$(BIN)/python -m bench.checked -m bench.coordinator_restart
+	$(BIN)/python -m bench.checked -m bench.pool
 	$(BIN)/python -m bench.checked -m bench.fleet --workers 1000
 	$(BIN)/python -m bench.checked -m bench.fleet --workers 100 --clients 64
 	$(BIN)/python -m bench.checked -m bench.memory --seconds 120
@@ -65,7 +65,7 @@ bench: $(VENV)/.installed
 # make bench-beside COMMIT=a9aea06.
 COMMIT ?= HEAD
 bench-beside: $(VENV)/.installed
-	$(BIN)/python -m bench.comparison $(COMMIT) bench/command_latency.py
+	$(BIN)/python -m bench.comparison $(COMMIT) -m bench.command_latency
 	$(BIN)/python -m bench.comparison $(COMMIT) -m bench.fleet --workers 100 --clients 64
 
 # The whole grid and some sequences: make faults N=12000.

@@ -1,6 +1,6 @@
 """Runs a benchmark, and fails if the benchmark leaves a process or a temporary file behind.
 
-python -m bench.checked bench/pool.py --rounds 10
+python -m bench.checked -m bench.pool --rounds 10
 python -m bench.checked -m bench.fleet --workers 1000
 """
 

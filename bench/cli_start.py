@@ -9,7 +9,6 @@ one JSON document.
 import argparse
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -21,9 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import grpc
-
 from bench.command_latency import process
+from bench.machine import machine
 
 PROGRAM: Final = Path(sys.executable).with_name("leasehold")
 BARE: Final = "python -c pass"
@@ -136,12 +134,8 @@ def measure(rounds: int, before: Path | None) -> dict[str, object]:
         "rounds": rounds,
         "commands": report,
         "machine": {
-            "cpu_count": os.cpu_count(),
+            **machine("grpcio"),
             "load_average": [round(load, 1) for load in os.getloadavg()],
-            "architecture": platform.machine(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "grpcio": grpc.__version__,
         },
     }
 

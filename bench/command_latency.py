@@ -11,7 +11,6 @@ of both sides. Prints one JSON document.
 import argparse
 import json
 import os
-import platform
 import re
 import sqlite3
 import statistics
@@ -36,6 +35,8 @@ from leasehold.v1 import (
     workload_service_pb2_grpc,
 )
 from leasehold_simgpu import SimulatedHost, Timing
+
+from bench.machine import machine
 
 COUNTER = Path(__file__).resolve().parents[1] / "examples/counter.py"
 START_TIMEOUT_S = 30.0
@@ -170,7 +171,7 @@ def run_hop(downstream: str | None) -> None:
 @contextmanager
 def hop(downstream: str | None = None) -> Iterator[str]:
     """The address of a hop in its own process."""
-    arguments = [sys.executable, __file__, "--hop", downstream or "echo"]
+    arguments = [sys.executable, "-m", "bench.command_latency", "--hop", downstream or "echo"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         try:
@@ -243,13 +244,7 @@ def measure(rounds: int) -> dict[str, object]:
         },
         "two_raw_grpc_hops": percentiles(hops_ms),
         "median_ratio": round(ratio, 2),
-        "machine": {
-            "cpu_count": os.cpu_count(),
-            "architecture": platform.machine(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "grpcio": grpc.__version__,
-        },
+        "machine": machine("grpcio"),
     }
 
 

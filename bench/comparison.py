@@ -1,6 +1,6 @@
 """Runs a benchmark on the code of an older commit and on the present code, in turn, and prints the ratios.
 
-python -m bench.comparison a9aea06 bench/command_latency.py --rounds 300
+python -m bench.comparison a9aea06 -m bench.command_latency --rounds 300
 
 The benchmark itself is the present one in both cases. Only the packages of the older commit run, from a
 worktree in a temporary folder. Each figure is the median of the turns. A ratio is present to older.

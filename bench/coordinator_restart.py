@@ -7,8 +7,6 @@ its log gives the time to load the store. Prints one JSON document.
 import argparse
 import asyncio
 import json
-import os
-import platform
 import re
 import statistics
 import subprocess
@@ -21,6 +19,8 @@ from leasehold.v1 import command_pb2, operation_pb2, workload_pb2
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.storage.rows import command_row, workload_row
 from leasehold_coordinator.storage.store import Store
+
+from bench.machine import machine
 
 WORKERS = 1_000
 OPEN_SHARE = 100
@@ -97,12 +97,7 @@ def main() -> None:
         asyncio.run(fill(full, options.workloads, options.commands))
         times = [(start(empty), start(full)) for _ in range(options.rounds)]
     document = {
-        "machine": {
-            "cpu_count": os.cpu_count(),
-            "kernel": platform.release(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-        },
+        "machine": machine(),
         "workloads": options.workloads,
         "commands": options.commands,
         "open_commands": options.commands // OPEN_SHARE,

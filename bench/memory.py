@@ -8,8 +8,6 @@ the first command and after every 5,000 commands. It must level off. Prints one 
 import argparse
 import asyncio
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -32,7 +30,8 @@ from leasehold.v1 import (
 from leasehold_simgpu import SimulatedHost, Timing
 
 from bench.command_latency import COUNTER, process, suspend
-from bench.fleet import Coordinator, Swarm, memory_bytes, wait_for
+from bench.fleet.processes import Coordinator, Swarm, memory_bytes, wait_for
+from bench.machine import machine
 
 LIGHT_WORKERS = 20
 LIGHT_CLIENTS = 12
@@ -189,13 +188,7 @@ def main() -> None:
     document = {
         "benchmark": "memory",
         **measure(options.commands, options.seconds),
-        "machine": {
-            "cpu_count": os.cpu_count(),
-            "architecture": platform.machine(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "grpcio": grpc.__version__,
-        },
+        "machine": machine("grpcio"),
     }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 

@@ -13,46 +13,30 @@ machine's GPUs.
 """
 
 import argparse
-import ctypes
 import json
 import os
-import platform
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
-from cuda.bindings import driver  # noqa: TID251 - the raw calls that ours are compared with
-from leasehold.v1 import command_pb2, gpu_pb2, operation_pb2, workload_pb2
 from leasehold_simgpu import SimulatedHost, Timing
-from leasehold_worker.agent.assembly import open_parts
-from leasehold_worker.agent.config import WorkerConfig
-from leasehold_worker.commands.executor import Commands
-from leasehold_worker.commands.journal import open_journal
-from leasehold_worker.commands.journal_file import keep_workload
-from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.process_trees import process_tree
-from leasehold_worker.host.processes import boot_id, memory_bytes, send_signal
+from leasehold_worker.host.processes import memory_bytes
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
-from leasehold_worker.workloads.messages import workload_message
-from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import RUNNING
-from leasehold_worker.workloads.workload import Workload
 
-MEMBERS: Final = Path(__file__).with_name("cuda_members.py")
+from bench.machine import machine
+from bench.own_operations import BenchmarkError, Worker, open_worker
+from bench.raw_calls import GpuPairs, raw_at_once, raw_call, raw_remap, raw_restore, raw_suspend
+
 MIB: Final = 2**20
 GIB: Final = 2**30
 GROUP: Final = 8
@@ -61,180 +45,11 @@ WARM_UP_ROUNDS: Final = 2
 SIZE_ROUNDS: Final = 3
 CONTEXT_BYTES: Final = GIB
 """Memory for a context, in addition to the buffer."""
-LOCK_TIMEOUT_MS: Final = 10_000
-START_TIMEOUT_S: Final = 120.0
-END_TIMEOUT_S: Final = 10.0
 
 SIMULATED: Final = {"instant": Timing.instant(), "typical": Timing.typical()}
 GOALS: Final = {"suspend_added_ms": 10, "remap_added_ms": 15, "group_ratio": 1.1}
 
 Samples = dict[str, list[float]]
-
-
-class BenchmarkError(Exception):
-    """A measured operation failed."""
-
-
-# --- Ours
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """The parts of a worker that carry out commands."""
-
-    inventory: Inventory
-    workloads: Workloads
-    commands: Commands
-
-    async def carry_out(self, workload_id: str, operation: operation_pb2.Operation) -> None:
-        """Carries out one command, until its outcome is on disk."""
-        outcome = await self.commands.carry_out(workload_id, operation)
-        if outcome.state != command_pb2.COMMAND_STATE_SUCCEEDED:
-            raise BenchmarkError(f"{operation.WhichOneof('kind')}: {outcome.error.message}")
-
-    async def start(self, name: str, gpu_count: int, members: int, size: int) -> Workload:
-        """Runs members of a benchmark, and waits until all hold their memory."""
-        spec = workload_pb2.WorkloadSpec(
-            arguments=[sys.executable, str(MEMBERS), "--members", str(members), "--bytes", str(size)],
-            resources=workload_pb2.Resources(gpu_count=gpu_count),
-        )
-        run = operation_pb2.RunOperation(name=name, spec=spec)
-        await self.carry_out(name, operation_pb2.Operation(run=run))
-        workload = self.workloads.get(name)
-        with trio.fail_after(START_TIMEOUT_S):
-            while workload.output_path.read_text().count("ready") < members:
-                if workload.ended.is_set():
-                    raise BenchmarkError(f"the workload did not start: {workload.output_path.read_text()}")
-                await trio.sleep(0.02)
-        return workload
-
-    async def suspend(self, workload: Workload) -> None:
-        """Suspends a workload."""
-        suspend = operation_pb2.SuspendOperation()
-        await self.carry_out(workload.workload_id, operation_pb2.Operation(suspend=suspend))
-
-    async def restore(self, workload: Workload) -> None:
-        """Restores a workload on its previous GPUs."""
-        restore = operation_pb2.RestoreOperation()
-        await self.carry_out(workload.workload_id, operation_pb2.Operation(restore=restore))
-
-    async def remap(self, workload: Workload, old: str, new: str) -> None:
-        """Moves a workload from one GPU to another."""
-        pairs = [gpu_pb2.GpuPair(old_uuid=old, new_uuid=new)]
-        move = operation_pb2.Move(workload_id=workload.workload_id, pairs=pairs)
-        remap = operation_pb2.RemapOperation(moves=[move])
-        await self.carry_out(workload.workload_id, operation_pb2.Operation(remap=remap))
-
-    async def stop(self, workload: Workload) -> None:
-        """Ends a workload, which must still be running."""
-        if workload.state != RUNNING or workload.ended.is_set():
-            raise BenchmarkError(f"the workload is not running any more: {workload.output_path.read_text()}")
-        send_signal(workload.root, signal.SIGTERM)
-        await workload.ended.wait()
-
-
-@asynccontextmanager
-async def open_worker(folder: Path) -> AsyncIterator[Worker]:
-    """Builds the worker's parts as its agent does, without a coordinator."""
-    this_boot = boot_id()
-
-    def keep(workload: Workload) -> None:
-        statements = keep_workload(workload_record(workload, this_boot))
-        journal.put(("workloads", workload.workload_id), statements)
-
-    def told(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
-        known = (workload_id for workload_id in workload_ids if workload_id in parts.workloads)
-        return [workload_message(parts.workloads.get(workload_id), "benchmark") for workload_id in known]
-
-    async with (
-        open_journal(folder / "journal.db") as journal,
-        open_parts(WorkerConfig(), folder / "workloads", keep, written=journal.wait_written) as parts,
-    ):
-        if parts.driver.unavailable_reason is not None:
-            raise BenchmarkError(f"no usable CUDA driver: {parts.driver.unavailable_reason}")
-        try:
-            carry_out = parts.operations.perform
-            driver_version = parts.inventory.versions.driver_version
-            commands = Commands(carry_out, journal, told, driver_version, parts.nursery, lambda _: None)
-            yield Worker(parts.inventory, parts.workloads, commands)
-        finally:
-            # Not SIGKILL: a process that was restored may run, whose kill was seen to hang a host
-            # (NVIDIA/cuda-checkpoint issue 53). The programs of this benchmark end of SIGTERM.
-            for workload in parts.workloads.all():
-                send_signal(workload.root, signal.SIGTERM)
-            with trio.move_on_after(END_TIMEOUT_S, shield=True):
-                for workload in parts.workloads.all():
-                    await workload.ended.wait()
-            for workload in parts.workloads.all():
-                if workload.state != RUNNING:
-                    send_signal(workload.root, signal.SIGKILL)  # only SIGKILL ends a suspended process
-
-
-# --- Raw
-
-
-class GpuPairs:
-    """The arguments of a restore on other GPUs. Made before the timing starts."""
-
-    def __init__(self, gpu_uuids: Sequence[str], old: str, new: str) -> None:
-        swapped = {old: new, new: old}
-        self._buffers: list[ctypes.Array[ctypes.c_char]] = []  # a CUuuid made from an address aliases it
-        pairs = []
-        for gpu_uuid in gpu_uuids:
-            pair = driver.CUcheckpointGpuPair()
-            pair.oldUuid = self._uuid(gpu_uuid)
-            pair.newUuid = self._uuid(swapped.get(gpu_uuid, gpu_uuid))
-            pairs.append(pair)
-        self.arguments = driver.CUcheckpointRestoreArgs()
-        self.arguments.gpuPairs = pairs
-        self.arguments.gpuPairsCount = len(pairs)
-
-    def _uuid(self, text: str) -> Any:
-        self._buffers.append(ctypes.create_string_buffer(uuid.UUID(text.removeprefix("GPU-")).bytes, 16))
-        return driver.CUuuid(ctypes.addressof(self._buffers[-1]))
-
-
-def raw_call(name: str, *arguments: Any) -> float:
-    """Makes one driver call and returns its milliseconds."""
-    began = time.perf_counter()
-    try:
-        error, *_ = getattr(driver, name)(*arguments)
-    except RuntimeError as missing:
-        raise BenchmarkError(f"{name}: {missing}") from missing
-    if int(error) != 0:
-        raise BenchmarkError(f"{name}: the driver answered {error.name}")
-    return (time.perf_counter() - began) * 1000
-
-
-def raw_suspend(pid: int) -> tuple[float, float]:
-    """Milliseconds of lock and checkpoint, and of the checkpoint alone."""
-    arguments = driver.CUcheckpointLockArgs()
-    arguments.timeoutMs = LOCK_TIMEOUT_MS
-    lock_ms = raw_call("cuCheckpointProcessLock", pid, arguments)
-    checkpoint_ms = raw_call("cuCheckpointProcessCheckpoint", pid, None)
-    return lock_ms + checkpoint_ms, checkpoint_ms
-
-
-def raw_restore(pid: int, pairs: GpuPairs | None = None) -> tuple[float, float]:
-    """Milliseconds of restore and unlock, and of the restore alone."""
-    restore_ms = raw_call("cuCheckpointProcessRestore", pid, pairs.arguments if pairs else None)
-    unlock_ms = raw_call("cuCheckpointProcessUnlock", pid, None)
-    return restore_ms + unlock_ms, restore_ms
-
-
-async def raw_at_once(call: Callable[[int], object], pids: Iterable[int]) -> None:
-    """Makes the same raw calls on many processes in parallel, each in a thread of its own."""
-    async with trio.open_nursery() as nursery:
-        for pid in pids:
-            nursery.start_soon(trio.to_thread.run_sync, call, pid)
-
-
-def raw_remap(pid: int, pairs: GpuPairs) -> float:
-    """Milliseconds of all four calls."""
-    return raw_suspend(pid)[0] + raw_restore(pid, pairs)[0]
-
-
-# --- Measuring
 
 
 async def timed_ms(action: Callable[[], Awaitable[None]]) -> float:
@@ -411,7 +226,14 @@ def measure_simulated(timing: Timing, single_rounds: int, group_rounds: int) -> 
     with tempfile.TemporaryDirectory() as folder:
         host = SimulatedHost.create(Path(folder) / "host", gpus=GROUP, chip="H100", timing=timing)
         done = subprocess.run(
-            [sys.executable, __file__, "--here", str(single_rounds), str(group_rounds)],
+            [
+                sys.executable,
+                "-m",
+                "bench.operation_overhead",
+                "--here",
+                str(single_rounds),
+                str(group_rounds),
+            ],
             env={**os.environ, **host.environment()},
             stdout=subprocess.PIPE,
             text=True,
@@ -423,18 +245,6 @@ def measure_simulated(timing: Timing, single_rounds: int, group_rounds: int) -> 
     return found
 
 
-def machine() -> dict[str, object]:
-    """Facts of the machine that affect the figures."""
-    return {
-        "cpu_count": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
-        "architecture": platform.machine(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "cuda_bindings": version("cuda-bindings"),
-    }
-
-
 def measure(options: argparse.Namespace) -> dict[str, object]:
     """Runs the measurements that the options select."""
     if options.here is not None:
@@ -443,7 +253,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     found: dict[str, object] = {
         "benchmark": "operation_overhead",
         "goals": GOALS,
-        "machine": machine(),
+        "machine": machine("cuda-bindings"),
     }
     if options.gpu:
         sizes = [round(gib * GIB) for gib in options.gib]

@@ -14,7 +14,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import grpc
 import trio
 import trio.testing
 from leasehold.local.v1 import local_service_pb2
@@ -37,6 +35,8 @@ from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
+
+from bench.machine import machine
 
 GPUS = 8
 WAITERS = (1, 100, 1000)
@@ -277,14 +277,7 @@ def main() -> None:
         "alone": measure_pool(options.grants),
         "rounds": options.rounds,
         "through_the_socket": measure_socket(options.rounds),
-        "machine": {
-            "cpu_count": os.cpu_count(),
-            "architecture": platform.machine(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "grpcio": grpc.__version__,
-            "trio": trio.__version__,
-        },
+        "machine": machine("grpcio", "trio"),
     }
     sys.stdout.write(json.dumps(report, indent=2) + "\n")
 

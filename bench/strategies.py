@@ -18,12 +18,10 @@ reported as `not_measured`, with the reason. This part has not been run on a GPU
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +29,7 @@ from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold_simgpu import Timing
 from leasehold_worker.gpus.inventory import Inventory
 
+from bench.machine import machine
 from tests.gpu.torch_policies import PYTHONS, python_with_torch
 from tests.gpu.torch_policies import measure as measure_torch
 from tests.integration.fleets import Fleet, make_fleet
@@ -51,19 +50,6 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 class BenchmarkError(Exception):
     """A measured operation failed."""
-
-
-def machine(folder: Path) -> dict[str, object]:
-    """Facts of the machine that affect the figures."""
-    return {
-        "cpu_count": os.cpu_count(),
-        "memory_gib": round(PAGE_BYTES * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
-        "architecture": platform.machine(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "cuda_bindings": version("cuda-bindings"),
-        "disk_write_gb_per_s": round(disk_gb_per_s(folder), 2),
-    }
 
 
 def disk_gb_per_s(folder: Path, size: int = 512 * 2**20) -> float:
@@ -230,7 +216,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, make_fleet(Path(folder)) as fleet:
         found: dict[str, Any] = {
             "benchmark": "strategies",
-            "machine": machine(Path(folder)),
+            "machine": {
+                **machine("cuda-bindings"),
+                "disk_write_gb_per_s": round(disk_gb_per_s(Path(folder)), 2),
+            },
             "size_bytes": options.size,
             "context_bytes": CONTEXT_BYTES,
             "simulated": "nothing"

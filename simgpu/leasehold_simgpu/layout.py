@@ -1,4 +1,4 @@
-"""The state file of a simulated host, as `native/state.h` lays it out.
+"""The state file of a simulated host, as `native/host/state.h` lays it out.
 
 Both sides follow the C ABI's rules of alignment; `tests/simgpu/test_abi.py` compares every offset.
 """

@@ -13,47 +13,12 @@ from typing import Final
 from leasehold_simgpu.errors import CompilerError
 
 SOURCES: Final = Path(__file__).parent / "native"
-_SHARED: Final = ("state.c", "process_table.c", "faults.c")
-_LIBRARIES: Final = {
-    "libcuda.so.1": (
-        *_SHARED,
-        "allocations.c",
-        "checkpoint.c",
-        "checkpoint_channel.c",
-        "contexts.c",
-        "copies.c",
-        "delayed_death.c",
-        "device_memory.c",
-        "devices.c",
-        "entry_points.c",
-        "errors.c",
-        "export_tables.c",
-        "gate.c",
-        "get_proc_address.c",
-        "gpu_pairs.c",
-        "host_copies.c",
-        "init.c",
-        "memory.c",
-        "memory_pools.c",
-        "memory_slots.c",
-        "pinned_memory.c",
-        "residence.c",
-        "restore_thread.c",
-        "streams.c",
-        "target_marks.c",
-        "visible_devices.c",
-    ),
-    "libnvidia-ml.so.1": (
-        *_SHARED,
-        "nvml_devices.c",
-        "nvml_events.c",
-        "nvml_board.c",
-        "nvml_unsupported.c",
-        "nvml_health.c",
-        "nvml_processes.c",
-        "nvml_system.c",
-    ),
+LAYERS: Final = {
+    "libcuda.so.1": ("host", "memory", "process", "checkpoint", "calls", "lookup"),
+    "libnvidia-ml.so.1": ("host", "nvml"),
 }
+"""The layers of each library, lowest first: folders of SOURCES. A layer calls only itself and lower ones."""
+
 _FLAGS: Final = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     # nodelete: the CUDA runtime closes the library at exit, while the restore thread still runs its code.
@@ -85,7 +50,7 @@ def build() -> Path:
     finished.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".build-", dir=finished.parent))
     try:
-        for library in _LIBRARIES:
+        for library in LAYERS:
             _compile(compiler, library, work)
         work.chmod(0o755)
         try:
@@ -104,17 +69,16 @@ def _cache() -> Path:
 
 
 def _content_hash(compiler: str) -> str:
-    digest = hashlib.sha256(repr((compiler, _FLAGS, _LIBRARIES)).encode())
-    for path in sorted(SOURCES.iterdir()):
-        if path.suffix in {".c", ".h"}:
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest = hashlib.sha256(repr((compiler, _FLAGS, LAYERS)).encode())
+    for path in sorted(SOURCES.rglob("*.[ch]")):
+        digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _compile(compiler: str, library: str, directory: Path) -> None:
-    sources = [str(SOURCES / name) for name in _LIBRARIES[library]]
+    sources = [str(source) for layer in LAYERS[library] for source in sorted((SOURCES / layer).glob("*.c"))]
     output = str(directory / library)
-    command = [compiler, *_FLAGS, f"-Wl,-soname,{library}", "-o", output, *sources]
+    command = [compiler, *_FLAGS, "-I", str(SOURCES), f"-Wl,-soname,{library}", "-o", output, *sources]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CompilerError(f"{compiler} could not build {library}:\n{done.stderr.strip()}")

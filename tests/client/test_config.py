@@ -1,11 +1,12 @@
 """The user's configuration, and addresses."""
 
-import os
 from pathlib import Path
 
 import pytest
 from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.errors import UsageError
+
+from tests.settings_files import UNREADABLE, make_unreadable
 
 
 @pytest.fixture
@@ -54,15 +55,9 @@ def test_what_is_no_address(text: str) -> None:
         parse_address(text)
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+@pytest.mark.parametrize("kind", UNREADABLE)
 def test_a_settings_file_is_a_regular_file_of_bounded_size(file: Path, kind: str) -> None:
-    if kind == "fifo":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        with file.open("wb") as empty:
-            empty.truncate(2**40)
+    make_unreadable(file, kind)
     rule = "exceeds the limit of 1000000 bytes" if kind == "large" else "is not a regular file"
     with pytest.raises(
         UsageError, match=f"{file} can't be read: it {rule}[^;]*; make it a readable file or remove"

@@ -24,7 +24,8 @@ from tests.gpu.steps import Runner, Step, StepResult
 PYTHON: Final = sys.executable
 LEASEHOLD: Final = (PYTHON, "-m", "leasehold_client")
 CONFORMANCE: Final = (PYTHON, "-m", "tests.gpu.conformance")
-OVERHEAD: Final = (PYTHON, "bench/operation_overhead.py", "--gpu", "--only-sizes", "--rounds", "1", "--gib")
+BENCHMARK: Final = (PYTHON, "-m", "bench.operation_overhead")
+OVERHEAD: Final = (*BENCHMARK, "--gpu", "--only-sizes", "--rounds", "1", "--gib")
 
 MACHINE: Final = Step("machine", (PYTHON, "-m", "tests.gpu.machine"), 30)
 ASSUMPTION: Final = "assumption "

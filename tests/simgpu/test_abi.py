@@ -57,26 +57,26 @@ def test_python_and_c_lay_the_state_file_out_alike(tmp_path: Path) -> None:
     for value, name in enumerate((*layout.CHECKPOINT_CALLS, "checkpoint_calls")):
         lines.append(f'printf("{name} %d\\n", SIMGPU_{name.upper()});')
         expected.append(f"{name} {value}")
-    headers = '#include <stddef.h>\n#include <stdio.h>\n#include "state.h"\n'
+    headers = '#include <stddef.h>\n#include <stdio.h>\n#include "host/state.h"\n'
     printed = compile_and_run(tmp_path, headers + "int main(void) {" + "\n".join(lines) + "}")
     assert printed.split("\n")[:-1] == expected
 
 
 def test_every_value_of_the_driver_is_that_of_cuda_bindings() -> None:
-    stated = re.findall(r"\b(CU_\w+) = (\d+)", (SOURCES / "driver_types.h").read_text())
+    stated = re.findall(r"\b(CU_\w+) = (\d+)", (SOURCES / "api/driver_types.h").read_text())
     assert len(stated) > 50
     assert {name: int(value) for name, value in stated} == {name: MEMBERS.get(name) for name, _ in stated}
 
 
 def test_every_error_of_cuda_bindings_is_known() -> None:
-    stated = re.findall(r"X\((CUDA_\w+), (\d+),", (SOURCES / "cuda_errors.h").read_text())
+    stated = re.findall(r"X\((CUDA_\w+), (\d+),", (SOURCES / "api/cuda_errors.h").read_text())
     assert {name: int(value) for name, value in stated} == {
         error.name: int(error) for error in driver.CUresult
     }
 
 
 def test_every_error_of_nvml_is_that_of_nvidia_ml_py() -> None:
-    stated = re.findall(r"X\((NVML_\w+), (\d+),", (SOURCES / "nvml_types.h").read_text())
+    stated = re.findall(r"X\((NVML_\w+), (\d+),", (SOURCES / "api/nvml_types.h").read_text())
     known = {name: getattr(pynvml, name, None) for name, _ in stated}
     assert {name: int(value) for name, value in stated} == known
 
@@ -98,7 +98,8 @@ def test_structs_have_the_sizes_that_the_api_fixes(tmp_path: Path) -> None:
         "nvmlEventData_t": ctypes.sizeof(pynvml.c_nvmlEventData_t),
     }
     lines = "\n".join(f'printf("%zu\\n", sizeof({name}));' for name in sizes)
-    headers = '#include <stdio.h>\n#include "driver_types.h"\n#undef EXPORT\n#include "nvml_types.h"\n'
+    headers = '#include <stdio.h>\n#include "api/driver_types.h"\n'
+    headers += '#undef EXPORT\n#include "api/nvml_types.h"\n'
     printed = compile_and_run(tmp_path, headers + "int main(void) {" + lines + "}")
     assert dict(zip(sizes, map(int, printed.split()), strict=True)) == sizes
 

@@ -16,12 +16,11 @@ from leasehold_worker.applications.registry import ApplicationRegistry
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
-from leasehold_worker.local_api.claim_waiting import ClaimWaiting
-from leasehold_worker.local_api.claims import LocalClaims
-from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
 from leasehold_worker.workloads.states import ENDED
+
+from tests.worker.local_claims import make_claims
 
 from .kernel_programs import THREADS
 
@@ -134,20 +133,7 @@ async def open_served(folder: Path) -> AsyncIterator[Served]:
         commands = Commands(
             parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-        claims = LocalClaims(
-            parts.workloads,
-            parts.exit_monitor.add,
-            parts.programs,
-            parts.host_shares,
-            parts.nursery,
-            commands,
-            journal,
-            claim_waiting,
-        )
-        answers = LocalQueries(
-            parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker"
-        )
+        claims, answers = make_claims(parts, journal, commands)
         applications = ApplicationRegistry(parts.workloads, parts.nursery)
         with closing(LocalSocket(folder / "worker.sock", "")) as local_socket:
             world = Served(folder, parts, applications, ApplicationStore(folder / "images"))

@@ -1,6 +1,5 @@
 """How a coordinator starts and stops: one line says what is wrong, and nothing holds it up."""
 
-import os
 import re
 import resource
 import signal
@@ -18,6 +17,7 @@ from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
 from tests.coordinator.scripted_worker import ScriptedWorker
+from tests.settings_files import UNREADABLE, make_unreadable
 
 
 def refused(*arguments: str) -> str:
@@ -107,16 +107,10 @@ def test_a_stop_waits_for_nobody_who_watches(coordinator: CoordinatorProcess, wo
     fleet.cancel()
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+@pytest.mark.parametrize("kind", UNREADABLE)
 def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "coordinator.toml"
-    if kind == "fifo":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        with file.open("wb") as empty:
-            empty.truncate(2**40)
+    make_unreadable(file, kind)
     rule = "has more than 1000000 bytes" if kind == "large" else "is not a regular file"
     with pytest.raises(StartError, match=f"{file} can't be read: it {rule}[^;]*; give another with --config"):
         load_config(file)

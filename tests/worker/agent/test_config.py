@@ -1,11 +1,12 @@
 """Where settings come from, and what is said of wrong ones."""
 
-import os
 from pathlib import Path
 
 import pytest
 from leasehold_worker.agent.config import load_config
 from leasehold_worker.errors import StartError
+
+from tests.settings_files import UNREADABLE, make_unreadable
 
 GPU = "GPU-12345678-1234-1234-1234-123456789abc"
 
@@ -124,16 +125,10 @@ def test_a_limit_that_makes_no_sense_is_refused(tmp_path: Path, text: str, match
         load_config(file)
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+@pytest.mark.parametrize("kind", UNREADABLE)
 def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "worker.toml"
-    if kind == "fifo":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        with file.open("wb") as empty:
-            empty.truncate(2**40)
+    make_unreadable(file, kind)
     rule = "larger than the limit of 1000000 bytes" if kind == "large" else "not a regular file"
     with pytest.raises(StartError, match=f"{file} can't be read: {rule}; give another with --config"):
         load_config(file)

@@ -38,6 +38,8 @@ from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
 from leasehold_worker.workloads.states import ENDED
 
+from tests.worker.local_claims import make_claims
+
 INVALID = errors_pb2.ERROR_REASON_INVALID_ARGUMENT
 EXEC = local_service_pb2.CLAIM_HOLD_PROCESS
 
@@ -115,22 +117,8 @@ async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
         commands = Commands(
             parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
-        claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-        claims = LocalClaims(
-            parts.workloads,
-            parts.exit_monitor.add,
-            parts.programs,
-            parts.host_shares,
-            parts.nursery,
-            commands,
-            journal,
-            claim_waiting,
-        )
-        yield Local(
-            parts,
-            claims,
-            LocalQueries(parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker"),
-        )
+        claims, answers = make_claims(parts, journal, commands)
+        yield Local(parts, claims, answers)
         claims.suspend_streams()
 
 

@@ -20,9 +20,11 @@ def known_gpus(client: Client) -> list[FleetGpu]:
     """The known GPUs. Warns about workers whose GPUs are unknown, which does not mean none."""
     listed = client.list_gpus()
     if listed.unreachable:
+        names = worker_names(client)
+        silent = ", ".join(names.get(one, one) for one in listed.unreachable)
         echo_error(
             "leasehold: warning: these workers have not reported since the coordinator started, so their "
-            f"GPUs are unknown: {', '.join(listed.unreachable)}"
+            f"GPUs are unknown: {silent}"
         )
     return list(listed.gpus)
 

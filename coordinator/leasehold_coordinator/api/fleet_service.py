@@ -1,14 +1,14 @@
 """FleetService: the workers and their GPUs."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
     CordonResponse,
-    ForgetWorkerRequest,
-    ForgetWorkerResponse,
+    DeleteWorkerRequest,
+    DeleteWorkerResponse,
     GetGpuRequest,
     GetGpuResponse,
     GetWorkerRequest,
@@ -26,24 +26,26 @@ from leasehold.v1.fleet_service_pb2 import (
 )
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceServicer
 from leasehold.v1.operation_pb2 import Operation
-from leasehold.v1.watch_pb2 import Bookmark
-from leasehold.v1.worker_pb2 import FleetGpu, Worker
+from leasehold.v1.worker_pb2 import FleetGpu
 
 from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.paging import next_token, page_of, page_within
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 
 @final
 class FleetService(FleetServiceServicer):
     """Serves what the registry knows, and creates commands about workers and their GPUs."""
 
-    def __init__(self, fleet: Fleet, requests: CommandCreation) -> None:
+    def __init__(self, fleet: FleetReader, requests: CommandCreation, records: RecordChanges) -> None:
         self.fleet = fleet
         self._requests = requests
+        self._records = records
 
     async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
         known = self.fleet.registry.find(request.worker)
@@ -80,29 +82,18 @@ class FleetService(FleetServiceServicer):
             unreachable=[known.hello.worker_id for known in workers if not known.reported],
         )
 
-    async def WatchFleet(
-        self, request: WatchFleetRequest, context: Context
-    ) -> AsyncIterator[WatchFleetResponse]:
-        hub = self.fleet.fleet_hub
-        with hub.subscribe() as subscription:
-            token = hub.token(hub.revision)
-            if request.resume_token:
-                for change in hub.since(request.resume_token):
-                    yield _response(change.message, hub.token(change.revision))
-            else:
-                workers = self.fleet.registry.all()
-                for known in workers:
-                    yield _response(self.fleet.worker(known), token)
-                for known in workers:  # made one worker at a time: hundreds may watch, and never read
-                    for gpu in self.fleet.gpus(known):
-                        yield _response(gpu, token)
-                yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
-            async for next_change in subscription.changes():
-                if next_change is None:
-                    yield WatchFleetResponse(bookmark=Bookmark(), resume_token=token)
-                else:
-                    token = hub.token(next_change.revision)
-                    yield _response(next_change.message, token)
+    def WatchFleet(self, request: WatchFleetRequest, context: Context) -> AsyncGenerator[WatchFleetResponse]:
+        return watch(self.fleet.fleet_hub, WatchFleetResponse, request.resume_token, self._snapshot())
+
+    def _snapshot(self) -> Iterator[list[tuple[str, WatchFleetResponse]]]:
+        """All workers, then the GPUs of one worker at a time: hundreds may watch, and never read."""
+        worker_ids = [known.hello.worker_id for known in self.fleet.registry.all()]
+        for worker_id in worker_ids:
+            if (known := self.fleet.registry.get(worker_id)) is not None:
+                yield [(worker_id, WatchFleetResponse(worker=self.fleet.worker(known)))]
+        for worker_id in worker_ids:
+            if (known := self.fleet.registry.get(worker_id)) is not None:
+                yield [(gpu.gpu.uuid, WatchFleetResponse(gpu=gpu)) for gpu in self.fleet.gpus(known)]
 
     async def Cordon(self, request: CordonRequest, context: Context) -> CordonResponse:
         operation = Operation(cordon=request.operation)
@@ -118,8 +109,8 @@ class FleetService(FleetServiceServicer):
         operation = Operation(reset_gpu_health=request.operation)
         return ResetGpuHealthResponse(command=await self._requests.operate_worker(request, operation))
 
-    async def ForgetWorker(self, request: ForgetWorkerRequest, context: Context) -> ForgetWorkerResponse:
-        return await self._requests.forget_worker(request.worker)
+    async def DeleteWorker(self, request: DeleteWorkerRequest, context: Context) -> DeleteWorkerResponse:
+        return await self._records.delete_worker(request)
 
     def _some_gpus(self, workers: Sequence[KnownWorker], offset: int, limit: int) -> list[FleetGpu]:
         """GPUs of workers that have reported, from an offset on. Those before it are not made."""
@@ -132,9 +123,3 @@ class FleetService(FleetServiceServicer):
                 found += self.fleet.gpus(known)[offset:]
             offset = max(0, offset - count)
         return found[:limit]
-
-
-def _response(message: Worker | FleetGpu, token: str) -> WatchFleetResponse:
-    if isinstance(message, Worker):
-        return WatchFleetResponse(worker=message, resume_token=token)
-    return WatchFleetResponse(gpu=message, resume_token=token)

@@ -188,6 +188,7 @@ _CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
     errors_pb2.ERROR_REASON_ALREADY_REGISTERED: grpc.StatusCode.ALREADY_EXISTS,
     errors_pb2.ERROR_REASON_WORKLOAD_BUSY: grpc.StatusCode.ABORTED,
     errors_pb2.ERROR_REASON_GENERATION_MISMATCH: grpc.StatusCode.ABORTED,
+    errors_pb2.ERROR_REASON_ETAG_MISMATCH: grpc.StatusCode.ABORTED,
     errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_NO_FREE_GPU: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -5,7 +5,8 @@ import logging
 import re
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
@@ -16,7 +17,6 @@ from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
-    ForgetWorkerResponse,
     ResetGpuHealthRequest,
     UncordonRequest,
 )
@@ -45,6 +45,7 @@ from leasehold_coordinator.core.operation_rules import (
     check_state,
 )
 from leasehold_coordinator.core.spec_rules import check_spec
+from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -143,6 +144,13 @@ class CommandCreation:
         if self._storing:
             await asyncio.wait(self._storing)
 
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """A context in which no command is decided on, and every decided command is on disk or undone."""
+        async with self._deciding:
+            await self._settle()
+            yield
+
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         """Creates a workload and the command that starts it.
 
@@ -190,7 +198,7 @@ class CommandCreation:
         """
         if not request.checkpoint_id or request.worker or request.gpu_uuids:
             return None
-        return await find_holders(self._fleet, request.checkpoint_id)
+        return await find_holders(self._fleet.reader, request.checkpoint_id)
 
     async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
         """Creates a workload for a process that runs already, and the command that takes it in.
@@ -220,7 +228,7 @@ class CommandCreation:
                 origin=workload_pb2.WORKLOAD_ORIGIN_ADOPT,
             )
             self._dispatcher.check_room(workload.worker_id, [workload_id])
-            self._fleet.contact(workload.worker_id)
+            self._fleet.reader.contact(workload.worker_id)
             command = self._new_command(
                 request.request_id,
                 workload.worker_id,
@@ -247,7 +255,7 @@ class CommandCreation:
             check_operation(operation)
             known = self._fleet.registry.find(request.worker)
             worker_id = known.hello.worker_id
-            self._fleet.contact(worker_id)
+            self._fleet.reader.contact(worker_id)
             uuids = {gpu.uuid for gpu in known.hello.gpus}
             check_gpus_of_worker(operation, uuids, known.hello.name)
             self._dispatcher.check_room(worker_id, [])
@@ -267,24 +275,6 @@ class CommandCreation:
             return before if before is not None else await self._decide(decide)
 
         return await self._once(request_id, create)
-
-    async def forget_worker(self, worker: str) -> ForgetWorkerResponse:
-        """Forgets a worker that is not connected, with its workloads and commands.
-
-        Raises:
-            FleetError: UNKNOWN_WORKER, WORKER_CONNECTED or STORAGE_UNAVAILABLE.
-        """
-
-        async def forget() -> ForgetWorkerResponse:
-            async with self._deciding:
-                await self._settle()  # a command that comes on disk later would be forgotten by nobody
-                known = self._fleet.registry.find(worker)
-                last = self._fleet.worker(known)
-                failed = await self._fleet.forget_worker(known)
-                logger.info("worker %s (%s) was forgotten", last.name, last.worker_id)
-                return ForgetWorkerResponse(worker=last, failed_workload_ids=failed)
-
-        return await finish(forget())
 
     async def operate(
         self,
@@ -309,13 +299,13 @@ class CommandCreation:
         """
 
         async def decide() -> Decision[Command]:
-            target = await find_target(self._fleet, workload, operation)
+            target = await find_target(self._fleet.reader, workload, operation)
             check_one_worker(target.workloads)
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
                 check_state(found, target.operation)
-            self._fleet.contact(target.first.worker_id)
+            self._fleet.reader.contact(target.first.worker_id)
             is_short = operation.WhichOneof("kind") in ("stop", "release")
             command = self._new_command(
                 request_id,
@@ -338,18 +328,17 @@ class CommandCreation:
         """
 
         async def create() -> SuspendWorkerResponse:
-            async with self._deciding:
-                await self._settle()  # the answer names commands that earlier requests created
+            async with self.alone():  # the answer names commands that earlier requests created
                 operation = Operation(suspend=request.operation)
                 check_operation(operation)
                 known = self._fleet.registry.find(request.worker)
-                self._fleet.contact(known.hello.worker_id)
+                self._fleet.reader.contact(known.hello.worker_id)
                 timeout = request.timeout if request.HasField("timeout") else duration(LONG_TIMEOUT_S)
                 check_duration("timeout", timeout)
                 async with asyncio.TaskGroup() as tasks:  # their commits are one
                     each = [
                         tasks.create_task(self._suspend(workload, operation, timeout))
-                        for workload in self._fleet.holders(known)
+                        for workload in self._fleet.reader.holders(known)
                     ]
                 crash_point("request-answered")
                 results = [task.result() for task in each]
@@ -387,7 +376,7 @@ class CommandCreation:
             return None
         stored = self._fleet.ledger.of_request(request_id)
         if stored is not None:
-            return await self._fleet.find_command(stored.command.command_id)
+            return await self._fleet.reader.find_command(stored.command.command_id)
         return await self._fleet.store.find_request(request_id)
 
     async def _created_before(self, request_id: str) -> tuple[Workload, Command] | None:
@@ -405,21 +394,24 @@ class CommandCreation:
                 f"the request id {request_id!r} is that of command {before.command_id}, a "
                 f"{before.operation.WhichOneof('kind')}: give each request an id of its own",
             )
-        return await self._fleet.find_workload(before.workload_id), before
+        return await self._fleet.reader.find_workload(before.workload_id), before
 
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
         spec = request.spec
         check_spec(spec)
+        check_metadata("", request.labels, request.annotations)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
         workload_id = _workload_id()
         workload = Workload(
             workload_id=workload_id,
             name=self._new_name(request.name, workload_id),
-            worker_id=place(self._fleet, request, among).worker_id,
+            worker_id=place(self._fleet.reader, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),
             origin=workload_pb2.WORKLOAD_ORIGIN_RUN,
+            labels=request.labels,
+            annotations=request.annotations,
         )
         if request.gpu_uuids:
             workload.spec.resources.gpu_count = len(request.gpu_uuids)

@@ -21,7 +21,7 @@ from leasehold_coordinator.core.operation_rules import (
 )
 from leasehold_coordinator.core.workload_states import ENDED
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 ANSWER_S: Final = 30.0
 """How long a worker may take to look at the processes of a workload."""
@@ -37,7 +37,7 @@ UNSEEN: Final = ENDED | {workload_pb2.WORKLOAD_STATE_PENDING}
 class Plans:
     """Asks workers for plans. It changes nothing, so a caller that goes away just ends it."""
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    def __init__(self, fleet: FleetReader, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
 

@@ -8,7 +8,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.operation_rules import check_operation
 from leasehold_coordinator.errors import invalid
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 
 @final
@@ -35,7 +35,7 @@ class Target:
         return [workload.workload_id for workload in self.workloads]
 
 
-async def find_target(fleet: Fleet, workload: str, operation: Operation) -> Target:
+async def find_target(fleet: FleetReader, workload: str, operation: Operation) -> Target:
     """Finds what an operation is about.
 
     Args:

@@ -72,6 +72,10 @@ class CommandLedger:
         """By how much the clock of the times has jumped since the start. A jump makes nothing older."""
         self._clients: dict[str, str] = {}
         """Whose a command is, for those that were created since the start."""
+        self.load(stored)
+
+    def load(self, stored: Iterable[StoredCommand]) -> None:
+        """Takes in commands that the store holds, oldest first."""
         for one in stored:
             self.kept(self._put(one))
 
@@ -297,7 +301,7 @@ class CommandLedger:
             command.result.CopyFrom(result)
         return Store(replace(stored, command=command))
 
-    def forget_worker(self, worker_id: str, error: FleetError, now: Timestamp) -> list[Store]:
+    def delete_worker(self, worker_id: str, error: FleetError, now: Timestamp) -> list[Store]:
         """Ends every command of a worker that nobody asks any more. All steps are one write."""
         return [
             self._over(stored, FAILED, now, error.to_proto())

@@ -34,8 +34,10 @@ from leasehold_coordinator.api.workload_service import WorkloadService
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.shielding import settle
@@ -127,12 +129,17 @@ def _send_away(fleet: Fleet) -> None:
 async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
     services = cast(grpc.aio.Server, _Services(server))
-    requests = CommandCreation(fleet, dispatcher)
-    fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), services)
-    workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
+    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
+    records = RecordChanges(fleet, requests)
+    fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
+        FleetService(reader, requests, records), services
+    )
+    workloads = WorkloadService(reader, requests, records, Plans(reader, dispatcher))
     workload_service_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
-    command_service_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), services)
-    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), services)
+    command_service_pb2_grpc.add_CommandServiceServicer_to_server(
+        CommandService(reader, dispatcher), services
+    )
+    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     SessionService(fleet, dispatcher).add_to(server)
     health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end
     for name in ("", *SERVICES):
@@ -195,7 +202,7 @@ async def _prune(fleet: Fleet, retention_s: float) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
-            await fleet.prune(retention_s)
+            await prune(fleet.reader, retention_s)
         except FleetError as error:
             logger.error("%s", error.message)
 
@@ -209,10 +216,9 @@ async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
 async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
     """What time brings. No part is left out because another failed."""
     parts: tuple[Callable[[], Awaitable[None] | None], ...] = (
-        fleet.end_lost_sessions,
+        fleet.worker_news.end_lost_sessions,
         dispatcher.tick,
-        fleet.publish_silent_workers,
-        fleet.fleet_hub.tick,
+        fleet.worker_news.publish_silent_workers,
         fleet.refusals.tick,
         fleet.events.flush,
     )

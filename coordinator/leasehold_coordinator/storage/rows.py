@@ -1,6 +1,6 @@
 """The rows that the store writes, made of records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -33,10 +33,30 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago."""
+    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago.
+
+    Attributes:
+        table: The table.
+        retention_s: So many seconds of service.
+        deleted: The keys of the deleted rows, once the write has returned.
+    """
 
     table: sa.Table
     retention_s: float
+    deleted: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsOf:
+    """Commands to delete, a few at a time: those about a workload that have ended.
+
+    Attributes:
+        workload_id: The workload.
+        deleted: The ids of the deleted commands, once the write has returned.
+    """
+
+    workload_id: str
+    deleted: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ class Gone:
     key: str
 
 
-Change: TypeAlias = Row | OldRows | Gone
+Change: TypeAlias = Row | OldRows | CommandsOf | Gone
 
 
 def worker_row(epoch: int, hello: Hello) -> Row:
@@ -74,6 +94,11 @@ def workload_row(workload: Workload) -> Row:
             "record": workload.SerializeToString(),
         },
     )
+
+
+def deletion_row(workload: Workload) -> Row:
+    """The row that remembers that a workload was deleted."""
+    return Row(schema.deletions, {"workload_id": workload.workload_id, "worker_id": workload.worker_id})
 
 
 def command_row(stored: StoredCommand) -> Row:

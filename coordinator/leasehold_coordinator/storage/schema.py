@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0007"
+NEWEST: Final = "0008"
 """The newest migration, whose tables these are."""
 
 workers: Final = Table(
@@ -97,6 +97,17 @@ events: Final = Table(
     Index("events_by_served_s", "served_s"),
 )
 """Events as ``leasehold.v1.Event``, whose ids are in the order of their times."""
+
+deletions: Final = Table(
+    "deletions",
+    METADATA,
+    Column("workload_id", String, primary_key=True),
+    Column("worker_id", String, nullable=False),
+    Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
+    Index("deletions_by_served_s", "served_s"),
+)
+"""Workloads whose records a client deleted. Their workers may remember them, and report them again."""
 
 clock: Final = Table(
     "clock",

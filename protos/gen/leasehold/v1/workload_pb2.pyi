@@ -275,6 +275,46 @@ class Workload(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AnnotationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
@@ -285,6 +325,9 @@ class Workload(_message.Message):
     USER_FIELD_NUMBER: _builtins.int
     OUT_OF_CONTACT_FIELD_NUMBER: _builtins.int
     REPORT_TIME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     """Made by the coordinator (or by the worker for one that is registered there); unique in the fleet."""
     name: _builtins.str
@@ -297,6 +340,8 @@ class Workload(_message.Message):
     """Name of the user that its first process runs as. Empty: unknown."""
     out_of_contact: _builtins.bool
     """Its worker is out of contact: the status is as the worker last reported it. Set where the coordinator answers."""
+    etag: _builtins.str
+    """Changes with each change of labels or annotations, and with nothing else. Set by the coordinator."""
     @_builtins.property
     def spec(self) -> Global___WorkloadSpec:
         """What was asked for."""
@@ -313,6 +358,16 @@ class Workload(_message.Message):
     def report_time(self) -> _timestamp_pb2.Timestamp:
         """When its worker was last heard of, if it is out of contact. Absent: not since the coordinator started."""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Short texts by which clients find and group workloads, 4,096 bytes in all. A key has at most 128 letters, digits,
+        '-', '_', '.' or '/', and begins and ends with a letter or digit. The coordinator keeps them; no worker sees them.
+        """
+
+    @_builtins.property
+    def annotations(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Texts of clients, 16,384 bytes in all, with keys as those of labels."""
+
     def __init__(
         self,
         *,
@@ -326,10 +381,13 @@ class Workload(_message.Message):
         user: _builtins.str = ...,
         out_of_contact: _builtins.bool = ...,
         report_time: _timestamp_pb2.Timestamp | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        annotations: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        etag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "report_time", b"report_time", "spec", b"spec", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "origin", b"origin", "out_of_contact", b"out_of_contact", "report_time", b"report_time", "spec", b"spec", "status", b"status", "user", b"user", "worker_id", b"worker_id", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "create_time", b"create_time", "etag", b"etag", "labels", b"labels", "name", b"name", "origin", b"origin", "out_of_contact", b"out_of_contact", "report_time", b"report_time", "spec", b"spec", "status", b"status", "user", b"user", "worker_id", b"worker_id", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,26 +455,6 @@ class WorkloadSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     WORKING_DIRECTORY_FIELD_NUMBER: _builtins.int
@@ -425,7 +463,6 @@ class WorkloadSpec(_message.Message):
     EVICTION_FIELD_NUMBER: _builtins.int
     MEMBER_ORDER_FIELD_NUMBER: _builtins.int
     HOOKS_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
     HELPER_FIELD_NUMBER: _builtins.int
     KEEP_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     working_directory: _builtins.str
@@ -461,10 +498,6 @@ class WorkloadSpec(_message.Message):
         """What to call around suspend and restore, in order."""
 
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Free to use by clients."""
-
-    @_builtins.property
     def helper(self) -> Global___HelperTerms:
         """It is a helper. Absent: it keeps its GPUs until it is done."""
 
@@ -479,13 +512,12 @@ class WorkloadSpec(_message.Message):
         eviction: _eviction_pb2.EvictionPolicy | None = ...,
         member_order: Global___MemberOrder.ValueType = ...,
         hooks: _abc.Iterable[_hook_pb2.Hook] | None = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         helper: Global___HelperTerms | None = ...,
         keep_checkpoints: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "eviction", b"eviction", "helper", b"helper", "keep_checkpoints", b"keep_checkpoints", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "helper", b"helper", "hooks", b"hooks", "keep_checkpoints", b"keep_checkpoints", "labels", b"labels", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "helper", b"helper", "hooks", b"hooks", "keep_checkpoints", b"keep_checkpoints", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eviction: _TypeAlias = _typing.Literal["eviction"]  # noqa: Y015
     _WhichOneofArgType__eviction: _TypeAlias = _typing.Literal["_eviction", b"_eviction"]  # noqa: Y015

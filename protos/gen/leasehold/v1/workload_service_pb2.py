@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from leasehold.v1 import checkpoint_pb2 as leasehold_dot_v1_dot_checkpoint__pb2
 from leasehold.v1 import command_pb2 as leasehold_dot_v1_dot_command__pb2
 from leasehold.v1 import errors_pb2 as leasehold_dot_v1_dot_errors__pb2
@@ -32,7 +33,7 @@ from leasehold.v1 import watch_pb2 as leasehold_dot_v1_dot_watch__pb2
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#leasehold/v1/workload_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dleasehold/v1/checkpoint.proto\x1a\x1aleasehold/v1/command.proto\x1a\x19leasehold/v1/errors.proto\x1a\x1cleasehold/v1/operation.proto\x1a\x17leasehold/v1/plan.proto\x1a\x18leasehold/v1/watch.proto\x1a\x1bleasehold/v1/workload.proto\"\xe0\x01\n\x15\x43reateWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x04spec\x18\x03 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x11\n\tgpu_uuids\x18\x05 \x03(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x07 \x01(\x08\x12\x15\n\rcheckpoint_id\x18\x08 \x01(\t\"j\n\x16\x43reateWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"&\n\x12GetWorkloadRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\"?\n\x13GetWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\"d\n\x14ListWorkloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\x12\x0e\n\x06worker\x18\x04 \x01(\t\"[\n\x15ListWorkloadsResponse\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x15WatchWorkloadsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\"\x90\x01\n\x16WatchWorkloadsResponse\x12*\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.WorkloadH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange\"\xee\x01\n\x16SuspendWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17SuspendWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x85\x01\n\x14SuspendWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\"q\n\x15SuspendWorkerResponse\x12\'\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x15.leasehold.v1.Command\x12/\n\x08refusals\x18\x02 \x03(\x0b\x32\x1d.leasehold.v1.WorkloadRefusal\"a\n\x0fWorkloadRefusal\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x15\n\rworkload_name\x18\x02 \x01(\t\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.Error\"\xee\x01\n\x16RestoreWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17RestoreWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd9\x01\n\x15RemapWorkloadsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\toperation\x18\x02 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperation\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"@\n\x16RemapWorkloadsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x85\x01\n\x0bPlanRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\toperation\x18\x03 \x01(\x0b\x32\x17.leasehold.v1.OperationB\x16\n\x14_expected_generation\"0\n\x0cPlanResponse\x12 \n\x04plan\x18\x01 \x01(\x0b\x32\x12.leasehold.v1.Plan\"\xbe\x01\n\x19\x43heckpointWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"D\n\x1a\x43heckpointWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\":\n\x16ListCheckpointsRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\"]\n\x17ListCheckpointsResponse\x12-\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x18.leasehold.v1.Checkpoint\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\xa7\x01\n\x18\x44\x65leteCheckpointsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\toperation\x18\x04 \x01(\x0b\x32(.leasehold.v1.DeleteCheckpointsOperation\"C\n\x19\x44\x65leteCheckpointsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd1\x01\n\x13StopWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\toperation\x18\x05 \x01(\x0b\x32\x1b.leasehold.v1.StopOperationB\x16\n\x14_expected_generation\">\n\x14StopWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x96\x01\n\x13\x41\x64optProcessRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\toperation\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.AdoptOperation\"h\n\x14\x41\x64optProcessResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xa4\x01\n\x16ReleaseWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\n\x14_expected_generation\"A\n\x17ReleaseWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"M\n\x19ReadWorkloadOutputRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\"?\n\x1aReadWorkloadOutputResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x03\x32\xd9\x0b\n\x0fWorkloadService\x12[\n\x0e\x43reateWorkload\x12#.leasehold.v1.CreateWorkloadRequest\x1a$.leasehold.v1.CreateWorkloadResponse\x12R\n\x0bGetWorkload\x12 .leasehold.v1.GetWorkloadRequest\x1a!.leasehold.v1.GetWorkloadResponse\x12X\n\rListWorkloads\x12\".leasehold.v1.ListWorkloadsRequest\x1a#.leasehold.v1.ListWorkloadsResponse\x12]\n\x0eWatchWorkloads\x12#.leasehold.v1.WatchWorkloadsRequest\x1a$.leasehold.v1.WatchWorkloadsResponse0\x01\x12^\n\x0fSuspendWorkload\x12$.leasehold.v1.SuspendWorkloadRequest\x1a%.leasehold.v1.SuspendWorkloadResponse\x12X\n\rSuspendWorker\x12\".leasehold.v1.SuspendWorkerRequest\x1a#.leasehold.v1.SuspendWorkerResponse\x12^\n\x0fRestoreWorkload\x12$.leasehold.v1.RestoreWorkloadRequest\x1a%.leasehold.v1.RestoreWorkloadResponse\x12[\n\x0eRemapWorkloads\x12#.leasehold.v1.RemapWorkloadsRequest\x1a$.leasehold.v1.RemapWorkloadsResponse\x12=\n\x04Plan\x12\x19.leasehold.v1.PlanRequest\x1a\x1a.leasehold.v1.PlanResponse\x12g\n\x12\x43heckpointWorkload\x12\'.leasehold.v1.CheckpointWorkloadRequest\x1a(.leasehold.v1.CheckpointWorkloadResponse\x12^\n\x0fListCheckpoints\x12$.leasehold.v1.ListCheckpointsRequest\x1a%.leasehold.v1.ListCheckpointsResponse\x12\x64\n\x11\x44\x65leteCheckpoints\x12&.leasehold.v1.DeleteCheckpointsRequest\x1a\'.leasehold.v1.DeleteCheckpointsResponse\x12U\n\x0cStopWorkload\x12!.leasehold.v1.StopWorkloadRequest\x1a\".leasehold.v1.StopWorkloadResponse\x12U\n\x0c\x41\x64optProcess\x12!.leasehold.v1.AdoptProcessRequest\x1a\".leasehold.v1.AdoptProcessResponse\x12^\n\x0fReleaseWorkload\x12$.leasehold.v1.ReleaseWorkloadRequest\x1a%.leasehold.v1.ReleaseWorkloadResponse\x12i\n\x12ReadWorkloadOutput\x12\'.leasehold.v1.ReadWorkloadOutputRequest\x1a(.leasehold.v1.ReadWorkloadOutputResponse0\x01\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#leasehold/v1/workload_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1dleasehold/v1/checkpoint.proto\x1a\x1aleasehold/v1/command.proto\x1a\x19leasehold/v1/errors.proto\x1a\x1cleasehold/v1/operation.proto\x1a\x17leasehold/v1/plan.proto\x1a\x18leasehold/v1/watch.proto\x1a\x1bleasehold/v1/workload.proto\"\xcf\x03\n\x15\x43reateWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x04spec\x18\x03 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x11\n\tgpu_uuids\x18\x05 \x03(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x07 \x01(\x08\x12\x15\n\rcheckpoint_id\x18\x08 \x01(\t\x12?\n\x06labels\x18\t \x03(\x0b\x32/.leasehold.v1.CreateWorkloadRequest.LabelsEntry\x12I\n\x0b\x61nnotations\x18\n \x03(\x0b\x32\x34.leasehold.v1.CreateWorkloadRequest.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"j\n\x16\x43reateWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"&\n\x12GetWorkloadRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\"?\n\x13GetWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\"d\n\x14ListWorkloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\x12\x0e\n\x06worker\x18\x04 \x01(\t\"[\n\x15ListWorkloadsResponse\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x15WatchWorkloadsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\"\xaf\x01\n\x16WatchWorkloadsResponse\x12*\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.WorkloadH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x1d\n\x13\x64\x65leted_workload_id\x18\x04 \x01(\tH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange\"r\n\x15UpdateWorkloadRequest\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"B\n\x16UpdateWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\"7\n\x15\x44\x65leteWorkloadRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"a\n\x16\x44\x65leteWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12\x1d\n\x15\x64\x65leted_command_count\x18\x02 \x01(\x05\"\xee\x01\n\x16SuspendWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17SuspendWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x85\x01\n\x14SuspendWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\"q\n\x15SuspendWorkerResponse\x12\'\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x15.leasehold.v1.Command\x12/\n\x08refusals\x18\x02 \x03(\x0b\x32\x1d.leasehold.v1.WorkloadRefusal\"a\n\x0fWorkloadRefusal\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x15\n\rworkload_name\x18\x02 \x01(\t\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.Error\"\xee\x01\n\x16RestoreWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17RestoreWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd9\x01\n\x15RemapWorkloadsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\toperation\x18\x02 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperation\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"@\n\x16RemapWorkloadsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x85\x01\n\x0bPlanRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12*\n\toperation\x18\x03 \x01(\x0b\x32\x17.leasehold.v1.OperationB\x16\n\x14_expected_generation\"0\n\x0cPlanResponse\x12 \n\x04plan\x18\x01 \x01(\x0b\x32\x12.leasehold.v1.Plan\"\xbe\x01\n\x19\x43heckpointWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"D\n\x1a\x43heckpointWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\":\n\x16ListCheckpointsRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\"]\n\x17ListCheckpointsResponse\x12-\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x18.leasehold.v1.Checkpoint\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\xa7\x01\n\x18\x44\x65leteCheckpointsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\toperation\x18\x04 \x01(\x0b\x32(.leasehold.v1.DeleteCheckpointsOperation\"C\n\x19\x44\x65leteCheckpointsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd1\x01\n\x13StopWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\toperation\x18\x05 \x01(\x0b\x32\x1b.leasehold.v1.StopOperationB\x16\n\x14_expected_generation\">\n\x14StopWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x96\x01\n\x13\x41\x64optProcessRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\toperation\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.AdoptOperation\"h\n\x14\x41\x64optProcessResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xa4\x01\n\x16ReleaseWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\n\x14_expected_generation\"A\n\x17ReleaseWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"M\n\x19ReadWorkloadOutputRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\"?\n\x1aReadWorkloadOutputResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x03\x32\x93\r\n\x0fWorkloadService\x12[\n\x0e\x43reateWorkload\x12#.leasehold.v1.CreateWorkloadRequest\x1a$.leasehold.v1.CreateWorkloadResponse\x12R\n\x0bGetWorkload\x12 .leasehold.v1.GetWorkloadRequest\x1a!.leasehold.v1.GetWorkloadResponse\x12X\n\rListWorkloads\x12\".leasehold.v1.ListWorkloadsRequest\x1a#.leasehold.v1.ListWorkloadsResponse\x12]\n\x0eWatchWorkloads\x12#.leasehold.v1.WatchWorkloadsRequest\x1a$.leasehold.v1.WatchWorkloadsResponse0\x01\x12[\n\x0eUpdateWorkload\x12#.leasehold.v1.UpdateWorkloadRequest\x1a$.leasehold.v1.UpdateWorkloadResponse\x12[\n\x0e\x44\x65leteWorkload\x12#.leasehold.v1.DeleteWorkloadRequest\x1a$.leasehold.v1.DeleteWorkloadResponse\x12^\n\x0fSuspendWorkload\x12$.leasehold.v1.SuspendWorkloadRequest\x1a%.leasehold.v1.SuspendWorkloadResponse\x12X\n\rSuspendWorker\x12\".leasehold.v1.SuspendWorkerRequest\x1a#.leasehold.v1.SuspendWorkerResponse\x12^\n\x0fRestoreWorkload\x12$.leasehold.v1.RestoreWorkloadRequest\x1a%.leasehold.v1.RestoreWorkloadResponse\x12[\n\x0eRemapWorkloads\x12#.leasehold.v1.RemapWorkloadsRequest\x1a$.leasehold.v1.RemapWorkloadsResponse\x12=\n\x04Plan\x12\x19.leasehold.v1.PlanRequest\x1a\x1a.leasehold.v1.PlanResponse\x12g\n\x12\x43heckpointWorkload\x12\'.leasehold.v1.CheckpointWorkloadRequest\x1a(.leasehold.v1.CheckpointWorkloadResponse\x12^\n\x0fListCheckpoints\x12$.leasehold.v1.ListCheckpointsRequest\x1a%.leasehold.v1.ListCheckpointsResponse\x12\x64\n\x11\x44\x65leteCheckpoints\x12&.leasehold.v1.DeleteCheckpointsRequest\x1a\'.leasehold.v1.DeleteCheckpointsResponse\x12U\n\x0cStopWorkload\x12!.leasehold.v1.StopWorkloadRequest\x1a\".leasehold.v1.StopWorkloadResponse\x12U\n\x0c\x41\x64optProcess\x12!.leasehold.v1.AdoptProcessRequest\x1a\".leasehold.v1.AdoptProcessResponse\x12^\n\x0fReleaseWorkload\x12$.leasehold.v1.ReleaseWorkloadRequest\x1a%.leasehold.v1.ReleaseWorkloadResponse\x12i\n\x12ReadWorkloadOutput\x12\'.leasehold.v1.ReadWorkloadOutputRequest\x1a(.leasehold.v1.ReadWorkloadOutputResponse0\x01\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,72 +41,88 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.workload_servi
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
-  _globals['_CREATEWORKLOADREQUEST']._serialized_start=282
-  _globals['_CREATEWORKLOADREQUEST']._serialized_end=506
-  _globals['_CREATEWORKLOADRESPONSE']._serialized_start=508
-  _globals['_CREATEWORKLOADRESPONSE']._serialized_end=614
-  _globals['_GETWORKLOADREQUEST']._serialized_start=616
-  _globals['_GETWORKLOADREQUEST']._serialized_end=654
-  _globals['_GETWORKLOADRESPONSE']._serialized_start=656
-  _globals['_GETWORKLOADRESPONSE']._serialized_end=719
-  _globals['_LISTWORKLOADSREQUEST']._serialized_start=721
-  _globals['_LISTWORKLOADSREQUEST']._serialized_end=821
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=823
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=914
-  _globals['_WATCHWORKLOADSREQUEST']._serialized_start=916
-  _globals['_WATCHWORKLOADSREQUEST']._serialized_end=979
-  _globals['_WATCHWORKLOADSRESPONSE']._serialized_start=982
-  _globals['_WATCHWORKLOADSRESPONSE']._serialized_end=1126
-  _globals['_SUSPENDWORKLOADREQUEST']._serialized_start=1129
-  _globals['_SUSPENDWORKLOADREQUEST']._serialized_end=1367
-  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_start=1369
-  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_end=1434
-  _globals['_SUSPENDWORKERREQUEST']._serialized_start=1437
-  _globals['_SUSPENDWORKERREQUEST']._serialized_end=1570
-  _globals['_SUSPENDWORKERRESPONSE']._serialized_start=1572
-  _globals['_SUSPENDWORKERRESPONSE']._serialized_end=1685
-  _globals['_WORKLOADREFUSAL']._serialized_start=1687
-  _globals['_WORKLOADREFUSAL']._serialized_end=1784
-  _globals['_RESTOREWORKLOADREQUEST']._serialized_start=1787
-  _globals['_RESTOREWORKLOADREQUEST']._serialized_end=2025
-  _globals['_RESTOREWORKLOADRESPONSE']._serialized_start=2027
-  _globals['_RESTOREWORKLOADRESPONSE']._serialized_end=2092
-  _globals['_REMAPWORKLOADSREQUEST']._serialized_start=2095
-  _globals['_REMAPWORKLOADSREQUEST']._serialized_end=2312
-  _globals['_REMAPWORKLOADSRESPONSE']._serialized_start=2314
-  _globals['_REMAPWORKLOADSRESPONSE']._serialized_end=2378
-  _globals['_PLANREQUEST']._serialized_start=2381
-  _globals['_PLANREQUEST']._serialized_end=2514
-  _globals['_PLANRESPONSE']._serialized_start=2516
-  _globals['_PLANRESPONSE']._serialized_end=2564
-  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_start=2567
-  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_end=2757
-  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_start=2759
-  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_end=2827
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=2829
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=2887
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=2889
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=2982
-  _globals['_DELETECHECKPOINTSREQUEST']._serialized_start=2985
-  _globals['_DELETECHECKPOINTSREQUEST']._serialized_end=3152
-  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_start=3154
-  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_end=3221
-  _globals['_STOPWORKLOADREQUEST']._serialized_start=3224
-  _globals['_STOPWORKLOADREQUEST']._serialized_end=3433
-  _globals['_STOPWORKLOADRESPONSE']._serialized_start=3435
-  _globals['_STOPWORKLOADRESPONSE']._serialized_end=3497
-  _globals['_ADOPTPROCESSREQUEST']._serialized_start=3500
-  _globals['_ADOPTPROCESSREQUEST']._serialized_end=3650
-  _globals['_ADOPTPROCESSRESPONSE']._serialized_start=3652
-  _globals['_ADOPTPROCESSRESPONSE']._serialized_end=3756
-  _globals['_RELEASEWORKLOADREQUEST']._serialized_start=3759
-  _globals['_RELEASEWORKLOADREQUEST']._serialized_end=3923
-  _globals['_RELEASEWORKLOADRESPONSE']._serialized_start=3925
-  _globals['_RELEASEWORKLOADRESPONSE']._serialized_end=3990
-  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_start=3992
-  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_end=4069
-  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_start=4071
-  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_end=4134
-  _globals['_WORKLOADSERVICE']._serialized_start=4137
-  _globals['_WORKLOADSERVICE']._serialized_end=5634
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CREATEWORKLOADREQUEST']._serialized_start=316
+  _globals['_CREATEWORKLOADREQUEST']._serialized_end=779
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._serialized_start=682
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._serialized_end=727
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._serialized_start=729
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._serialized_end=779
+  _globals['_CREATEWORKLOADRESPONSE']._serialized_start=781
+  _globals['_CREATEWORKLOADRESPONSE']._serialized_end=887
+  _globals['_GETWORKLOADREQUEST']._serialized_start=889
+  _globals['_GETWORKLOADREQUEST']._serialized_end=927
+  _globals['_GETWORKLOADRESPONSE']._serialized_start=929
+  _globals['_GETWORKLOADRESPONSE']._serialized_end=992
+  _globals['_LISTWORKLOADSREQUEST']._serialized_start=994
+  _globals['_LISTWORKLOADSREQUEST']._serialized_end=1094
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=1096
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=1187
+  _globals['_WATCHWORKLOADSREQUEST']._serialized_start=1189
+  _globals['_WATCHWORKLOADSREQUEST']._serialized_end=1252
+  _globals['_WATCHWORKLOADSRESPONSE']._serialized_start=1255
+  _globals['_WATCHWORKLOADSRESPONSE']._serialized_end=1430
+  _globals['_UPDATEWORKLOADREQUEST']._serialized_start=1432
+  _globals['_UPDATEWORKLOADREQUEST']._serialized_end=1546
+  _globals['_UPDATEWORKLOADRESPONSE']._serialized_start=1548
+  _globals['_UPDATEWORKLOADRESPONSE']._serialized_end=1614
+  _globals['_DELETEWORKLOADREQUEST']._serialized_start=1616
+  _globals['_DELETEWORKLOADREQUEST']._serialized_end=1671
+  _globals['_DELETEWORKLOADRESPONSE']._serialized_start=1673
+  _globals['_DELETEWORKLOADRESPONSE']._serialized_end=1770
+  _globals['_SUSPENDWORKLOADREQUEST']._serialized_start=1773
+  _globals['_SUSPENDWORKLOADREQUEST']._serialized_end=2011
+  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_start=2013
+  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_end=2078
+  _globals['_SUSPENDWORKERREQUEST']._serialized_start=2081
+  _globals['_SUSPENDWORKERREQUEST']._serialized_end=2214
+  _globals['_SUSPENDWORKERRESPONSE']._serialized_start=2216
+  _globals['_SUSPENDWORKERRESPONSE']._serialized_end=2329
+  _globals['_WORKLOADREFUSAL']._serialized_start=2331
+  _globals['_WORKLOADREFUSAL']._serialized_end=2428
+  _globals['_RESTOREWORKLOADREQUEST']._serialized_start=2431
+  _globals['_RESTOREWORKLOADREQUEST']._serialized_end=2669
+  _globals['_RESTOREWORKLOADRESPONSE']._serialized_start=2671
+  _globals['_RESTOREWORKLOADRESPONSE']._serialized_end=2736
+  _globals['_REMAPWORKLOADSREQUEST']._serialized_start=2739
+  _globals['_REMAPWORKLOADSREQUEST']._serialized_end=2956
+  _globals['_REMAPWORKLOADSRESPONSE']._serialized_start=2958
+  _globals['_REMAPWORKLOADSRESPONSE']._serialized_end=3022
+  _globals['_PLANREQUEST']._serialized_start=3025
+  _globals['_PLANREQUEST']._serialized_end=3158
+  _globals['_PLANRESPONSE']._serialized_start=3160
+  _globals['_PLANRESPONSE']._serialized_end=3208
+  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_start=3211
+  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_end=3401
+  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_start=3403
+  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_end=3471
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=3473
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=3531
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=3533
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=3626
+  _globals['_DELETECHECKPOINTSREQUEST']._serialized_start=3629
+  _globals['_DELETECHECKPOINTSREQUEST']._serialized_end=3796
+  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_start=3798
+  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_end=3865
+  _globals['_STOPWORKLOADREQUEST']._serialized_start=3868
+  _globals['_STOPWORKLOADREQUEST']._serialized_end=4077
+  _globals['_STOPWORKLOADRESPONSE']._serialized_start=4079
+  _globals['_STOPWORKLOADRESPONSE']._serialized_end=4141
+  _globals['_ADOPTPROCESSREQUEST']._serialized_start=4144
+  _globals['_ADOPTPROCESSREQUEST']._serialized_end=4294
+  _globals['_ADOPTPROCESSRESPONSE']._serialized_start=4296
+  _globals['_ADOPTPROCESSRESPONSE']._serialized_end=4400
+  _globals['_RELEASEWORKLOADREQUEST']._serialized_start=4403
+  _globals['_RELEASEWORKLOADREQUEST']._serialized_end=4567
+  _globals['_RELEASEWORKLOADRESPONSE']._serialized_start=4569
+  _globals['_RELEASEWORKLOADRESPONSE']._serialized_end=4634
+  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_start=4636
+  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_end=4713
+  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_start=4715
+  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_end=4778
+  _globals['_WORKLOADSERVICE']._serialized_start=4781
+  _globals['_WORKLOADSERVICE']._serialized_end=6464
 # @@protoc_insertion_point(module_scope)

@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu check bench bench-beside faults chaos shared strategies gpu-kit protos lock clean
+.PHONY: demo prepared test test-long criu foreign-client check bench bench-beside faults chaos shared strategies gpu-kit protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ test-long: prepared
 # The CRIU that tests use. Root, on Debian.
 criu:
 	.ci/criu
+
+# The libraries of the Node client that tests use.
+foreign-client:
+	.ci/foreign-client
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

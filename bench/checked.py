@@ -1,4 +1,4 @@
-"""Runs a benchmark, and fails if a process or a temporary file of it is left.
+"""Runs a benchmark, and fails if the benchmark leaves a process or a temporary file behind.
 
 python -m bench.checked bench/pool.py --rounds 10
 python -m bench.checked -m bench.fleet --workers 1000
@@ -15,7 +15,7 @@ from tests import environment
 
 
 def main() -> None:
-    """Runs the command line, whose arguments are those of Python. Exits with the status of the benchmark."""
+    """Runs the command line, which takes the arguments of Python. Exits with the status of the benchmark."""
     folder = Path(tempfile.mkdtemp(prefix="lh-bench-", dir="/tmp"))
     (folder / "t").mkdir()
     variables = {**os.environ, environment.MARK: str(folder), "TMPDIR": str(folder / "t")}

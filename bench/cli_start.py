@@ -1,9 +1,9 @@
-"""How long the ``leasehold`` command takes: help, version, completion, and verbs that ask a coordinator once.
+"""Times the ``leasehold`` command: help, version, completion, and verbs that call a coordinator once.
 
-Each round runs each command line once, in turn with ``python -c pass``, which is the least that a program in
-Python takes. The CPU time of a process depends less on what else runs than its wall time does. With --before,
-each round also runs the same command lines by the program of another checkout: `make .venv/.installed` makes
-the program there. Prints one JSON document.
+Each round runs each command line once, in turn with ``python -c pass``, the minimum of a Python program. The
+CPU time of a process depends less on other programs than its wall time. With --before, each round also runs
+the same command lines in another checkout, where `make .venv/.installed` has installed the program. Prints
+one JSON document.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LINES: Final = (
     "get commands -o json",
 )
 COMPLETED: Final = ("", "w", "get w", "run --")
-"""What stands on the line before somebody asks the shell to complete it."""
+"""Command lines to complete."""
 
 
 class Sample(NamedTuple):
@@ -85,7 +85,7 @@ def coordinator(folder: Path) -> Iterator[str]:
 
 
 def runners(program: Path, variables: Mapping[str, str]) -> dict[str, Runner]:
-    """What is timed of one program, by what it is called."""
+    """The processes to time of one program, by their names in the report."""
     lines = {f"leasehold {line}": Runner([str(program), *line.split()], variables) for line in LINES}
     for text in COMPLETED:
         words = f"leasehold {text}"
@@ -96,7 +96,7 @@ def runners(program: Path, variables: Mapping[str, str]) -> dict[str, Runner]:
 
 
 def figures(samples: Sequence[Sample], bare: Sequence[Sample]) -> dict[str, float]:
-    """The figures that are reported: medians and the least, and the ratio to what Python alone takes."""
+    """The reported figures: medians, minimum, and the ratio to Python alone."""
     wall_ms, cpu_ms = [one.wall_ms for one in samples], [one.cpu_ms for one in samples]
     return {
         "wall_median_ms": round(statistics.median(wall_ms), 1),
@@ -108,7 +108,7 @@ def figures(samples: Sequence[Sample], bare: Sequence[Sample]) -> dict[str, floa
 
 
 def measure(rounds: int, before: Path | None) -> dict[str, object]:
-    """Runs everything in turn. The first round writes bytecode, and does not count."""
+    """Runs everything in turn. The first round only writes bytecode, and does not count."""
     programs = {"now": PROGRAM}
     if before is not None:
         programs["before"] = before / ".venv/bin/leasehold"

@@ -1,11 +1,11 @@
-"""How long a command takes from client to worker and back, beside the transport alone.
+"""Times a command from client to worker and back, and the transport alone.
 
 Everything runs as processes on this machine: a coordinator with its store, a worker on a simulated host
-whose driver takes no time, and the client. Each round suspends a parked workload, which is a command with
-nothing to do: stored, dispatched, carried out, its outcome stored and watched. In turn with each round, two
-raw gRPC hops (client to relay to echo and back) are timed on the same machine. Then several clients do the
-same at once, each with a workload of its own. The commits of both sides are counted by the numbers that store
-and journal keep. Prints one JSON document.
+whose driver takes no time, and the client. Each round suspends a suspended workload. This command has no
+effect, but is stored, dispatched and carried out, and its outcome is stored and watched. Rounds alternate
+with two raw gRPC hops (client to relay to echo and back) on the same machine. Then several clients do the
+same concurrently, each with a workload of its own. The commit numbers of store and journal give the commits
+of both sides. Prints one JSON document.
 """
 
 import argparse
@@ -40,14 +40,14 @@ from leasehold_simgpu import SimulatedHost, Timing
 COUNTER = Path(__file__).resolve().parents[1] / "examples/counter.py"
 START_TIMEOUT_S = 30.0
 LOAD_CLIENTS = 8
-"""Clients at once, as many as a worker has commands."""
+"""Concurrent clients: as many as a worker has commands."""
 
 WARM_UP_ROUNDS = 20
 
 
 @contextmanager
 def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A ``leasehold`` process, ended on the way out."""
+    """A ``leasehold`` process, which ends with the context."""
     with subprocess.Popen(
         [sys.executable, "-m", "leasehold_client", *arguments],
         stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
-    """A coordinator and one worker with so many parked workloads, named ``parked-0`` and so on."""
+    """A coordinator and one worker with suspended workloads, named ``parked-0`` and so on."""
     host = SimulatedHost.create(folder / "host", gpus=1, chip="H100", timing=Timing.instant())
     with ExitStack() as stack:
         coordinator = stack.enter_context(
@@ -84,7 +84,7 @@ def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
             raise SystemExit("the coordinator did not start")
         address = listening.group(1)
         worker_options = ["--coordinator", address, "--state-dir", str(folder / "worker")]
-        worker_options += ["--stop-workloads", "stop"]  # by default they outlive their worker
+        worker_options += ["--stop-workloads", "stop"]  # by default, workloads outlive their worker
         stack.enter_context(process("worker", *worker_options, **host.environment()))
         channel = stack.enter_context(grpc.insecure_channel(address))
         workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
@@ -121,7 +121,7 @@ def suspend(channel: grpc.Channel, number: int = 0) -> int:
 
 
 def commits(folder: Path) -> dict[str, int]:
-    """How many commits store and journal have had, as they count themselves. Older ones did not."""
+    """The commit numbers of store and journal. Older releases have none."""
     found = {}
     for side, name in (("coordinator", "store.sqlite3"), ("worker", "worker/journal.sqlite3")):
         with (
@@ -134,7 +134,7 @@ def commits(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def commits_counted(folder: Path, rounds: int) -> Iterator[dict[str, float]]:
-    """Fills in the commits of each side per round, once the rounds are over."""
+    """Fills in the commits of each side per round after all rounds."""
     found: dict[str, float] = {}
     before = commits(folder)
     yield found
@@ -180,20 +180,20 @@ def hop(downstream: str | None = None) -> Iterator[str]:
 
 
 def timed_ms(action: Callable[[], object]) -> float:
-    """How long the action takes."""
+    """Seconds that the action takes."""
     began = time.perf_counter()
     action()
     return (time.perf_counter() - began) * 1000
 
 
 def percentiles(samples_ms: list[float]) -> dict[str, float]:
-    """The figures that are reported."""
+    """The reported figures."""
     cuts = statistics.quantiles(samples_ms, n=100)
     return {"p50_ms": round(cuts[49], 3), "p99_ms": round(cuts[98], 3)}
 
 
 def tail(samples_ms: list[float]) -> float:
-    """The 99th percentile in medians."""
+    """The ratio of the 99th percentile to the median."""
     cuts = statistics.quantiles(samples_ms, n=100)
     return round(cuts[98] / cuts[49], 2)
 

@@ -1,9 +1,9 @@
-"""Runs a benchmark on the code of an older commit and on ours, in turn, and prints both with their ratios.
+"""Runs a benchmark on the code of an older commit and on the present code, in turn, and prints the ratios.
 
 python -m bench.comparison a9aea06 bench/command_latency.py --rounds 300
 
-The benchmark is ours in both cases: of the older commit only the rooms run, from a worktree in a temporary
-folder. Each figure is the median of the turns. A ratio is ours by theirs.
+The benchmark itself is the present one in both cases. Only the packages of the older commit run, from a
+worktree in a temporary folder. Each figure is the median of the turns. A ratio is present to older.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ROOMS = ("protos/gen", "worker", "coordinator", "client", "simgpu")
 
 @contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """A checkout of a commit, gone afterwards."""
+    """A temporary checkout of a commit."""
     with tempfile.TemporaryDirectory(prefix="leasehold-beside-") as folder:
         tree = Path(folder) / "tree"
         subprocess.run(
@@ -36,7 +36,7 @@ def worktree(commit: str) -> Iterator[Path]:
 
 
 def run(tree: Path, arguments: list[str]) -> object:
-    """What a benchmark prints about the rooms of a checkout."""
+    """The document that a benchmark prints about the packages of a checkout."""
     path = os.pathsep.join(str(tree / room) for room in ROOMS)
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -49,7 +49,7 @@ def run(tree: Path, arguments: list[str]) -> object:
 
 
 def figures(document: object, place: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a document by its place in it."""
+    """Every number in a document, by its path."""
     match document:
         case dict():
             for key, value in document.items():
@@ -64,7 +64,7 @@ def figures(document: object, place: str = "") -> Iterator[tuple[str, float]]:
 
 
 def medians(documents: list[object]) -> dict[str, float]:
-    """The median of each figure that all the documents have."""
+    """The median of each figure that is in all documents."""
     found = [dict(figures(document)) for document in documents]
     return {
         place: statistics.median(one[place] for one in found)

@@ -1,7 +1,7 @@
-"""How long a coordinator takes to be back with a full store: 10,000 workloads and 100,000 commands.
+"""Times the start of a coordinator with a full store: 10,000 workloads and 100,000 commands.
 
-Of the commands one in a hundred has not ended. A real coordinator process is started on the store several
-times; what it says of its own loading is read from its log. Prints one JSON document.
+One command in a hundred is unfinished. A real coordinator process is started on the store several times, and
+its log gives the time to load the store. Prints one JSON document.
 """
 
 import argparse
@@ -27,7 +27,7 @@ OPEN_SHARE = 100
 
 
 def make_workload(number: int) -> workload_pb2.Workload:
-    """A workload that runs."""
+    """A running workload."""
     workload = workload_pb2.Workload(
         workload_id=f"w-{number}",
         name=f"workload-{number}",
@@ -40,7 +40,7 @@ def make_workload(number: int) -> workload_pb2.Workload:
 
 
 def make_command(number: int, workloads: int) -> StoredCommand:
-    """A command that its worker has accepted. One in `OPEN_SHARE` has not ended."""
+    """A command that its worker has accepted. One in `OPEN_SHARE` is unfinished."""
     ended = number % OPEN_SHARE != 0
     command = command_pb2.Command(
         command_id=f"c-{number}",
@@ -54,7 +54,7 @@ def make_command(number: int, workloads: int) -> StoredCommand:
 
 
 async def fill(database: Path, workloads: int, commands: int) -> None:
-    """Puts the rows into a fresh store."""
+    """Writes the rows into a new store."""
     store = Store.open(str(database))
     rows = [workload_row(make_workload(number)) for number in range(workloads)]
     rows += [command_row(make_command(number, workloads)) for number in range(commands)]
@@ -63,7 +63,7 @@ async def fill(database: Path, workloads: int, commands: int) -> None:
 
 
 def start(database: Path) -> tuple[float, float]:
-    """Starts a coordinator: seconds until it serves, and those that it took to load."""
+    """Starts a coordinator. Returns the seconds until it serves, and the seconds to load the store."""
     began = time.monotonic()
     with subprocess.Popen(
         [
@@ -79,9 +79,9 @@ def start(database: Path) -> tuple[float, float]:
         process.stdout.readline()
         serving_s = time.monotonic() - began
         process.terminate()
-        loaded = re.search(r"are back after ([\d.]+) s", process.stderr.read())
+        loaded = re.search(r"open commands in ([\d.]+) s", process.stderr.read())
     if loaded is None:
-        raise SystemExit("the coordinator did not say how long it took to load")
+        raise SystemExit("the coordinator's log has no time to load the store")
     return serving_s, float(loaded[1])
 
 

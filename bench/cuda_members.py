@@ -1,8 +1,8 @@
-"""A workload for benchmarks: CUDA processes that hold memory and touch a word of it every few milliseconds.
+"""A workload for benchmarks: CUDA processes that hold memory and access a word of it every few milliseconds.
 
-The first process forks the others before any CUDA call. Each says `ready` once its memory is filled, and
-ends with an error if the word that it wrote is not there any more. SIGTERM to the first one ends all, each
-between two calls: killing a process that was restored was seen to hang a host (NVIDIA/cuda-checkpoint 53).
+The first process forks the others before any CUDA call. Each prints `ready` once its memory is filled, and
+fails if the word has another value than it wrote. SIGTERM to the first process ends all, each between two
+calls: killing a restored process was seen to hang a host (NVIDIA/cuda-checkpoint 53).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
 
 
 def hold(member: int, size: int, stopping: threading.Event) -> None:
-    """Fills memory on the visible GPU of this member, and touches it until it is told to stop."""
+    """Fills memory on the visible GPU of this member, and accesses it until SIGTERM."""
     cuda = ctypes.CDLL("libcuda.so.1")
     count, device = ctypes.c_int(), ctypes.c_int()
     context, address = ctypes.c_void_p(), ctypes.c_uint64()
@@ -54,8 +54,8 @@ def hold(member: int, size: int, stopping: threading.Event) -> None:
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--members", type=int, default=1, metavar="N", help="how many processes")
-    parser.add_argument("--bytes", type=int, default=2**20, metavar="B", help="what each holds")
+    parser.add_argument("--members", type=int, default=1, metavar="N", help="number of processes")
+    parser.add_argument("--bytes", type=int, default=2**20, metavar="B", help="memory of each process")
     options = parser.parse_args()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())

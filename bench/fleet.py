@@ -1,12 +1,12 @@
-"""One real coordinator under thousands of light workers, beside a bare echo server under the same load.
+"""Measures one real coordinator with thousands of light workers, and a bare echo server with the same load.
 
-For each size: CPU and memory of the coordinator, how late frames are, how long a change takes to a watcher,
-how many commands it carries and how fast, when a silent worker is noticed, and how all come back after it was
-killed. In the same run the same streams send the same loads to a bare grpc.aio server that gives each message
-back. With ``--others`` the schedulers of Dask and Ray are measured as well. Prints one JSON document.
+For each size: CPU time and memory of the coordinator, latency of frames, of changes to a watcher and of
+commands, commands per second, the detection of a silent worker, and the return of all workers after a kill.
+In the same run the same streams send the same loads to a bare grpc.aio server that echoes each message. With
+``--others`` the schedulers of Dask and Ray are measured as well. Prints one JSON document.
 
-``--workers 100 --clients 64`` measures commands alone: how many per second, how late, and with how many
-commits and how much processor time of the coordinator, of the clients and of the light workers.
+``--workers 100 --clients 64`` measures commands alone: commands per second, their latency, the coordinator's
+commits, and the CPU time of the coordinator, the clients and the light workers.
 """
 
 import argparse
@@ -53,20 +53,20 @@ SWARM_SIZE = 2_500
 START_TIMEOUT_S = 300.0
 LOAD_INTERVAL_S = 5.0
 LOADS_PER_S = 200
-"""Of a fleet in all, at most: the interval of each grows with it."""
+"""Most loads per second of the whole fleet. The load interval grows with the number of workers."""
 
 LATEST_S = 5.0
-"""How long an outcome is waited for once no more commands are asked for."""
+"""How long to wait for outcomes after the last command was created."""
 
 PROBES = 200
 CLIENTS = 16
 PROBE_NUMBER = 900_000
 OTHER_WORKERS = {"dask": 1_000, "ray": 20}
-"""As many as they manage beside each other on two cores."""
+"""As many as run side by side on two cores."""
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has used."""
+    """CPU time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -85,7 +85,7 @@ def spread(times_s: list[float]) -> dict[str, float]:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> float:
-    """Polls until the condition holds; how long that took."""
+    """Polls until the condition holds. Returns the seconds it took."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > START_TIMEOUT_S:
@@ -116,13 +116,13 @@ class Coordinator:
         self.address = listening[1]
 
     def commits(self) -> int:
-        """How many commits its store has had."""
+        """Number of commits of its store."""
         with closing(sqlite3.connect(f"{self._database.as_uri()}?mode=ro", uri=True)) as reader:
             (number,) = reader.execute("SELECT number FROM commits").fetchone()
         return int(number)
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Kills the process by SIGKILL, like a crash."""
         self.process.kill()
         self.process.wait()
 
@@ -152,23 +152,23 @@ class Swarm:
 
     @property
     def welcomed(self) -> int:
-        """Workers that have a session."""
+        """Number of workers with a session."""
         return sum(self._welcomed.values())
 
     @property
     def cpu_s(self) -> float:
-        """Processor time of all of them."""
+        """CPU time of all processes."""
         return sum(cpu_s(process.pid) for process in self._processes)
 
     def stop(self) -> None:
-        """Ends them."""
+        """Ends the processes."""
         for process in self._processes:
             process.kill()
             process.wait()
 
 
 class Probe:
-    """One worker of this process, whose frames are timed."""
+    """One worker in this process, whose frames are timed."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -196,7 +196,7 @@ class Probe:
                 return frame
 
     def round_trip_s(self, number: int) -> float:
-        """From an outcome of a command that nobody knows to its acknowledgement."""
+        """Seconds from the outcome of an unknown command to its acknowledgement."""
         began = time.perf_counter()
         update = CommandUpdate(command_id=f"probe-{number}", state=command_pb2.COMMAND_STATE_REJECTED)
         self._up.put(ConnectRequest(command_update=update))
@@ -204,7 +204,7 @@ class Probe:
         return time.perf_counter() - began
 
     def tell_load(self, taken: int) -> None:
-        """Sends a load in which so many GPUs are taken."""
+        """Sends a load with this number of leased GPUs."""
         self._sequence += 1
         load = WorkerLoad(
             session_id=self.session_id, sequence=self._sequence, gpu_leases=leases(PROBE_NUMBER, taken)
@@ -219,7 +219,7 @@ class Probe:
 
 
 def time_watcher(address: str, probe: Probe) -> list[float]:
-    """How long changes of a lease take from the worker to a watcher."""
+    """Latency of changes of a lease from the worker to a watcher."""
     times_s: list[float] = []
     with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
         watch = fleet_service_pb2_grpc.FleetServiceStub(channel).WatchFleet(
@@ -240,7 +240,7 @@ def time_watcher(address: str, probe: Probe) -> list[float]:
 
 
 def time_silence(address: str, probe: Probe) -> dict[str, float]:
-    """When a worker that says nothing more counts as STALE and as LOST, beside the rule, in seconds."""
+    """Seconds after which a silent worker is STALE and LOST, with the limits of the rule."""
     stale_s, lost_s = 2.5 * probe.load_interval_s, max(4 * probe.load_interval_s, 20.0)
     probe.tell_load(0)
     began = time.monotonic()
@@ -263,7 +263,7 @@ def time_silence(address: str, probe: Probe) -> dict[str, float]:
 
 
 def time_commands(address: str, workers: int, seconds: float) -> dict[str, Any]:
-    """Commands per second of several clients at once, and how long each takes from request to outcome."""
+    """Commands per second of several concurrent clients, and the latency from request to outcome."""
     times_s: list[float] = []
     spec = workload_pb2.WorkloadSpec(arguments=["true"])
     deadline = time.monotonic() + seconds
@@ -298,7 +298,7 @@ def time_commands(address: str, workers: int, seconds: float) -> dict[str, Any]:
 
 
 async def ask(address: str, client: int, clients: int, workers: int, deadline: float) -> list[float]:
-    """Has workers run something, one command after the other; how long each took that was not refused."""
+    """Runs something on workers, one command after the other. Returns the times of accepted commands."""
     times_s: list[float] = []
     spec = workload_pb2.WorkloadSpec(arguments=["true"])
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -318,7 +318,7 @@ async def ask(address: str, client: int, clients: int, workers: int, deadline: f
                 watch = command_service_pb2.WatchCommandRequest(command_id=command.command_id)
                 async for response in commands.WatchCommand(watch, timeout=left_s):
                     state = response.command.state
-            except grpc.aio.AioRpcError:  # a coordinator that is too late takes workers for silent
+            except grpc.aio.AioRpcError:  # an overloaded coordinator may count workers as silent
                 await asyncio.sleep(0.1)
             if state == command_pb2.COMMAND_STATE_SUCCEEDED:
                 times_s.append(time.perf_counter() - began)
@@ -326,7 +326,7 @@ async def ask(address: str, client: int, clients: int, workers: int, deadline: f
 
 
 def measure_commands(workers: int, clients: int, seconds: float) -> dict[str, Any]:
-    """Commands of so many clients at once, and what they cost."""
+    """Commands of concurrent clients, and their costs."""
     import uvloop
 
     async def ask_all() -> list[float]:
@@ -366,7 +366,7 @@ def measure_commands(workers: int, clients: int, seconds: float) -> dict[str, An
 
 
 def measure(count: int, seconds: float) -> dict[str, Any]:
-    """Everything about one size."""
+    """All measurements of one size."""
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
         coordinator = Coordinator(Path(folder))
         coordinator.start()
@@ -401,17 +401,17 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
 
 
 def load_interval_s(count: int) -> float:
-    """The time between two loads of one of so many workers."""
+    """The load interval of a fleet of this size."""
     return max(LOAD_INTERVAL_S, count / LOADS_PER_S)
 
 
 def settle(count: int) -> None:
-    """Waits until most of so many workers have been told how seldom a load is wanted."""
+    """Waits until most workers have received the load interval of their fleet."""
     time.sleep(max(2 * LOAD_INTERVAL_S, 1.5 * load_interval_s(count)))
 
 
 def steady(pid: int, swarm: Swarm, seconds: float) -> dict[str, Any]:
-    """Processor time while nothing but loads come."""
+    """CPU time while only loads arrive."""
     server, clients, began = cpu_s(pid), swarm.cpu_s, time.monotonic()
     time.sleep(seconds)
     taken_s = time.monotonic() - began
@@ -422,7 +422,7 @@ def steady(pid: int, swarm: Swarm, seconds: float) -> dict[str, Any]:
 
 
 async def echo() -> None:
-    """A bare server that gives every message back. Prints its address."""
+    """A bare server that echoes every message. Prints its address."""
 
     async def give_back(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         while isinstance(message := await context.read(), bytes):
@@ -441,7 +441,7 @@ async def echo() -> None:
 
 @contextmanager
 def echo_server() -> Iterator[tuple[str, int]]:
-    """The bare server as a process: its address and pid."""
+    """The bare server as a process. Yields its address and pid."""
     command = [sys.executable, "-m", "bench.fleet", "--serve-echo"]
     root = Path(__file__).resolve().parents[1]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
@@ -451,7 +451,7 @@ def echo_server() -> Iterator[tuple[str, int]]:
 
 
 def measure_echo(count: int, seconds: float) -> dict[str, Any]:
-    """The bare server under as many streams."""
+    """The same measurements of the bare server with this number of streams."""
     with echo_server() as (address, pid):
         time.sleep(0.5)
         idle_bytes = memory_bytes(pid, "VmRSS")
@@ -482,7 +482,7 @@ def main() -> None:
     """Measures, and prints the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1_000, 5_000, 10_000])
-    parser.add_argument("--clients", type=int, help="measure commands of so many clients, and nothing else")
+    parser.add_argument("--clients", type=int, help="measure only commands, with this number of clients")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument(
         "--others", metavar="PYTHON", help="measure Dask and Ray too, with a Python that has both"

@@ -1,9 +1,9 @@
-"""Many light workers in one process: real streams and frames, and nothing behind them.
+"""Many light workers in one process: real streams and frames, without a driver and processes.
 
-Run as ``python bench/light_workers.py HOST:PORT COUNT FIRST``. Each worker has a connection of its own, says
-hello with eight GPUs, sends a load in every interval, answers every command at once, and connects again as a
-real worker does. Every 0.2 s a line of JSON on standard output says how many are welcomed. With
-``--echo-interval 5`` they talk every 5 s to a bare echo server instead, which gives back every message.
+Run as ``python bench/light_workers.py HOST:PORT COUNT FIRST``. Each worker has a connection of its own, sends
+hello with eight GPUs and a load in every interval, answers every command at once, and reconnects like a real
+worker. Every 0.2 s a line of JSON on standard output has the number of welcomed workers. With
+``--echo-interval 5`` they send a load every 5 s to a bare echo server instead.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_pb2 import HostFacts
 from leasehold.worker.v1.session_pb2 import (
+    CommandSpec,
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
@@ -47,13 +48,13 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-"""Channel options of a real worker, copied: the light workers run beside older commits too."""
+"""Channel options of a real worker. A copy, since the light workers also run with older commits."""
 
 ECHO = "/bench.Echo/Echo"
 
 
 def leases(number: int, taken: int = 0) -> list[GpuLease]:
-    """Lease entries of a worker's GPUs, of which the first are taken, as full as real ones are."""
+    """Lease entries of a worker's GPUs, with all fields of real entries. The first GPUs are leased."""
     return [
         GpuLease(
             gpu_uuid=f"GPU-{number:08x}-0000-4000-8000-{slot:012x}",
@@ -71,7 +72,7 @@ def leases(number: int, taken: int = 0) -> list[GpuLease]:
 
 
 def hello(number: int, epoch: int) -> ConnectRequest:
-    """What a worker says first."""
+    """The first frame of a worker."""
     entries = leases(number)
     return ConnectRequest(
         hello=Hello(
@@ -105,12 +106,12 @@ class LightWorker:
         self._sequence = 0
         self._load_interval_s = load_interval_s
         self._writing = asyncio.Lock()
-        """Two writes at once would end the call."""
+        """Prevents two concurrent writes, which would end the call."""
         self.welcomed = False
         self.sessions = 0
 
     async def run(self) -> None:
-        """Holds a session, and another after it, on one channel."""
+        """Holds one session after the other, on one channel."""
         backoff_s = BACKOFF_MIN_S
         async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
             while True:
@@ -155,7 +156,7 @@ class LightWorker:
                 await call.write(ConnectRequest(worker_load=load))
             await asyncio.sleep(self._load_interval_s * random.uniform(0.9, 1.1))
 
-    async def _obey(self, call: Call, command: command_pb2.Command) -> None:
+    async def _obey(self, call: Call, command: CommandSpec) -> None:
         workload = workload_pb2.Workload(
             workload_id=command.workload_id,
             name=command.operation.run.name,
@@ -179,7 +180,7 @@ def _seconds(duration: Duration) -> float:
 
 
 class EchoWorker(LightWorker):
-    """The same load to a server that gives it back."""
+    """Sends the same load to an echo server."""
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(ECHO)()
@@ -194,13 +195,13 @@ class EchoWorker(LightWorker):
 
 
 async def main() -> None:
-    """Runs until it is killed."""
+    """Runs until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("count", type=int)
     parser.add_argument("first", type=int)
     parser.add_argument(
-        "--echo-interval", type=float, metavar="SECONDS", help="talk to an echo server so often"
+        "--echo-interval", type=float, metavar="SECONDS", help="seconds between two loads to an echo server"
     )
     options = parser.parse_args()
     workers: list[LightWorker] = []

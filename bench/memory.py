@@ -1,9 +1,8 @@
-"""Resident memory of a coordinator and of a real worker while commands pass.
+"""Measures the resident memory of a coordinator and of a real worker over many commands.
 
-Some clients suspend a parked workload of one real worker on a simulated host, which is a command with nothing
-to do. At the same time others have light workers run something. The resident memory of both processes is read
-before the first command and after every 5,000. It must level off, however many commands there are. Prints
-one JSON document.
+Some clients suspend a suspended workload of one real worker on a simulated host, which has no effect. Other
+clients run something on light workers at the same time. The resident memory of both processes is read before
+the first command and after every 5,000 commands. It must level off. Prints one JSON document.
 """
 
 import argparse
@@ -46,11 +45,11 @@ COMMAND_TIMEOUT_S = 60.0
 
 @dataclass
 class Progress:
-    """How many commands have ended, and what both processes had after so many.
+    """Counts ended commands, and reads the memory of both processes.
 
     Attributes:
-        commands: How many there are to be.
-        deadline: When no more are asked for, by the monotonic clock.
+        commands: Number of commands to create.
+        deadline: When to create no more commands, by the monotonic clock.
         coordinator: The coordinator's pid.
         worker: The real worker's pid.
     """
@@ -65,14 +64,14 @@ class Progress:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     def may_ask(self) -> bool:
-        """Whether another command is to be asked for. Counts it."""
+        """Whether to create another command, which is counted."""
         if self.asked >= self.commands or time.monotonic() > self.deadline:
             return False
         self.asked += 1
         return True
 
     def sample(self) -> None:
-        """Reads the resident memory of both."""
+        """Reads the resident memory of both processes."""
         self.samples.append(
             {
                 "commands": self.light + self.real,
@@ -83,7 +82,7 @@ class Progress:
         )
 
     def note(self, *, is_real: bool) -> None:
-        """Counts a command that has succeeded."""
+        """Counts a succeeded command."""
         self.real += is_real
         self.light += not is_real
         if (self.light + self.real) % SAMPLE_COMMANDS == 0:
@@ -91,7 +90,7 @@ class Progress:
 
 
 async def ask(address: str, client: int, progress: Progress) -> None:
-    """Asks for one command after the other: of a parked workload, or of the light workers in turn."""
+    """Creates one command after the other: for a suspended workload, or for the light workers in turn."""
     is_real = client < REAL_CLIENTS
     spec = workload_pb2.WorkloadSpec(arguments=["true"])
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -117,7 +116,7 @@ async def ask(address: str, client: int, progress: Progress) -> None:
 
 
 def park(address: str) -> None:
-    """Gives the real worker a parked workload for each of its clients."""
+    """Creates a suspended workload on the real worker for each of its clients."""
     with grpc.insecure_channel(address) as channel:
         workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
         workers = fleet_service_pb2_grpc.FleetServiceStub(channel)
@@ -141,14 +140,14 @@ def park(address: str) -> None:
 
 
 async def ask_all(address: str, progress: Progress) -> None:
-    """Has all clients ask until there were enough commands, or the time is over."""
+    """Runs all clients until there were enough commands, or the time is over."""
     async with asyncio.TaskGroup() as tasks:
         for client in range(REAL_CLIENTS + LIGHT_CLIENTS):
             tasks.create_task(ask(address, client, progress))
 
 
 def measure(commands: int, seconds: float) -> dict[str, Any]:
-    """Has so many commands carried out, or as many as fit into the time."""
+    """Runs this number of commands, or as many as fit into the time."""
     import uvloop
 
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as name, ExitStack() as stack:
@@ -183,7 +182,9 @@ def main() -> None:
     """Measures, and prints the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commands", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=360.0, help="no command is asked for after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=360.0, help="seconds after which no command is created"
+    )
     options = parser.parse_args()
     document = {
         "benchmark": "memory",

@@ -1,14 +1,15 @@
 """Costs of suspend, restore and remap beyond the driver's calls, and of a group beyond its slowest member.
 
-Ours are commands as a worker carries them out, in this process, with driver helpers, NVML proofs, leases
-and the journal on disk. Raw are the same calls of the checkpoint API on the same process, made one after the
-other through cuda.bindings. Both are timed in turn, round by round. Prints one JSON document.
+"Ours" are commands as a worker carries them out, in this process, with driver helpers, verification by NVML,
+leases and the journal on disk. "Raw" are the same calls of the checkpoint API on the same process, made one
+after the other through cuda.bindings. Both are timed in turn, round by round. Prints one JSON document.
 
-A group is compared with its slowest member alone, and with the raw calls on all its members at once:
-simulated GPUs copy by the CPU, so that members share what GPUs don't.
+A group is compared with its slowest member alone, and with parallel raw calls on all its members: simulated
+GPUs copy by the CPU, which their members share.
 
-Without options it measures on two simulated hosts: one whose driver takes no time, so that all that is left
-is ours, and one that takes as long as real ones were seen to. With --gpu it measures on this machine's GPUs.
+Without options it measures on two simulated hosts. The driver of the first takes no time, so all time is the
+worker's own. That of the second has the reported times of real drivers. With --gpu it measures on this
+machine's GPUs.
 """
 
 import argparse
@@ -59,7 +60,7 @@ REMAP_CUDA_VERSION: Final = 13000
 WARM_UP_ROUNDS: Final = 2
 SIZE_ROUNDS: Final = 3
 CONTEXT_BYTES: Final = GIB
-"""Room for what a context takes beside the buffer."""
+"""Memory for a context, in addition to the buffer."""
 LOCK_TIMEOUT_MS: Final = 10_000
 START_TIMEOUT_S: Final = 120.0
 END_TIMEOUT_S: Final = 10.0
@@ -113,7 +114,7 @@ class Worker:
         await self.carry_out(workload.workload_id, operation_pb2.Operation(suspend=suspend))
 
     async def restore(self, workload: Workload) -> None:
-        """Restores a workload on the GPUs that it had."""
+        """Restores a workload on its previous GPUs."""
         restore = operation_pb2.RestoreOperation()
         await self.carry_out(workload.workload_id, operation_pb2.Operation(restore=restore))
 
@@ -125,7 +126,7 @@ class Worker:
         await self.carry_out(workload.workload_id, operation_pb2.Operation(remap=remap))
 
     async def stop(self, workload: Workload) -> None:
-        """Ends a workload, which must be as healthy as it was at the start."""
+        """Ends a workload, which must still be running."""
         if workload.state != RUNNING or workload.ended.is_set():
             raise BenchmarkError(f"the workload is not running any more: {workload.output_path.read_text()}")
         send_signal(workload.root, signal.SIGTERM)
@@ -166,14 +167,14 @@ async def open_worker(folder: Path) -> AsyncIterator[Worker]:
                     await workload.ended.wait()
             for workload in parts.workloads.all():
                 if workload.state != RUNNING:
-                    send_signal(workload.root, signal.SIGKILL)  # one that is parked ends of nothing else
+                    send_signal(workload.root, signal.SIGKILL)  # only SIGKILL ends a suspended process
 
 
 # --- Raw
 
 
 class GpuPairs:
-    """The arguments of a restore elsewhere. Made before the clock runs."""
+    """The arguments of a restore on other GPUs. Made before the timing starts."""
 
     def __init__(self, gpu_uuids: Sequence[str], old: str, new: str) -> None:
         swapped = {old: new, new: old}
@@ -222,7 +223,7 @@ def raw_restore(pid: int, pairs: GpuPairs | None = None) -> tuple[float, float]:
 
 
 async def raw_at_once(call: Callable[[int], object], pids: Iterable[int]) -> None:
-    """Makes the same raw calls on many processes at once, each in a thread of its own."""
+    """Makes the same raw calls on many processes in parallel, each in a thread of its own."""
     async with trio.open_nursery() as nursery:
         for pid in pids:
             nursery.start_soon(trio.to_thread.run_sync, call, pid)
@@ -249,18 +250,18 @@ def figures(samples_ms: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(samples_ms: Sequence[float], base_ms: Sequence[float]) -> float:
-    """How many times as long the median is."""
+    """The ratio of the medians."""
     return round(statistics.median(samples_ms) / statistics.median(base_ms), 2)
 
 
 def added(ours_ms: Sequence[float], raw_ms: Sequence[float]) -> dict[str, object]:
-    """Ours beside raw."""
+    """The figures of ours and of raw, with their ratio."""
     difference = statistics.median(ours_ms) - statistics.median(raw_ms)
     return {"ours": figures(ours_ms), "raw": figures(raw_ms), "added_p50_ms": round(difference, 3)}
 
 
 async def measure_single(worker: Worker, rounds: int, size: int) -> dict[str, object]:
-    """One process: suspend and restore where it is, and remap to another GPU and back."""
+    """One process: suspend and restore on its GPU, and remap to another GPU and back."""
     workload = await worker.start("single", 1, 1, size)
     pid = workload.root.pid
     gpu_uuids = list(worker.inventory.chips)
@@ -276,7 +277,7 @@ async def measure_single(worker: Worker, rounds: int, size: int) -> dict[str, ob
         if there is None:
             continue
         away = GpuPairs(gpu_uuids, here, there)
-        raw["remap"] += [raw_remap(pid, away), raw_remap(pid, away)]  # a swap is its own way back
+        raw["remap"] += [raw_remap(pid, away), raw_remap(pid, away)]  # the same swap moves the process back
         ours["remap"].append(await timed_ms(partial(worker.remap, workload, here, there)))
         ours["remap"].append(await timed_ms(partial(worker.remap, workload, there, here)))
     await worker.stop(workload)
@@ -289,9 +290,9 @@ async def measure_single(worker: Worker, rounds: int, size: int) -> dict[str, ob
 
 
 async def measure_group(worker: Worker, rounds: int, size: int) -> dict[str, object]:
-    """Many processes at once, beside the raw calls on all at once, and on each alone.
+    """Many processes as one group, compared with parallel raw calls on all, and with raw calls on each alone.
 
-    Where the driver takes no time, the ratio says nothing.
+    With a driver that takes no time, the ratio is meaningless.
     """
     gpu_count = min(GROUP, len(worker.inventory.gpus))
     workload = await worker.start("group", gpu_count, GROUP, size)
@@ -325,9 +326,9 @@ async def measure_group(worker: Worker, rounds: int, size: int) -> dict[str, obj
 
 
 async def measure_first_and_second(worker: Worker, rounds: int, size: int) -> dict[str, object]:
-    """New processes each round, suspended and restored twice: the first time costs host pages.
+    """New processes each round, suspended and restored twice: the first time includes allocating host pages.
 
-    GB/s are those of the driver's copying calls, and for ours of the whole operation.
+    GB/s are those of the driver's copying calls for raw, and of the whole operation for ours.
     """
     rows: dict[str, list[list[float]]] = {"ours": [], "raw": []}
     copies: list[list[float]] = []
@@ -360,7 +361,7 @@ async def measure_first_and_second(worker: Worker, rounds: int, size: int) -> di
 
 
 def another_gpu(inventory: Inventory, gpu_uuid: str) -> str | None:
-    """A GPU that a process can be moved to, if there is one: of the same chip, with a driver that moves."""
+    """A destination for a move: another GPU of the same chip. None: no such GPU, or the driver can't move."""
     if (inventory.versions.cuda_version or 0) < REMAP_CUDA_VERSION:
         return None
     chips = inventory.chips
@@ -368,7 +369,7 @@ def another_gpu(inventory: Inventory, gpu_uuid: str) -> str | None:
 
 
 def why_too_large(inventory: Inventory, size: int) -> str | None:
-    """Why a process of this size can't be measured here. None: it can."""
+    """Why a process of this size can't be measured here. None: it can be measured."""
     device_bytes = max(inventory.room(()).free_bytes.values(), default=0)
     if size + CONTEXT_BYTES > device_bytes:
         return f"{device_bytes} bytes are free on the GPU with most, of which a context takes some"
@@ -379,7 +380,7 @@ def why_too_large(inventory: Inventory, size: int) -> str | None:
 
 
 async def measure_size(worker: Worker, rounds: int, size: int) -> dict[str, object]:
-    """The first and the second time of one size, or why it can't be measured."""
+    """The first and the second time of one size, or the reason why it can't be measured."""
     if reason := why_too_large(worker.inventory, size):
         return {"bytes": size, "not_measured": reason}
     return await measure_first_and_second(worker, rounds, size)
@@ -388,7 +389,7 @@ async def measure_size(worker: Worker, rounds: int, size: int) -> dict[str, obje
 async def measure_here(
     single_rounds: int, group_rounds: int, sizes: Sequence[int], size_rounds: int
 ) -> dict[str, object]:
-    """Measures on the GPUs that this process sees. 0 rounds leave a part out."""
+    """Measures on the visible GPUs of this process. 0 rounds skip a part."""
     raw_call("cuInit", 0)
     with tempfile.TemporaryDirectory() as folder:
         async with open_worker(Path(folder)) as worker:
@@ -423,7 +424,7 @@ def measure_simulated(timing: Timing, single_rounds: int, group_rounds: int) -> 
 
 
 def machine() -> dict[str, object]:
-    """Facts of the machine that figures depend on."""
+    """Facts of the machine that affect the figures."""
     return {
         "cpu_count": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
@@ -435,7 +436,7 @@ def machine() -> dict[str, object]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Measures what the options say."""
+    """Runs the measurements that the options select."""
     if options.here is not None:
         single_rounds, group_rounds = options.here
         return trio.run(measure_here, single_rounds, group_rounds, (), 0)
@@ -461,9 +462,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure on the GPUs of this machine")
     parser.add_argument("--gib", type=float, nargs="+", default=[1, 8, 32], help="with --gpu: sizes to move")
-    parser.add_argument("--only-sizes", action="store_true", help="with --gpu: the sizes, and nothing else")
-    parser.add_argument("--instant-rounds", type=int, default=50, help="rounds where nothing takes time")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds where the driver takes its time")
+    parser.add_argument("--only-sizes", action="store_true", help="with --gpu: only the sizes")
+    parser.add_argument(
+        "--instant-rounds", type=int, default=50, help="rounds with the driver that takes no time"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds with realistic cost")
     parser.add_argument("--here", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:

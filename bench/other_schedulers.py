@@ -1,9 +1,9 @@
-"""What an idle worker costs the schedulers of Dask and Ray.
+"""Measures the cost of an idle worker in the schedulers of Dask and Ray.
 
-Run as ``PYTHON bench/other_schedulers.py dask|ray COUNT``. PYTHON is one that has ``distributed`` or ``ray``,
-which nothing else of ours needs. As many workers as start in time, up to COUNT. Dask's run as objects in a
-few processes, since only the scheduler is measured; a worker of Ray is a raylet with its agents, which are
-processes of their own. Prints one line of JSON.
+Run as ``PYTHON bench/other_schedulers.py dask|ray COUNT``. PYTHON must have ``distributed`` or ``ray``, which
+nothing else here needs. Up to COUNT workers are started, as many as start in time. Workers of Dask are
+objects in a few processes, since only the scheduler is measured. A worker of Ray is a raylet with its agents,
+which are processes of their own. Prints one line of JSON.
 """
 
 import argparse
@@ -25,7 +25,7 @@ DASK_WORKERS_PER_PROCESS = 250
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has used."""
+    """CPU time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -39,7 +39,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def steady(pid: int, before_bytes: int, workers: int, seconds: float) -> dict[str, Any]:
-    """Processor time and memory of a scheduler that has so many idle workers."""
+    """CPU time and memory of a scheduler with idle workers."""
     time.sleep(SETTLE_S)
     used, began = cpu_s(pid), time.monotonic()
     time.sleep(seconds)
@@ -52,7 +52,7 @@ def steady(pid: int, before_bytes: int, workers: int, seconds: float) -> dict[st
 
 
 def wait_most(count: Callable[[], int], wanted: int) -> tuple[int, float]:
-    """Waits until so many are there, or no more come in time: how many, and after how long."""
+    """Waits until all have started, or no more start in time. Returns their number and the seconds."""
     began = time.monotonic()
     while (found := count()) < wanted and time.monotonic() - began < START_LIMIT_S:
         time.sleep(0.2)
@@ -60,7 +60,7 @@ def wait_most(count: Callable[[], int], wanted: int) -> tuple[int, float]:
 
 
 def dask_workers(address: str, count: int) -> None:
-    """Holds so many idle workers in this process, until it is killed."""
+    """Runs idle workers in this process until it is killed."""
     import asyncio
 
     import dask
@@ -143,7 +143,7 @@ def measure_ray(count: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures one of them."""
+    """Measures one scheduler."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["dask", "ray", "dask-workers"])
     parser.add_argument("count", type=int)

@@ -1,12 +1,12 @@
-"""How fast GPUs are granted: by the pool alone, and through the local socket of a worker.
+"""Times grants of GPUs: by the pool alone, and through the local socket of a worker.
 
-The pool alone is timed beside ``trio.CapacityLimiter`` and ``asyncio.Semaphore``, which count to one where it
-chooses among eight GPUs, gives each lease an id and a token, and keeps an order of priorities. One GPU goes
-from hand to hand while so many others wait for it.
+The pool alone is compared with ``trio.CapacityLimiter`` and ``asyncio.Semaphore``. These count to one, while
+the pool chooses among eight GPUs, gives each lease an id and a token, and orders by priority. One GPU passes
+from holder to holder while a number of others wait for it.
 
-Through the socket, a worker runs on a simulated host, and this process claims and releases one GPU again and
-again: by a channel that is open already, and by a new one each time. In turn with these, it times a call that
-changes nothing, and a write to the disk that the worker's journal is on. Prints one JSON document.
+For the socket, a worker runs on a simulated host, and this process claims and releases one GPU repeatedly: by
+an open channel, and by a new channel each time. These alternate with a call that changes nothing, and with a
+write to the disk of the worker's journal. Prints one JSON document.
 """
 
 import argparse
@@ -47,7 +47,7 @@ ONE = GpuRequest(1)
 
 
 class Relay:
-    """A lease that goes from hand to hand, timed from each release to when the next holder runs."""
+    """A lease that passes from holder to holder, timed from each release until the next holder runs."""
 
     def __init__(self, grants: int) -> None:
         self._left = grants
@@ -55,7 +55,7 @@ class Relay:
         self.latencies_s: list[float] = []
 
     async def run(self, acquire: Callable[[], Awaitable[Callable[[], object]]]) -> None:
-        """One of those who take part. ``acquire`` waits, and gives what releases."""
+        """One participant. ``acquire`` waits, and returns the function that releases."""
         while self._left > 0:
             release = await acquire()
             if self._released:
@@ -68,7 +68,7 @@ class Relay:
 async def relay_in_trio(
     acquire: Callable[[], Awaitable[Callable[[], object]]], waiters: int, relay: Relay
 ) -> None:
-    """Lets one of them hold while all the others wait."""
+    """Lets one participant hold the lease while all others wait."""
     first = await acquire()
     async with trio.open_nursery() as nursery:
         for _ in range(waiters + 1):
@@ -78,7 +78,7 @@ async def relay_in_trio(
 
 
 async def with_pool(waiters: int, relay: Relay) -> None:
-    """Our pool of eight GPUs, seven of which somebody keeps."""
+    """The worker's pool of eight GPUs, seven of which stay leased."""
     pool = GpuPool([PoolGpu(f"GPU-{slot}", "H100", 80 * 2**30) for slot in range(GPUS)])
     pool.claim_gpus("keeper", [gpu.uuid for gpu in pool.slots.gpus[1:]])
 
@@ -91,7 +91,7 @@ async def with_pool(waiters: int, relay: Relay) -> None:
 
 
 async def with_limiter(waiters: int, relay: Relay) -> None:
-    """Trio's."""
+    """``trio.CapacityLimiter``."""
     limiter = trio.CapacityLimiter(1)
 
     async def acquire() -> Callable[[], object]:
@@ -103,7 +103,7 @@ async def with_limiter(waiters: int, relay: Relay) -> None:
 
 
 async def with_semaphore(waiters: int, relay: Relay) -> None:
-    """Asyncio's."""
+    """``asyncio.Semaphore``."""
     semaphore = asyncio.Semaphore(1)
 
     async def acquire() -> Callable[[], object]:
@@ -142,7 +142,7 @@ def timed_relay(run: Callable[[Relay], object], grants: int) -> dict[str, float]
 
 
 def measure_pool(grants: int) -> list[dict[str, object]]:
-    """The three, in turn, for each number of waiters; the median of the turns."""
+    """Medians of the three, measured in turn, for each number of waiters."""
     report: list[dict[str, object]] = []
     for waiters in WAITERS:
         runs: dict[str, Callable[[Relay], object]] = {
@@ -187,7 +187,7 @@ def worker(folder: Path) -> Iterator[Path]:
 
 
 def grant_by(connection: LocalWorker) -> float:
-    """How long a grant takes by a channel that is open, in seconds. It is released afterwards."""
+    """Seconds of a grant by an open channel. The grant is released afterwards."""
     opened = local_service_pb2.ClaimOpen(
         spec=workload_pb2.WorkloadSpec(resources=workload_pb2.Resources(gpu_count=1)),
         hold=local_service_pb2.CLAIM_HOLD_STREAM,
@@ -202,21 +202,21 @@ def grant_by(connection: LocalWorker) -> float:
 
 
 def grant_anew(socket: Path) -> float:
-    """How long ``local.claim`` takes, which opens a channel, in seconds."""
+    """Seconds of ``local.claim``, which opens a channel."""
     began = time.perf_counter()
     with local.claim(gpus=1, socket=socket):
         return time.perf_counter() - began
 
 
 def timed(act: Callable[[], object]) -> float:
-    """How long it takes, in seconds."""
+    """Seconds of a call that changes nothing."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
 
 
 def write_through(path: Path) -> None:
-    """Adds a page to a file, and waits until it is on the disk."""
+    """Appends a page to a file, and waits until it is on disk."""
     with path.open("ab", buffering=0) as file:
         file.write(b"x" * 4096)
         os.fsync(file.fileno())
@@ -225,7 +225,7 @@ def write_through(path: Path) -> None:
 def measure_socket(rounds: int) -> dict[str, object]:
     """Grants of a free GPU, a bare call and a write, in turn.
 
-    They are asked for by a process of their own: one that has started the worker can't claim.
+    A process of its own makes the calls, since the process that started the worker can't claim.
     """
     with (
         tempfile.TemporaryDirectory() as name,
@@ -236,7 +236,7 @@ def measure_socket(rounds: int) -> dict[str, object]:
 
 
 def sample_socket(socket: Path, rounds: int) -> dict[str, object]:
-    """What :func:`measure_socket` measures, against the worker behind a socket."""
+    """The measurements of :func:`measure_socket`, with the worker of this socket."""
     samples: dict[str, list[float]] = {
         "grant_by_open_channel": [],
         "grant_by_new_channel": [],
@@ -261,7 +261,7 @@ def sample_socket(socket: Path, rounds: int) -> dict[str, object]:
 
 
 def percentile(samples: list[float], cut: int) -> float:
-    """One of the hundredths."""
+    """A percentile of the times."""
     return statistics.quantiles(samples, n=100)[cut - 1]
 
 

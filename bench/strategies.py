@@ -1,18 +1,18 @@
-"""What parking and waking one model server costs by each policy: seconds, and where its bytes are meanwhile.
+"""Measures suspend and restore of one model server by each policy: seconds, and the places of its bytes.
 
-A real coordinator and a real worker park and wake `tests/integration/model_server.py` by every policy of the
-table: weights and a KV cache in device memory, and vLLM's routes, through the hook for vLLM. Prints one JSON
-document.
+A real coordinator and a real worker suspend and restore `tests/integration/model_server.py` by every policy
+of the table. The server has weights and a KV cache in device memory, and vLLM's routes for the hook `vllm`.
+Prints one JSON document.
 
-Simulated: the GPU. Device memory is the program's own memory, filled and resident, so that an image of the
-processes really holds it; the driver's checkpoint and restore copy nothing, and take as long as real ones
-were seen to (0.4 s and 2 GB/s out, 0.5 s and 4 GB/s in); the CUDA context's half a GiB is only counted. Real:
-everything else. Sleep level 1 copies memory to memory, where a real one goes over PCIe; level 2 makes the
-weights anew where a real one reads them from disk; CRIU and the images use this machine's disk.
+Only the GPU is simulated. Device memory is the program's own memory, filled and resident, so an image of the
+processes really contains it. The driver's checkpoint and restore copy nothing, and have the reported times of
+real drivers (0.4 s and 2 GB/s out, 0.5 s and 4 GB/s in). The CUDA context's half a GiB is only counted. Sleep
+level 1 copies memory to memory, where a real server copies over PCIe. Level 2 generates the weights, where a
+real server reads them from disk. CRIU and the images use this machine's disk.
 
-With `--gpu real` nothing is simulated: the same server uses this machine's first GPU, and a PyTorch program
-is parked by the policies that its hooks know, where a Python of the machine has PyTorch. What is not there is
-told as `not_measured`, with the reason. This part was never run on a GPU so far.
+With `--gpu real` nothing is simulated: the same server uses this machine's first GPU. If a Python of the
+machine has PyTorch, a PyTorch program is suspended by the policies that its hooks support. Missing parts are
+reported as `not_measured`, with the reason. This part has not been run on a GPU yet.
 """
 
 import argparse
@@ -42,7 +42,7 @@ GIB: Final = 2**30
 WEIGHTS: Final = ("retain", "offload", "discard")
 PROCESSES: Final = ("keep_running", "cuda_suspend", "checkpoint", "stop")
 WEIGHTS_SHARE: Final = 0.8
-"""Of what is beside the context; the rest is the KV cache."""
+"""Share of the weights in the memory without the context. The rest is the KV cache."""
 
 START_TIMEOUT_S: Final = 300.0
 
@@ -54,7 +54,7 @@ class BenchmarkError(Exception):
 
 
 def machine(folder: Path) -> dict[str, object]:
-    """Facts of the machine that figures depend on."""
+    """Facts of the machine that affect the figures."""
     return {
         "cpu_count": os.cpu_count(),
         "memory_gib": round(PAGE_BYTES * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
@@ -67,7 +67,7 @@ def machine(folder: Path) -> dict[str, object]:
 
 
 def disk_gb_per_s(folder: Path, size: int = 512 * 2**20) -> float:
-    """How fast a file is written here, with an fsync at its end."""
+    """The rate of writing a file, with an fsync at its end."""
     piece = os.urandom(2**20) * 16
     path = folder / "probe"
     began = time.perf_counter()
@@ -90,14 +90,14 @@ def resident_bytes(pid: int) -> int:
 
 
 def done(command: Command, what: str) -> Command:
-    """The command, which must have succeeded."""
+    """Returns the command. Fails unless it succeeded."""
     if command.state != CommandState.COMMAND_STATE_SUCCEEDED:
         raise BenchmarkError(f"{what}: {reason(command)}, {command.error.message}")
     return command
 
 
 def timed(action: Callable[[], Command], what: str) -> dict[str, Any]:
-    """How long a command took for who asked, and its phases on the worker."""
+    """How long a command took for the client, and its phases on the worker."""
     began = time.perf_counter()
     result = done(action(), what).result
     asked_s = time.perf_counter() - began
@@ -112,7 +112,7 @@ def timed(action: Callable[[], Command], what: str) -> dict[str, Any]:
 
 
 def measure(model: Model, policy: str, checksum: int) -> dict[str, Any]:
-    """Parks and wakes by one policy."""
+    """Suspends and restores by one policy."""
     full_bytes, rss_bytes = model.device_bytes(), resident_bytes(model.workload.status.root_pid)
     down = timed(lambda: model.suspend(policy, force=True), f"suspend by {policy}")
     status = model.workload.status
@@ -139,17 +139,17 @@ class RealModel(Model):
     """A model server on a GPU of this machine."""
 
     def device_bytes(self) -> int:
-        """What NVML lists for it. A process whose memory NVML does not tell can't be measured."""
+        """Its memory in NVML. A process whose memory NVML does not report can't be measured."""
         pid = self.workload.status.root_pid
         sizes = [gpu.processes[pid] for gpu in Inventory().usage().values() if pid in gpu.processes]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
-            raise BenchmarkError("NVML tells no memory of processes here")
+            raise BenchmarkError("NVML reports no memory of processes here")
         return sum(known)
 
 
 def why_no_gpu() -> str:
-    """Why nothing can be measured on a GPU of this machine. Empty: it can."""
+    """Why nothing can be measured on a GPU of this machine. Empty: measurements are possible."""
     inventory = Inventory()
     return inventory.unavailable_reason or ("" if inventory.gpus else "NVML lists no GPU")
 
@@ -162,7 +162,7 @@ def start_real_worker(fleet: Fleet) -> None:
 
 
 def torch_cells() -> dict[str, Any]:
-    """The policies with a PyTorch program, or why there are none."""
+    """The policies with a PyTorch program, or the reason why they can't be measured."""
     python = python_with_torch()
     if python is None:
         return {"not_measured": f"no PyTorch that sees a GPU in any of {', '.join(PYTHONS)}"}
@@ -174,7 +174,7 @@ LEAST_MODEL_BYTES: Final = 16 * 2**20
 
 
 def measure_all(fleet: Fleet, size: int, only: str, *, real: bool) -> dict[str, Any]:
-    """Every policy, one after the other, on one server, or one that saves itself for those that stop it."""
+    """Every policy in turn on one server. Policies with `stop` use a server that saves its own state."""
     if real:
         start_real_worker(fleet)
     else:
@@ -213,9 +213,12 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--size", type=parse_size, default=8 * GIB, help="device memory in all (8GiB)")
-    parser.add_argument("--only", default="", help="policies with this text")
+    parser.add_argument("--only", default="", help="only policies whose name contains this text")
     parser.add_argument(
-        "--gpu", choices=("simulated", "real"), default="simulated", help="where it is measured"
+        "--gpu",
+        choices=("simulated", "real"),
+        default="simulated",
+        help="a simulated GPU, or this machine's first GPU",
     )
     options = parser.parse_args()
     if options.size < (least := CONTEXT_BYTES + LEAST_MODEL_BYTES):

@@ -8,7 +8,7 @@ if TYPE_CHECKING:  # `leasehold --help` needs no gRPC
     import grpc
     from leasehold.v1.command_pb2 import Command
 
-DOMAIN: Final = "leasehold"
+DOMAIN: Final = "leasehold.dev"
 
 
 class LeaseholdError(Exception):

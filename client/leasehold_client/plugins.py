@@ -20,7 +20,7 @@ class Plugin(NamedTuple):
 
 PLUGINS: Final = {
     "coordinator": Plugin(
-        "Run the coordinator, to which workers connect and clients talk.",
+        "Run the coordinator, the server for workers and clients.",
         "leasehold_coordinator.server.cli:command",
         "coordinator",
     ),

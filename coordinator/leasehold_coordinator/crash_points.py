@@ -1,4 +1,4 @@
-"""Places where a test can kill this process for good. Nothing happens at them unless one is armed."""
+"""Named points at which a test can kill this process. A point does nothing unless it is armed."""
 
 import functools
 import os
@@ -6,7 +6,7 @@ import signal
 from typing import Final
 
 VARIABLE: Final = "LEASEHOLD_CRASH_POINT"
-"""Names the point that is armed, as NAME, or NAME:N for the Nth time that it is passed."""
+"""Environment variable that arms a point: NAME, or NAME:N for the Nth pass."""
 
 CRASH_POINTS: Final = (
     "request-checked",
@@ -20,7 +20,7 @@ CRASH_POINTS: Final = (
     "epoch-stored",
     "welcomed",
 )
-"""Every point, in the order in which a coordinator may come to them."""
+"""Every point, in the order in which a coordinator may reach them."""
 
 
 class _Armed:

@@ -3,49 +3,62 @@
 from collections.abc import Mapping
 from typing import Final
 
-from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 
-DOMAIN: Final = "leasehold"
+DOMAIN: Final = "leasehold.dev"
+"""``google.rpc.ErrorInfo.domain`` of every refusal."""
 
-
-RETRY_AFTER: Final[dict[ErrorReason.ValueType, duration_pb2.Duration]] = {
-    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: duration_pb2.Duration(seconds=1),
-    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: duration_pb2.Duration(seconds=1),
+RETRY_AFTER_S: Final[dict[ErrorReason.ValueType, float]] = {
+    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: 1.0,
+    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: 1.0,
+    errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE: 1.0,
+    errors_pb2.ERROR_REASON_WORKER_DRAINING: 1.0,
+    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: 1.0,
 }
-"""When the same request may be served, as google.rpc.RetryInfo. Other refusals don't pass by themselves."""
+"""Reasons that pass by themselves, and the delay before a retry. Other reasons have none."""
 
+LONG_AWAY_RETRY_S: Final = 60.0
+"""The delay before a retry if somebody has to start a worker first."""
 
-MESSAGE_LIMIT_BYTES: Final = 1_536
+MESSAGE_LIMIT_BYTES: Final = 1_280
 METADATA_LIMIT_BYTES: Final = 1_024
-"""Bounds of a refusal. The trailers of a call carry each refusal twice, encoded, and hold 8 KiB."""
+"""Bounds of a refusal. The trailers of a call hold 8 KiB, and carry each refusal twice, encoded."""
 
 
 class FleetError(Exception):
-    """A request is refused. A long value in it is cut.
+    """A request is refused. A long message is cut in the middle.
 
     Attributes:
         reason: The typed reason of the wire.
         message: One sentence for a person: the value, the rule and the remedy.
         metadata: Facts for programs.
+        retry_after_s: Delay after which the unchanged request may succeed. None: somebody must act first.
     """
 
-    def __init__(self, reason: ErrorReason.ValueType, message: str, **metadata: str) -> None:
+    def __init__(
+        self,
+        reason: ErrorReason.ValueType,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        **metadata: str,
+    ) -> None:
         self.message = _cut(message, MESSAGE_LIMIT_BYTES)
         super().__init__(self.message)
         self.reason = reason
         self.metadata = _fitting(metadata)
+        self.retry_after_s = retry_after_s or RETRY_AFTER_S.get(reason)
 
     @classmethod
     def from_proto(cls, error: errors_pb2.Error) -> "FleetError":
-        """A worker's error, passed on as it is."""
+        """A worker's error, passed on unchanged within the limits."""
         passed_on = cls(error.reason, error.message)
         passed_on.metadata = _fitting(error.metadata)
         return passed_on
 
     def to_proto(self) -> errors_pb2.Error:
-        """The same error as a message of frames and results."""
+        """The error as a message for frames and results."""
         return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)
 
 
@@ -53,12 +66,12 @@ def _cut(text: str, limit_bytes: int) -> str:
     data = text.encode(errors="replace")
     if len(data) <= limit_bytes:
         return text
-    half = limit_bytes // 2  # a remedy stands at the end
+    half = limit_bytes // 2  # the remedy is at the end
     return f"{data[:half].decode(errors='ignore')} … {data[-half:].decode(errors='ignore')}"
 
 
 def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
-    """As many of the facts as fit."""
+    """The entries that fit into METADATA_LIMIT_BYTES."""
     kept: dict[str, str] = {}
     used_bytes = 0
     for key, value in metadata.items():
@@ -69,15 +82,15 @@ def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 class StartError(Exception):
-    """The coordinator can't start; its text is one sentence with the remedy."""
+    """The coordinator can't start. The text is one sentence with the remedy."""
 
 
 def invalid(field: str, message: str) -> FleetError:
-    """A field of a request breaks its rule."""
+    """The refusal of a request with an invalid field."""
     return FleetError(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, message, field=field)
 
 
 def reason_name(reason: ErrorReason.ValueType) -> str:
-    """The reason as ErrorInfo carries it; the number of one that only a newer worker knows."""
+    """The reason as ErrorInfo carries it. A reason of a newer worker is returned as a number."""
     name = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
     return name.name.removeprefix("ERROR_REASON_") if name else str(reason)

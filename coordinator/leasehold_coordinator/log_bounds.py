@@ -1,4 +1,4 @@
-"""A bound on the log: a peer can cause a line with each frame, and must not fill the disk."""
+"""A rate limit on the log: a peer can cause a line with each frame, and must not fill the disk."""
 
 import logging
 import time
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 LINE_LIMIT: Final = 1_000
-"""Lines of one statement of the code in one period."""
+"""Lines that one logging statement may write in one period."""
 
 PERIOD_S: Final = 60.0
 
@@ -20,15 +20,15 @@ class _Period:
 
 @final
 class LineBound(logging.Filter):
-    """Leaves out lines of a statement that has logged too much. Its next line tells how many."""
+    """Suppresses lines of a logging statement over its limit. Its next line says how many were suppressed."""
 
     def __init__(self) -> None:
         super().__init__()
         self._periods: dict[tuple[str, int], _Period] = {}
-        """By file and line of the statement."""
+        """By file and line of the logging statement."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """Whether the line is written."""
         statement, now = (record.pathname, record.lineno), time.monotonic()
         period = self._periods.setdefault(statement, _Period(now))
         if now - period.began >= PERIOD_S:

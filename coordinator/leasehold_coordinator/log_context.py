@@ -1,4 +1,4 @@
-"""What lines of the log are about: the session, the command and the workload of the task that writes them."""
+"""Context of log lines: the session, the command and the workload of the task that logs."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ _names: Final[ContextVar[Mapping[str, str]]] = ContextVar("log_context", default
 
 @contextmanager
 def log_context(**names: str) -> Iterator[None]:
-    """Adds names to the lines of this task, and of the tasks and threads that it starts in the context."""
+    """Adds names to the log lines of this task, and of tasks and threads started within the context."""
     token = _names.set({**_names.get(), **names})
     try:
         yield
@@ -21,7 +21,7 @@ def log_context(**names: str) -> Iterator[None]:
 
 @final
 class ContextFilter(logging.Filter):
-    """Gives each record the names of its context, as ``[name=value …] ``, or nothing."""
+    """Sets ``context`` of each record to ``[name=value …] ``, or to an empty string."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass."""

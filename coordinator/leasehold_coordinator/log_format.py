@@ -1,4 +1,4 @@
-"""Lines of the log, which peers can neither forge nor fill with orders to a terminal."""
+"""The format of log lines. Escapes keep peers from forging lines and from controlling a terminal."""
 
 import logging
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Final, TypeAlias, final
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(context)s%(message)s"
 LINE_LIMIT_CHARACTERS: Final = 4_096
-"""What a message in the log may have. An id or a reason of a peer has up to 256 KiB."""
+"""Characters of a message in the log. An id or a reason that a peer sends has up to 256 KiB."""
 
 _ExceptionInfo: TypeAlias = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -15,13 +15,13 @@ _ExceptionInfo: TypeAlias = (
 
 @final
 class LogFormatter(logging.Formatter):
-    """Escapes what is not printable: messages hold names and reasons of any worker, client and user."""
+    """Escapes unprintable characters: messages hold text of workers, clients and users."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT, defaults={"context": ""})
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
-        """The line, with line breaks in its message escaped too."""
+        """The line. Line breaks in its message are escaped."""
         if len(record.message) > LINE_LIMIT_CHARACTERS:
             record.message = f"{record.message[:LINE_LIMIT_CHARACTERS]} …"
         record.message = _printable(record.message)
@@ -29,7 +29,7 @@ class LogFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802 - likewise
-        """The traceback, which has lines of its own."""
+        """The traceback. Its line breaks are kept."""
         return "\n".join(map(_printable, super().formatException(ei).split("\n")))
 
 

@@ -1,7 +1,7 @@
-"""Work that is finished even when whoever asked for it goes away.
+"""Work that is finished even if its caller is cancelled.
 
-A change is a write to the store, one to memory and word to those who watch. gRPC cancels a handler whose
-peer is gone wherever it stands: between these three, the coordinator would hold half of a change.
+A change has three steps: write the store, update memory, publish to watchers. gRPC cancels a handler at any
+point once its peer has disconnected. A cancellation between the steps would leave half of a change.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _UNDER_WAY: Final[set[asyncio.Task[Any]]] = set()
-"""The event loop itself holds tasks weakly."""
+"""Strong references: the event loop holds tasks only weakly."""
 
 SETTLE_TIMEOUT_S: Final = 10.0
 
 
 def start(work: Coroutine[Any, Any, None]) -> None:
-    """Begins work that nobody waits for, and that has an end of its own."""
+    """Starts work in the background. The work must end by itself."""
     _begun(work).add_done_callback(_end_unheard)
 
 
@@ -34,7 +34,7 @@ def _begun(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 
 
 async def finish(work: Coroutine[Any, Any, Result]) -> Result:
-    """Does the work to its end. A caller that is cancelled stops waiting, and the work goes on."""
+    """Awaits the work. If the caller is cancelled, the work continues in the background."""
     task = _begun(work)
     try:
         return await asyncio.shield(task)
@@ -44,15 +44,15 @@ async def finish(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _end_unheard(task: asyncio.Task[Any]) -> None:
-    """Takes the end of work whose caller has gone: a refusal is nobody's any more, a defect is logged."""
+    """Handles the end of work without a caller: a refusal is dropped, and a defect is logged."""
     if task.cancelled():
         return
     error = task.exception()
     if error is not None and not isinstance(error, FleetError):
-        logger.error("work that nobody waited for has failed", exc_info=error)
+        logger.error("background work failed", exc_info=error)
 
 
 async def settle() -> None:
-    """Waits for the work that is under way, 10 s at most, so that none outlives the store."""
+    """Waits at most 10 s for work under way, which must not outlive the store."""
     if _UNDER_WAY:
         await asyncio.wait(_UNDER_WAY, timeout=SETTLE_TIMEOUT_S)

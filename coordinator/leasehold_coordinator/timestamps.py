@@ -1,4 +1,4 @@
-"""The time, as records carry it."""
+"""Times and durations as protobuf messages."""
 
 import time
 from datetime import timedelta
@@ -15,35 +15,35 @@ _FIRST_AHEAD_NS: Final = _ahead_ns()
 
 
 def jumped_ns() -> int:
-    """By how much the host's clock has jumped since the start of the coordinator: back where negative."""
+    """Jumps of the host's wall clock since the coordinator started, in total. Negative: backwards."""
     return _ahead_ns() - _FIRST_AHEAD_NS
 
 
 def timestamp(time_ns: int) -> timestamp_pb2.Timestamp:
-    """A moment, given in nanoseconds of the Unix epoch."""
+    """A time, given in nanoseconds of the Unix epoch."""
     seconds, nanos = divmod(time_ns, 10**9)
     return timestamp_pb2.Timestamp(seconds=seconds, nanos=nanos)
 
 
 def now_timestamp() -> timestamp_pb2.Timestamp:
-    """The moment, to the nanosecond."""
+    """The current time, to the nanosecond."""
     return timestamp(time.time_ns())
 
 
 def duration(seconds: float) -> duration_pb2.Duration:
-    """A span of time."""
+    """A duration, given in seconds."""
     message = duration_pb2.Duration()
     message.FromTimedelta(timedelta(seconds=seconds))
     return message
 
 
 def age_s(moment: timestamp_pb2.Timestamp) -> float:
-    """Seconds since the moment."""
+    """Seconds since a time."""
     return (time.time_ns() - moment.ToNanoseconds()) / 1e9
 
 
 def is_storable(moment: timestamp_pb2.Timestamp) -> bool:
-    """Whether a peer's timestamp is valid, and its nanoseconds fit into a column of 64 bits."""
+    """Whether a peer's timestamp is valid and fits into a column of 64 bits, in nanoseconds."""
     try:
         nanoseconds: int = moment.ToNanoseconds()
     except ValueError:

@@ -9,10 +9,10 @@ that puts these libraries first:
     ...
     host.processes()                       # pid, state, bytes by GPU UUID
     host.set_fault("restore", pid, error=2, times=1)   # the next restore of that process: out of memory
-    host.set_busy(pid)                     # a lock of it does not drain
-    host.set_mps_client(pid)               # it cannot be checkpointed, and NVML knows why
-    host.process(pid).calls["restore"]     # how many restores came for it
-    host.hog(0, 70 * GIB)                  # GPU 0 has that much less
+    host.set_busy(pid)                     # a lock of the process does not drain
+    host.set_mps_client(pid)               # a checkpoint is refused, and NVML lists an MPS client
+    host.process(pid).calls["restore"]     # number of restore calls for the process
+    host.hog(0, 70 * GIB)                  # GPU 0 has 70 GiB less free memory
     host.lose_gpu(1)                       # NVML_ERROR_GPU_IS_LOST
     host.set_readings(2, ecc_uncorrected=1, mig_enabled=True, temperature_c=91)
     host.set_readings(2, row_remap_pending=True, throttle_reasons=ThrottleReason.HW_THERMAL_SLOWDOWN)
@@ -21,13 +21,13 @@ that puts these libraries first:
 
 Or from the command line: `leasehold simgpu exec --gpus 4 --chip H100 -- COMMAND`.
 
-Simulated: the driver API that allocates, copies, fills and waits; the checkpoint API of CUDA 12.8 and 13.0;
+Simulated: the driver API for allocation, copies, fills and waits; the checkpoint API of CUDA 12.8 and 13.0;
 NVML's inventory, readings, health, Xid events and process lists. Not simulated: kernels and modules, the CUDA
 runtime API, IPC, peer access, managed memory, MIG instances, MPS beyond its marks, and the custom storage of
 CUDA 13.4.
 
-Never load the libraries into a process that has started without that environment: the loader reads
-LD_LIBRARY_PATH once. This package itself loads neither; it only maps the host's state file.
+Never load the libraries into a process that started without that environment: the loader reads
+LD_LIBRARY_PATH once. This package itself loads neither library, and only maps the host's state file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The GPUs that can be simulated: what NVML and the driver say about each."""
+"""The simulated chips, with the facts that NVML and the driver report."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Chip:
     """One kind of GPU."""
 
     short_name: str
-    """What users call it: `H100`."""
+    """The name in options, such as `H100`."""
     name: str
-    """What NVML and the driver call it. Two GPUs are of one chip when these are equal."""
+    """The product name in NVML and the driver. Two GPUs with equal names are of one chip."""
     memory_bytes: int
     compute_capability: tuple[int, int]
     multiprocessors: int
@@ -44,7 +44,7 @@ CHIPS: Final[Mapping[str, Chip]] = MappingProxyType({chip.short_name: chip for c
 
 
 def find_chip(name: str) -> Chip:
-    """Finds a chip by its short name in any case.
+    """Finds a chip by its short name, in upper or lower case.
 
     Raises:
         InvalidSettingError: There is no such chip.

@@ -28,13 +28,13 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class _BadUsage(click.ClickException):
-    """What the user can put right."""
+    """An invalid option or argument: exit status 2."""
 
     exit_code = 2
 
 
 class SimgpuGroup(click.Group):
-    """Shows this package's errors as one line, and exits with 2 for a bad setting and 1 for the rest."""
+    """Prints errors of this package as one line. Exits with 2 for an invalid setting, otherwise with 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -47,7 +47,7 @@ class SimgpuGroup(click.Group):
 
 
 def directory_option(command: _Command) -> _Command:
-    """--dir, for the commands about a host that is there."""
+    """The option --dir, for commands about an existing host."""
     return click.option(
         "--dir",
         "directory",
@@ -68,22 +68,22 @@ def command() -> None:
 @click.option(
     "--chip", default="H100", show_default=True, help=f"One, or one for each GPU: {', '.join(CHIPS)}."
 )
-@click.option("--memory", type=SizeType(), help="Memory of each GPU, as 80GiB. Default: the chip's.")
+@click.option("--memory", type=SizeType(), help="Memory of each GPU, such as 80GiB. Default: the chip's.")
 @click.option("--instant", is_flag=True, help="Checkpoints and restores take no time.")
 @click.option("--suspend-gbps", type=click.FloatRange(min=0), help="GB/s from GPU to host. Default: 2.")
 @click.option("--restore-gbps", type=click.FloatRange(min=0), help="GB/s from host to GPU. Default: 4.")
 @click.option("--driver-version", default=DEFAULT_DRIVER_VERSION, show_default=True)
 @click.option("--persistence-mode", is_flag=True, help="Restores work without cuInit in the caller.")
 @click.option(
-    "--exclusive-memory", is_flag=True, help="Workloads that are on one GPU at once overwrite each other."
+    "--exclusive-memory", is_flag=True, help="Two workloads on one GPU at the same time overwrite each other."
 )
 @click.option("--seed", type=int, help="Makes GPU UUIDs and serials repeatable.")
 @click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the host's state here. A host that is there already is used as it is, and options that differ "
-    "from it are refused.",
+    help="Keep the host in this directory. An existing host is used unchanged, and options that would change "
+    "it are refused.",
 )
 @click.argument("program", nargs=-1, required=True, metavar="COMMAND...")
 @click.pass_context
@@ -102,9 +102,9 @@ def exec_(
     directory: Path | None,
     program: tuple[str, ...],
 ) -> None:
-    """Run COMMAND on a simulated GPU host, and end as it ends.
+    """Run COMMAND on a simulated GPU host, and exit with its status.
 
-    The host is new and vanishes with the command, unless --dir names where it stays.
+    The host is new and is deleted after the command, unless --dir names a directory to keep it in.
     """
 
     def create(where: Path) -> SimulatedHost:
@@ -131,7 +131,7 @@ def exec_(
 
 @command.command("build")
 def build_() -> None:
-    """Compile the simulated libraries and print where they are."""
+    """Compile the simulated libraries and print their directory."""
     click.echo(build())
 
 
@@ -174,7 +174,7 @@ def show(directory: Path, output: str) -> None:
 
 @command.group("fault")
 def fault_group() -> None:
-    """Make driver calls go wrong."""
+    """Make driver calls fail."""
 
 
 @fault_group.command("set")
@@ -183,26 +183,31 @@ def fault_group() -> None:
     "--pid", type=int, help="Only for this process: the target of a checkpoint call, else the caller."
 )
 @click.option("--error", type=click.IntRange(0, 9999), default=0, help="The number that the call returns.")
-@click.option("--delay-s", type=click.FloatRange(min=0), default=0.0, help="Seconds that pass first.")
+@click.option("--delay-s", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait first.")
 @click.option("--hang", is_flag=True, help="Return only when the fault is cleared.")
-@click.option("--signal", "signal_", type=SignalType(), help="Sent to the process, as KILL.")
+@click.option("--signal", "signal_", type=SignalType(), help="Signal to send to the process, such as KILL.")
 @click.option(
     "--signal-delay-s",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="Let the call return, and send the signal so many seconds later.",
+    help="Seconds from the return of the call to the signal.",
 )
 @click.option(
-    "--state", type=click.Choice([state.name.lower() for state in ProcessState]), help="Afterwards."
+    "--state",
+    type=click.Choice([state.name.lower() for state in ProcessState]),
+    help="State of the process afterwards.",
 )
-@click.option("--skip", is_flag=True, help="Do nothing, but succeed (or return --error).")
-@click.option("--keep-memory", is_flag=True, help="A checkpoint that leaves the memory on the GPU.")
-@click.option("--ignore-gpu-pairs", is_flag=True, help="A restore that moves nothing.")
+@click.option("--skip", is_flag=True, help="Succeed without effect (or return --error).")
+@click.option("--keep-memory", is_flag=True, help="Let a checkpoint leave the memory on the GPU.")
+@click.option("--ignore-gpu-pairs", is_flag=True, help="Let a restore stay on the old GPUs.")
 @click.option(
-    "--after", type=click.IntRange(min=0), default=0, help="How many calls pass first. Default: none."
+    "--after",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Number of normal calls before the fault. Default: none.",
 )
 @click.option(
-    "--times", type=click.IntRange(min=1), help="How many calls it holds for. Default: until cleared."
+    "--times", type=click.IntRange(min=1), help="Number of calls with the fault. Default: until cleared."
 )
 @click.argument("call")
 def fault_set(
@@ -250,7 +255,7 @@ def fault_set(
 @click.option("--call", help="Only faults of this call.")
 @click.option("--pid", type=int, help="Only faults of this process.")
 def fault_clear(directory: Path, fault_id: int | None, call: str | None, pid: int | None) -> None:
-    """Clear faults: all, or those that match. Calls that hang go on. Prints how many."""
+    """Clear all faults, or those that match the options, and print how many. Hanging calls continue."""
     click.echo(SimulatedHost.open(directory).clear_faults(fault_id=fault_id, call=call, pid=pid))
 
 
@@ -259,7 +264,7 @@ def fault_clear(directory: Path, fault_id: int | None, call: str | None, pid: in
 @click.option("--off", is_flag=True, help="Let its work drain again.")
 @click.argument("pid", type=int)
 def busy(directory: Path, off: bool, pid: int) -> None:
-    """Give process PID work that never drains: a lock of it waits or times out."""
+    """Give process PID work that never drains: its lock waits or times out."""
     SimulatedHost.open(directory).set_busy(pid, not off)
 
 
@@ -268,7 +273,7 @@ def busy(directory: Path, off: bool, pid: int) -> None:
 @click.option("--off", is_flag=True, help="Let it compute without MPS again.")
 @click.argument("pid", type=int)
 def mps(directory: Path, off: bool, pid: int) -> None:
-    """Let process PID compute through MPS: NVML says so, and it cannot be checkpointed."""
+    """Make process PID a client of MPS: NVML lists it as such, and its checkpoint is refused."""
     SimulatedHost.open(directory).set_mps_client(pid, not off)
 
 
@@ -295,13 +300,13 @@ def partial_passthrough(directory: Path, off: bool, pid: int) -> None:
 @click.option("--off", is_flag=True, help="Remove their peers.")
 @click.argument("pids", metavar="PID...", type=int, nargs=-1, required=True)
 def peers(directory: Path, off: bool, pids: tuple[int, ...]) -> None:
-    """Make processes peers, as NCCL's ranks are: calls on one hang while another is suspended."""
+    """Make processes peers, like ranks of an NCCL job: calls on one hang while another is suspended."""
     SimulatedHost.open(directory).set_peers(pids, not off)
 
 
 @command.command("gpu")
 @directory_option
-@click.option("--hog", type=SizeType(), help="Memory taken by something else; 0 gives it back.")
+@click.option("--hog", type=SizeType(), help="Memory used by something else. 0 frees it.")
 @click.option("--lost/--found", default=None, help="Let the GPU fall off the bus, or come back.")
 @click.option("--mig/--no-mig", "mig_enabled", default=None, help="Switch MIG mode.")
 @click.option("--ecc-corrected", type=click.IntRange(min=0), help="Count of corrected ECC errors.")
@@ -312,13 +317,13 @@ def peers(directory: Path, off: bool, pids: tuple[int, ...]) -> None:
     "--hide-process-memory/--show-process-memory",
     "hides_process_memory",
     default=None,
-    help="Let NVML not know what processes take.",
+    help="Hide the memory of processes from NVML.",
 )
 @click.option(
     "--throttle",
     "throttle_reasons",
     type=ThrottleReasonType(),
-    help="Why its clocks are not higher, as hw-slowdown,sw-power-cap; or none.",
+    help="Reasons of throttling, such as hw-slowdown,sw-power-cap, or none.",
 )
 @click.option("--remapped-rows-corrected", type=click.IntRange(min=0), help="Rows remapped, from Ampere on.")
 @click.option("--remapped-rows-uncorrected", type=click.IntRange(min=0))
@@ -333,7 +338,7 @@ def peers(directory: Path, off: bool, pids: tuple[int, ...]) -> None:
 )
 @click.argument("gpu")
 def gpu_(directory: Path, gpu: str, hog: int | None, lost: bool | None, **readings: int | None) -> None:
-    """Change what GPU (index or UUID) has, or says about itself."""
+    """Change the state or the readings of GPU (index or UUID)."""
     host = SimulatedHost.open(directory)
     key = _gpu_key(gpu)
     host.set_readings(key, **{name: int(value) for name, value in readings.items() if value is not None})
@@ -348,7 +353,7 @@ def gpu_(directory: Path, gpu: str, hog: int | None, lost: bool | None, **readin
 @click.argument("gpu")
 @click.argument("xid", type=click.IntRange(min=1))
 def xid_(directory: Path, gpu: str, xid: int) -> None:
-    """Let the driver report error XID of GPU (index or UUID) to who listens: 48 is a double-bit ECC error."""
+    """Report error XID of GPU (index or UUID) to registered processes. 48 is a double-bit ECC error."""
     SimulatedHost.open(directory).raise_xid(_gpu_key(gpu), xid)
 
 
@@ -358,9 +363,7 @@ def _gpu_key(gpu: str) -> int | str:
 
 def _timing(instant: bool, suspend_gbps: float | None, restore_gbps: float | None) -> Timing:
     if instant and (suspend_gbps is not None or restore_gbps is not None):
-        raise InvalidSettingError(
-            "--instant takes no time, so --suspend-gbps and --restore-gbps mean nothing"
-        )
+        raise InvalidSettingError("--instant takes no time: leave --suspend-gbps and --restore-gbps out")
     if instant:
         return Timing.instant()
     timing = Timing.typical()
@@ -372,7 +375,11 @@ def _timing(instant: bool, suspend_gbps: float | None, restore_gbps: float | Non
 
 
 def _open_unchanged(ctx: click.Context, directory: Path) -> SimulatedHost:
-    """Opens a host that is there, unless options ask for another one."""
+    """Opens an existing host.
+
+    Raises:
+        InvalidSettingError: An option would change the host.
+    """
     host = SimulatedHost.open(directory)
     chips = [gpu.chip.lower() for gpu in host.gpus]
     has: dict[str, Callable[[Any], bool]] = {
@@ -388,8 +395,8 @@ def _open_unchanged(ctx: click.Context, directory: Path) -> SimulatedHost:
             continue
         if given and name not in {"directory", "program"}:
             raise InvalidSettingError(
-                f"{parameter.opts[0]} cannot change the host that is in {directory}, which has "
-                f"{len(host.gpus)} GPUs: leave it out, or name a new directory"
+                f"{parameter.opts[0]} cannot change the existing host in {directory}, which has "
+                f"{len(host.gpus)} GPUs: leave the option out, or name a new directory"
             )
     return host
 

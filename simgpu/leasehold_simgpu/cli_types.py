@@ -1,4 +1,4 @@
-"""What options of `leasehold simgpu` are read as."""
+"""Types of the options of `leasehold simgpu`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SizeType(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads the number, or fails with what would be right."""
+        """Reads the number. Fails with a message that shows a valid size."""
         match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(value))
         if match is None or match[2].upper() not in _UNITS:
             self.fail(f"{value!r} is not a size: write one like 80GiB, with KiB, MiB, GiB or TiB", param, ctx)
@@ -54,6 +54,6 @@ class ThrottleReasonType(click.ParamType[int]):
             member = ThrottleReason.__members__.get(name.upper().replace("-", "_"))
             if member is None:
                 known = ", ".join(reason.replace("_", "-").lower() for reason in ThrottleReason.__members__)
-                self.fail(f"{name!r} is no reason of throttling: choose of none, {known}", param, ctx)
+                self.fail(f"unknown reason of throttling {name!r}: choose from none, {known}", param, ctx)
             reasons |= member
         return reasons

@@ -1,14 +1,14 @@
-"""What can go wrong while a simulated host is built or controlled."""
+"""Errors in building and controlling a simulated host."""
 
 from __future__ import annotations
 
 
 class SimgpuError(Exception):
-    """The base of every error of this package. Its text says what, why and what to do."""
+    """The base of every error of this package. Its text has the problem, the reason and the remedy."""
 
 
 class CompilerError(SimgpuError):
-    """The two libraries could not be built: there is no C compiler, or it failed."""
+    """The two libraries could not be built: no C compiler, or the compiler failed."""
 
 
 class NoSuchHostError(SimgpuError):
@@ -16,8 +16,8 @@ class NoSuchHostError(SimgpuError):
 
 
 class HostLockedError(SimgpuError):
-    """A process was stopped while it held the lock of a simulated host, and does not go on."""
+    """A process holds the lock of a simulated host and stays stopped."""
 
 
 class InvalidSettingError(SimgpuError, ValueError):
-    """A value that a simulated host cannot have."""
+    """An invalid value for a simulated host."""

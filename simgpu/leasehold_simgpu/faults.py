@@ -1,4 +1,4 @@
-"""The faults of a simulated host: a table in its state file that every driver call looks into."""
+"""The faults of a simulated host: a table in its state file that every driver call searches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CALL_OF_ACTION: Final[Mapping[str, str]] = {
     "restore": "cuCheckpointProcessRestore",
     "unlock": "cuCheckpointProcessUnlock",
 }
-"""Short names for the calls that faults are most often set on."""
+"""Short names of the checkpoint calls."""
 
 _LONGEST_NAME: Final = 55
 
 
 @final
 class FaultTable:
-    """Sets, lists and clears faults. Safe against calls that meet them at the same time."""
+    """Sets, lists and clears faults. Safe while driver calls use the table."""
 
     def __init__(self, file: StateFile) -> None:
         self._file = file
@@ -35,7 +35,7 @@ class FaultTable:
         """Sets a fault and returns it with its id.
 
         Raises:
-            InvalidSettingError: A value is out of range, or there is no room for more.
+            InvalidSettingError: A value is out of range, or the table is full.
         """
         _validate(fault)
         with self._file.locked() as host:
@@ -57,18 +57,18 @@ class FaultTable:
                 remaining=layout.UNLIMITED if fault.times is None else fault.times,
                 after=fault.after,
             )
-            host.faults[slot].id = fault_id  # last: from here on the fault holds
+            host.faults[slot].id = fault_id  # written last: the fault is active from here on
             _count(host)
         return dataclasses.replace(fault, id=fault_id)
 
     def list(self) -> tuple[Fault, ...]:
-        """The faults that are set and not used up, oldest first."""
+        """The active faults, oldest first."""
         with self._file.locked() as host:
             found = [_read(record) for record in host.faults if record.id != 0 and record.remaining != 0]
         return tuple(sorted(found, key=lambda fault: fault.id))
 
     def clear(self, fault_id: int | None, call: str | None, pid: int | None) -> int:
-        """Clears the faults that match everything given, and returns how many. Calls that hang go on."""
+        """Clears the faults that match all given values, and returns how many. Hanging calls continue."""
         name = None if call is None else CALL_OF_ACTION.get(call, call)
         cleared = 0
         with self._file.locked() as host:
@@ -86,7 +86,7 @@ def _validate(fault: Fault) -> None:
     if not name.startswith(("cu", "nvml")) or len(name) > _LONGEST_NAME:
         short = ", ".join(CALL_OF_ACTION)
         raise InvalidSettingError(
-            f"call {fault.call!r} is no driver function: name one (cuMemAlloc), or {short}"
+            f"call {fault.call!r} is not a driver function: name one such as cuMemAlloc, or {short}"
         )
     if fault.times is not None and not 0 < fault.times < 2**31:
         raise InvalidSettingError(f"times {fault.times} is not positive: leave it out for every call")
@@ -102,14 +102,16 @@ def _validate(fault: Fault) -> None:
         short = ", ".join(CALL_OF_ACTION)
         raise InvalidSettingError(f"a signal delay needs a signal and a call with a target: {short}")
     if fault.state is not None and not 0 <= fault.state <= layout.STATE_MASK:
-        raise InvalidSettingError(f"state {fault.state} is no process state: choose 0 to {layout.STATE_MASK}")
+        raise InvalidSettingError(
+            f"process state {fault.state} is out of range: choose 0 to {layout.STATE_MASK}"
+        )
 
 
 def _free_slot(host: layout.Host) -> int:
     free = [slot for slot, record in enumerate(host.faults) if record.id == 0]
     used_up = [slot for slot, record in enumerate(host.faults) if record.remaining == 0 and not record.hang]
     if not free and not used_up:
-        raise InvalidSettingError(f"{layout.MAX_FAULTS} faults are set, the most there can be: clear some")
+        raise InvalidSettingError(f"{layout.MAX_FAULTS} faults are set, which is the limit: clear some")
     return (free or used_up)[0]
 
 

@@ -1,4 +1,4 @@
-"""A simulated GPU host: made, watched and disturbed from Python, while programs use its libraries."""
+"""A simulated GPU host: created, observed and changed from Python, while programs use its libraries."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ _READINGS: Final = frozenset(
 
 @final
 class SimulatedHost:
-    """A simulated GPU host on a directory. Any number of objects and processes may use one directory at once.
+    """A simulated GPU host in a directory. Any number of objects and processes may use one directory.
 
-    The host lives as long as its directory; there is nothing to close.
+    The host exists as long as its directory. There is nothing to close.
     """
 
     def __init__(self, file: StateFile) -> None:
@@ -78,21 +78,21 @@ class SimulatedHost:
         timing: Timing | None = None,
         seed: int | None = None,
     ) -> SimulatedHost:
-        """Makes a new host.
+        """Creates a new host.
 
         Args:
-            directory: Where its state lies. Made if it is not there; it must not hold a host yet.
-            gpus: How many GPUs, 1 to 16.
-            chip: The short name of their chip, or a sequence with one for each GPU.
+            directory: The directory of its state, created if missing. It must not hold a host yet.
+            gpus: Number of GPUs, 1 to 16.
+            chip: The short name of their chip, or a sequence with one name for each GPU.
             memory_bytes: Memory of each GPU instead of the chip's own.
-            driver_version: What NVML says. Its branch decides what the checkpoint API offers.
-            cuda_version: What the driver says, as 13000 for CUDA 13.0; by default what the branch brings.
+            driver_version: The version in NVML. Its branch decides which checkpoint calls exist.
+            cuda_version: The version of the driver API, such as 13000 for CUDA 13.0. Default: by branch.
             persistence_mode: Whether a restore works without cuInit in the caller.
-            exclusive_memory: Whether the memory of a GPU holds one workload at a time: two that are resident
-                there at once overwrite each other. A workload is the processes with one
-                LEASEHOLD_WORKLOAD_ID, or else of one session.
-            context_bytes: Memory that each context takes beside what is allocated in it.
-            timing: How long checkpoints and restores take; by default no time.
+            exclusive_memory: Whether two workloads that are resident on one GPU at the same time overwrite
+                each other. Processes with the same LEASEHOLD_WORKLOAD_ID are one workload. Without the
+                variable, processes of one session are.
+            context_bytes: Memory of each context, in addition to its allocations.
+            timing: How long checkpoints and restores take. Default: no time.
             seed: Makes UUIDs and serials repeatable.
 
         Raises:
@@ -114,38 +114,38 @@ class SimulatedHost:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> SimulatedHost:
-        """Opens a host that was made before, by this process or another.
+        """Opens an existing host.
 
         Raises:
-            NoSuchHostError: The directory holds no host, or one of another version of simgpu.
+            NoSuchHostError: The directory holds no host, or a host of another version of simgpu.
         """
         return cls(StateFile.open(Path(directory).absolute()))
 
     @property
     def directory(self) -> Path:
-        """Where its state lies."""
+        """The directory of its state."""
         return self._file.directory
 
     def environment(self) -> dict[str, str]:
-        """The variables that put a child process on this host: merge them into its environment.
+        """Environment variables that put a child process on this host.
 
-        LD_LIBRARY_PATH begins with the simulated libraries and goes on with this process's own. It must be
-        set before the child starts: the loader reads it once. Builds the libraries if need be.
+        LD_LIBRARY_PATH has the simulated libraries first, then this process's own path. It must be set before
+        the child starts, because the loader reads it once. Builds the libraries if necessary.
 
         Raises:
-            CompilerError: They could not be built.
+            CompilerError: The libraries could not be built.
         """
         paths = [str(build()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         return {"LD_LIBRARY_PATH": ":".join(paths), DIRECTORY_VARIABLE: str(self.directory)}
 
     @property
     def driver_version(self) -> str:
-        """What NVML says: `580.95.05`."""
+        """The version in NVML, such as `580.95.05`."""
         return bytes(self._state.driver_version).decode()
 
     @property
     def cuda_version(self) -> int:
-        """What the driver says: 13000 for CUDA 13.0."""
+        """The version of the driver API: 13000 for CUDA 13.0."""
         return int(self._state.cuda_version)
 
     @property
@@ -168,12 +168,12 @@ class SimulatedHost:
         )
 
     def processes(self) -> tuple[SimulatedProcess, ...]:
-        """Its living CUDA processes, by pid: every process that called cuInit."""
+        """Its live CUDA processes, which have called cuInit, ordered by pid."""
         found = [self._describe(record) for record in self._live_records()]
         return tuple(sorted(found, key=lambda process: process.pid))
 
     def process(self, pid: int) -> SimulatedProcess | None:
-        """The living CUDA process of this pid, if there is one."""
+        """The live CUDA process with this pid. None: there is none."""
         record = self._find_live_record(pid)
         return None if record is None else self._describe(record)
 
@@ -202,27 +202,27 @@ class SimulatedHost:
         after: int = 0,
         times: int | None = None,
     ) -> Fault:
-        """Makes a call go wrong from now on. `Fault` says what each argument means.
+        """Sets a fault on a call. `Fault` describes each argument.
 
-        A fault for a pid goes before one for anyone; among equals the older one goes first.
+        A fault with a pid precedes a fault without. Of several such faults, the oldest applies.
 
         Args:
-            call: A driver function, or one of the short names in `CALL_OF_ACTION`: `lock`, `restore`, ….
-            pid: Only for this process.
-            error: What the call returns instead of doing anything.
-            delay_s: Time that passes first.
+            call: A driver function, or a short name in `CALL_OF_ACTION`: `lock`, `restore`, ….
+            pid: Applies only to this process.
+            error: The result of the call, which then has no effect.
+            delay_s: Seconds to wait first.
             hang: The call returns only when the fault is cleared or its target dies.
             signal: Sent to the process.
-            signal_delay_s: The call returns first, and the signal comes so much later.
-            state: The state that the target has afterwards.
-            skip: Do nothing, but answer.
-            keep_memory: A checkpoint that leaves the memory on the GPU.
-            ignore_gpu_pairs: A restore that leaves the process on its old GPUs.
-            after: How many calls that match pass first: 1 is the second restore of a process.
-            times: How many calls it holds for from then on.
+            signal_delay_s: Seconds from the return of the call to the signal.
+            state: The state of the target afterwards.
+            skip: The call returns without effect.
+            keep_memory: A checkpoint leaves the memory on the GPU.
+            ignore_gpu_pairs: A restore leaves the process on its old GPUs.
+            after: Number of matching calls without the fault: 1 means the second restore of a process.
+            times: Number of calls with the fault after these.
 
         Returns:
-            The fault, with the id that `clear_faults` takes.
+            The fault with its id for `clear_faults`.
 
         Raises:
             InvalidSettingError: A value is out of range, or 64 faults are set.
@@ -246,119 +246,117 @@ class SimulatedHost:
         )
 
     def faults(self) -> tuple[Fault, ...]:
-        """The faults that are set and not used up, oldest first; `times` is what is left."""
+        """The active faults, oldest first. `times` is the number of remaining calls."""
         return self._faults.list()
 
     def clear_faults(
         self, *, fault_id: int | None = None, call: str | None = None, pid: int | None = None
     ) -> int:
-        """Clears the faults that match everything given; all without arguments. Calls that hang go on.
+        """Clears the faults that match all arguments. Without arguments: all faults. Hanging calls continue.
 
         Returns:
-            How many were cleared.
+            The number of cleared faults.
         """
         return self._faults.clear(fault_id, call, pid)
 
     def hog(self, gpu: int | str, size_bytes: int) -> None:
-        """Takes memory of a GPU for something that is no process of the host; 0 gives it back.
+        """Reserves memory of a GPU for something that is not a process of the host.
 
         Args:
             gpu: Index or UUID.
-            size_bytes: How much is taken from now on, not how much more.
+            size_bytes: The total reserved size. 0 frees the memory.
         """
         self._gpu(gpu).hogged_bytes = size_bytes
 
     def set_busy(self, pid: int, busy: bool = True) -> None:
-        """Gives a process work that never drains, so that a lock of it waits or times out.
+        """Gives a process work that never drains, so that its lock waits or times out.
 
         Raises:
-            InvalidSettingError: It is not a living CUDA process of this host.
+            InvalidSettingError: The pid is not a live CUDA process of this host.
         """
         self._live_record(pid).busy = busy
 
     def set_mps_client(self, pid: int, enabled: bool = True) -> None:
-        """Makes a process one that computes through MPS: NVML says so, and it cannot be checkpointed.
+        """Makes a process a client of MPS, which NVML lists as such.
 
-        Its checkpoint answers CUDA_ERROR_NOT_SUPPORTED, and it stays LOCKED.
+        Its checkpoint returns CUDA_ERROR_NOT_SUPPORTED, and the process stays LOCKED.
 
         Raises:
-            InvalidSettingError: It is not a living CUDA process of this host.
+            InvalidSettingError: The pid is not a live CUDA process of this host.
         """
         self._live_record(pid).mps_client = enabled
 
     def set_multicast(self, pid: int, enabled: bool = True) -> None:
-        """Gives a process a multicast group, at which its checkpoint hangs.
+        """Gives a process a multicast group, so that its checkpoint hangs.
 
-        The checkpoint goes on once the process has none, and ends with the process or the caller.
+        The checkpoint continues once the group is removed, and ends if the process or the caller dies.
 
         Raises:
-            InvalidSettingError: It is not a living CUDA process of this host.
+            InvalidSettingError: The pid is not a live CUDA process of this host.
         """
         self._live_record(pid).multicast = enabled
 
     def set_partial_passthrough(self, pid: int, enabled: bool = True) -> None:
-        """Makes a process one of a container that was given some of the host's GPUs only.
+        """Puts a process into a container with only some of the host's GPUs.
 
-        Its checkpoint answers CUDA_ERROR_NOT_PERMITTED, and it stays LOCKED.
+        Its checkpoint returns CUDA_ERROR_NOT_PERMITTED, and the process stays LOCKED.
 
         Raises:
-            InvalidSettingError: It is not a living CUDA process of this host.
+            InvalidSettingError: The pid is not a live CUDA process of this host.
         """
         self._live_record(pid).partial_passthrough = enabled
 
     def set_peers(self, pids: Collection[int], enabled: bool = True) -> None:
-        """Makes processes peers, as the ranks of an NCCL job are, or peers of nobody.
+        """Makes processes peers, like the ranks of an NCCL job, or removes their peers.
 
-        Every checkpoint call on one of them waits while another lives and is not RUNNING. A process has the
-        peers that it was given last.
+        A checkpoint call on a process waits while a live peer is not RUNNING. New peers replace earlier ones.
 
         Raises:
-            InvalidSettingError: One is not a living CUDA process of this host.
+            InvalidSettingError: A pid is not a live CUDA process of this host.
         """
         records = [self._live_record(pid) for pid in pids]
         for record in records:
             record.peer_group = min(pids) if enabled else 0
 
     def lose_gpu(self, gpu: int | str, lost: bool = True) -> None:
-        """Makes a GPU fall off the bus: NVML_ERROR_GPU_IS_LOST, and CUDA_ERROR_UNKNOWN for its users."""
+        """Removes a GPU from the bus: NVML_ERROR_GPU_IS_LOST, and CUDA_ERROR_UNKNOWN for its users."""
         self._gpu(gpu).lost = lost
 
     def set_readings(self, gpu: int | str, **readings: int) -> None:
-        """Sets what NVML reads from a GPU; what is not named stays.
+        """Sets NVML's readings of a GPU. Other readings stay as they are.
 
         Args:
             gpu: Index or UUID.
             **readings: utilization_percent, memory_utilization_percent, encoder_percent, decoder_percent,
                 temperature_c, power_mw, ecc_corrected, ecc_uncorrected, mig_enabled; throttle_reasons (bits
-                of `ThrottleReason`); hides_process_memory: NVML lists the GPU's processes, but not what they
-                take; remapped_rows_corrected, remapped_rows_uncorrected, row_remap_pending and
-                row_remap_failed, which NVML knows of chips from Ampere on; retired_pages_single_bit,
-                retired_pages_double_bit and retired_pages_pending, which it knows of older ones.
+                of `ThrottleReason`); hides_process_memory: NVML lists the GPU's processes without their
+                memory; remapped_rows_corrected, remapped_rows_uncorrected, row_remap_pending and
+                row_remap_failed, for chips from Ampere on; retired_pages_single_bit,
+                retired_pages_double_bit and retired_pages_pending, for older chips.
 
         Raises:
-            InvalidSettingError: There is no such GPU or reading.
+            InvalidSettingError: The GPU or the reading does not exist.
         """
         record = self._gpu(gpu)
         unknown = sorted(readings.keys() - _READINGS)
         if unknown:
             raise InvalidSettingError(
-                f"{unknown[0]!r} is no reading of a GPU: choose of {', '.join(sorted(_READINGS))}"
+                f"unknown reading {unknown[0]!r} of a GPU: choose from {', '.join(sorted(_READINGS))}"
             )
         for name, value in readings.items():
             setattr(record, name, value)
 
     def raise_xid(self, gpu: int | str, xid: int) -> None:
-        """Lets the driver report an Xid of a GPU, to every process that registered for its events before.
+        """Reports an Xid of a GPU to every process that registered for its events before.
 
-        It changes nothing else: set the readings, or lose the GPU, that go with it. A process that has not
-        asked for more than 32 Xids of a GPU misses the oldest.
+        The Xid changes no reading. A process that is more than 32 Xids of a GPU behind misses the oldest.
 
         Args:
             gpu: Index or UUID.
             xid: NVIDIA's number of the error: 48 is a double-bit ECC error.
 
         Raises:
-            InvalidSettingError: There is no such GPU, or the number is out of range.
+            InvalidSettingError: The GPU does not exist, or the number is out of range.
         """
         if not 0 < xid <= _LARGEST_XID:
             raise InvalidSettingError(f"Xid {xid} is out of range: choose 1 or more")
@@ -391,7 +389,9 @@ class SimulatedHost:
         record = self._find_live_record(pid)
         if record is not None:
             return record
-        raise InvalidSettingError(f"pid {pid} is no living CUDA process of the host in {self.directory}")
+        raise InvalidSettingError(
+            f"pid {pid} is not a live CUDA process of the host in {self.directory}: see simgpu show"
+        )
 
     def _bytes_by_gpu(self, record: layout.Process) -> dict[int, int]:
         row = record.placement[1 if record.status & layout.PLACEMENT else 0]
@@ -436,7 +436,7 @@ class SimulatedHost:
 
 
 def _is_live(record: layout.Process) -> bool:
-    """As `simgpu_record_is_live` of the libraries: an exec keeps the pid, but ends the thread."""
+    """Like `simgpu_record_is_live` of the libraries: an exec keeps the pid, but ends the thread."""
     return has_restore_thread(record.pid, record.restore_tid)
 
 

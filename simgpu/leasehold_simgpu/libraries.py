@@ -56,22 +56,22 @@ _LIBRARIES: Final = {
 }
 _FLAGS: Final = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
-    # The CUDA runtime closes the library at its end, while the restore thread runs in it.
+    # nodelete: the CUDA runtime closes the library at exit, while the restore thread still runs its code.
     *("-Wall", "-Wextra", "-Wl,-z,defs", "-Wl,-z,nodelete"),
 )
 
 
 def build() -> Path:
-    """Builds the two libraries unless they were built before.
+    """Builds the two libraries unless they exist.
 
-    They lie in `$XDG_CACHE_HOME/leasehold/simgpu/<hash>`, where the hash is of the sources, the flags and the
-    compiler's name. Any number of processes may build at once: each compiles apart, and a rename decides.
+    They are in `$XDG_CACHE_HOME/leasehold/simgpu/<hash>`. The hash covers the sources, the flags and the
+    compiler's name. Concurrent builds are safe: each compiles in a directory of its own, then renames it.
 
     Returns:
-        The directory of the two libraries, which is what LD_LIBRARY_PATH needs.
+        The directory of the two libraries, for LD_LIBRARY_PATH.
 
     Raises:
-        CompilerError: There is no C compiler, or it failed. The compiler is `$CC`, else `cc`.
+        CompilerError: There is no C compiler, or the compiler failed. The compiler is `$CC`, or else `cc`.
     """
     compiler = os.environ.get("CC") or "cc"
     finished = _cache() / _content_hash(compiler)
@@ -91,7 +91,7 @@ def build() -> Path:
         try:
             work.rename(finished)
         except OSError:
-            if not finished.is_dir():  # else somebody else was faster, with the same content
+            if not finished.is_dir():  # otherwise another process was faster, with the same content
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

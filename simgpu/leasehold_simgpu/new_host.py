@@ -1,4 +1,4 @@
-"""The facts of a new simulated host: drivers, GPUs, and what is said of them."""
+"""The state of a new simulated host: driver versions and GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leasehold_simgpu.timing import Timing
 
 DEFAULT_DRIVER_VERSION: Final = "580.95.05"
 DEFAULT_CONTEXT_BYTES: Final = 512 * 1024**2
-"""About what a context takes on an H100 before anything is allocated in it."""
+"""About the memory of an empty context on an H100."""
 
 CUDA_OF_BRANCH: Final[Mapping[int, int]] = {
     550: 12040,
@@ -49,7 +49,7 @@ def new_host(
     timing: Timing,
     seed: int | None,
 ) -> layout.Host:
-    """The state of a host that nobody has used. See `SimulatedHost.create` for the arguments.
+    """The state of a new host. See `SimulatedHost.create` for the arguments.
 
     Raises:
         InvalidSettingError: A value is out of range.
@@ -100,7 +100,7 @@ def _cuda_of_driver(driver_version: str) -> int:
     version = CUDA_OF_BRANCH.get(int(branch)) if branch.isdecimal() else None
     if version is None or len(driver_version) > _LONGEST_VERSION:
         known = ", ".join(str(branch) for branch in CUDA_OF_BRANCH)
-        raise InvalidSettingError(f"driver {driver_version!r} is of no known branch: choose one of {known}")
+        raise InvalidSettingError(f"driver {driver_version!r} has an unknown branch: choose one of {known}")
     return version
 
 

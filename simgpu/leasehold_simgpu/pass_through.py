@@ -1,4 +1,4 @@
-"""Runs a program as if it stood in this process's place: its signals, and its end."""
+"""Runs a child program in place of this process: passes signals on, and returns the exit status."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _PASSED: Final = frozenset(
         signal.SIGUSR2,
     }
 )
-_FROM_KERNEL: Final = 0x80  # SI_KERNEL: a key on the terminal, which reaches the whole group by itself
+_FROM_KERNEL: Final = 0x80  # SI_KERNEL: sent by the terminal, to the whole process group
 _SIGNALLED: Final = 128
 
 
 def run_with_signals(program: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs a program to its end, and hands on the signals that this process gets meanwhile.
+    """Runs a program to its end, and forwards the signals of this process.
 
     Returns:
-        Its exit status; 128 plus the signal's number if a signal ended it, as a shell says.
+        The exit status. If a signal ended the program: 128 plus the signal's number, as in a shell.
 
     Raises:
-        InvalidSettingError: It cannot be started.
+        InvalidSettingError: The program cannot be started.
     """
     waited_for = _PASSED | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)

@@ -1,4 +1,4 @@
-"""Facts of /proc about living processes."""
+"""Facts of /proc about live processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def is_stopped(pid: int) -> bool:
-    """Is it stopped by a signal or a tracer?"""
+    """Whether a signal or a tracer has stopped the process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -15,7 +15,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def has_restore_thread(pid: int, tid: int) -> bool:
-    """Is this thread of the process the one through which its driver answers?"""
+    """Whether this thread is the restore thread of the process, through which its driver answers."""
     try:
         with open(f"/proc/{pid}/task/{tid}/comm", "rb", buffering=0) as file:
             return file.read() == b"cuda%011x\n" % pid

@@ -1,4 +1,4 @@
-"""What can be read from a simulated host: values, as they were when they were read."""
+"""Values read from a simulated host. They do not follow later changes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ProcessState(IntEnum):
     CHECKPOINTED = 2
     FAILED = 3
     CHECKPOINTING = 4
-    """From CUDA 13.4 on, and here only when a fault asks for it."""
+    """From CUDA 13.4 on. Here only a fault sets this state."""
     RESTORING = 5
 
 
 class ThrottleReason(IntFlag):
-    """NVML's nvmlClocksEventReasons: why a GPU's clocks are not higher."""
+    """NVML's nvmlClocksEventReasons: the reasons that limit a GPU's clocks."""
 
     GPU_IDLE = 0x01
     APPLICATIONS_CLOCKS_SETTING = 0x02
@@ -38,14 +38,14 @@ class SimulatedGpu:
     """One GPU of a simulated host."""
 
     index: int
-    """Its place in NVML's order, which is also CUDA's here."""
+    """Its index in NVML, which equals the index in CUDA here."""
     uuid: str
     """As NVML writes it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`."""
     chip: str
     name: str
     memory_bytes: int
     used_bytes: int
-    """Taken by processes whose memory is on the GPU, and hogged."""
+    """Memory of resident processes, and hogged memory."""
     hogged_bytes: int
     lost: bool
     mig_enabled: bool
@@ -53,70 +53,70 @@ class SimulatedGpu:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedProcess:
-    """One living CUDA process of a simulated host."""
+    """One live CUDA process of a simulated host."""
 
     pid: int
     state: ProcessState
     restore_thread_id: int
     gpu_bytes: Mapping[str, int]
-    """By UUID of each GPU it has a context on now: what it takes there, or took before its checkpoint."""
+    """Memory by UUID of each GPU with a context: the present memory, or that before the checkpoint."""
     resident: bool
-    """Is its memory on the GPUs?"""
+    """Whether its memory is on the GPUs."""
     wedged: bool
-    """Did a restore run out of memory? Then nothing helps any more."""
+    """Whether a restore ran out of memory. The process can't be restored any more."""
     busy: bool
-    """Does it have work that never drains? See `SimulatedHost.set_busy`."""
+    """Whether it has work that never drains. See `SimulatedHost.set_busy`."""
     mps_client: bool
-    """Does it compute through MPS? See `SimulatedHost.set_mps_client`."""
+    """Whether it is a client of MPS. See `SimulatedHost.set_mps_client`."""
     multicast: bool
-    """Does it have a multicast group? See `SimulatedHost.set_multicast`."""
+    """Whether it has a multicast group. See `SimulatedHost.set_multicast`."""
     partial_passthrough: bool
-    """Is it in a container with some of the host's GPUs? See `SimulatedHost.set_partial_passthrough`."""
+    """Whether its container has only some of the host's GPUs. See `SimulatedHost.set_partial_passthrough`."""
     peers: tuple[int, ...]
-    """The pids of its living peers. See `SimulatedHost.set_peers`."""
+    """The pids of its live peers. See `SimulatedHost.set_peers`."""
     controller_pid: int | None
-    """The process whose checkpoint call on it is under way, if one is."""
+    """The pid of the process with a checkpoint call on this process under way. None: no call."""
     calls: Mapping[str, int]
-    """How often each call of the checkpoint API came for it since its cuInit, whatever the answer was.
+    """Number of calls of the checkpoint API on the process since its cuInit, including failed calls.
 
     By the short names: `get_state`, `get_restore_thread_id`, `lock`, `checkpoint`, `restore`, `unlock`. Calls
-    with bad arguments do not count.
+    with invalid arguments do not count.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Makes a call go wrong, in every process of the host."""
+    """A fault of a call, in every process of the host."""
 
     call: str
     """A function without version suffix: `cuMemAlloc`, `nvmlDeviceGetCount`, `nvmlInit` (any form of it)."""
     pid: int | None = None
-    """Only for this process: the target of a checkpoint call, the caller of any other. None is anyone."""
+    """Applies only to this process: the target of a checkpoint call, or the caller of another. None: all."""
     error: int = 0
-    """What the call returns, a CUresult or nvmlReturn_t. Unless 0, the call does nothing else."""
+    """The result of the call, a CUresult or nvmlReturn_t. Unless 0, the call has no effect."""
     delay_s: float = 0.0
-    """Time that passes first."""
+    """Seconds to wait first."""
     hang: bool = False
     """The call returns only when the fault is cleared or its target dies."""
     signal: int = 0
-    """Sent to the process that `pid` speaks of, after `delay_s`."""
+    """Sent after `delay_s` to the target of a checkpoint call, or to the caller of another call."""
     signal_delay_s: float = 0.0
-    """The call returns first, and the signal comes so many seconds later, even if the caller has ended.
+    """Seconds from the return of the call to the signal, which comes even if the caller has ended.
 
-    Until then every call on the target answers OPERATING_SYSTEM, and device calls of the target wait. For
+    Until then every call on the target returns OPERATING_SYSTEM, and device calls of the target wait. For
     checkpoint calls only.
     """
     state: int | None = None
-    """The state that the target has afterwards. For checkpoint calls only, as are the next three."""
+    """The state of the target afterwards. For checkpoint calls only, like the next three fields."""
     skip: bool = False
-    """Do nothing and return `error`, which may be 0: success."""
+    """The call has no effect and returns `error`, which may be 0 (success)."""
     keep_memory: bool = False
-    """A checkpoint that leaves the memory on the GPU."""
+    """A checkpoint leaves the memory on the GPU."""
     ignore_gpu_pairs: bool = False
-    """A restore that leaves the process on its old GPUs."""
+    """A restore leaves the process on its old GPUs."""
     after: int = 0
-    """How many calls that match pass before it holds, or still pass."""
+    """Number of (remaining) matching calls without the fault."""
     times: int | None = None
-    """How many calls it holds for, or still holds for. None: until it is cleared."""
+    """Number of (remaining) calls with the fault. None: until it is cleared."""
     id: int = 0
-    """Given by the host when the fault is set."""
+    """Assigned when the fault is set."""

@@ -1,4 +1,4 @@
-"""The file that holds a simulated host's state, mapped into memory."""
+"""The state file of a simulated host, mapped into memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOCK_POLLS_WHILE_STOPPED: Final = 1250  # 2 seconds or more
 
 @final
 class StateFile:
-    """One mapping of the state file of a directory: what one process writes, every other sees at once."""
+    """A shared mapping of a directory's state file. Every process sees the writes of the others at once."""
 
     def __init__(self, directory: Path, memory: mmap.mmap) -> None:
         self.directory = directory
@@ -31,7 +31,7 @@ class StateFile:
 
     @classmethod
     def create(cls, directory: Path, host: layout.Host) -> StateFile:
-        """Writes the state of a new host; it appears whole or not at all.
+        """Writes the state of a new host atomically.
 
         Raises:
             InvalidSettingError: The directory holds a host, or cannot be written.
@@ -42,10 +42,10 @@ class StateFile:
         try:
             (directory / "memory").mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(bytes(host))
-            os.link(temporary, directory / "state")  # unlike a rename, it fails if there is one
+            os.link(temporary, directory / "state")  # unlike a rename, a link fails if the file exists
         except FileExistsError as error:
             raise InvalidSettingError(
-                f"{directory} holds a simulated host already: open it, or name a new directory"
+                f"{directory} already holds a simulated host: open it, or name a new directory"
             ) from error
         except OSError as error:
             raise InvalidSettingError(
@@ -60,7 +60,7 @@ class StateFile:
         """Maps the state of a host.
 
         Raises:
-            NoSuchHostError: The directory holds no host, or one of another version of simgpu.
+            NoSuchHostError: The directory holds no host, or a host of another version of simgpu.
         """
         try:
             with open(directory / "state", "r+b") as file:
@@ -68,18 +68,18 @@ class StateFile:
                 memory = mmap.mmap(file.fileno(), size) if size == STATE_BYTES else None
         except OSError as error:
             raise NoSuchHostError(
-                f"{directory} holds no simulated host ({error.strerror}): make one there first"
+                f"{directory} holds no simulated host ({error.strerror}): create one first"
             ) from error
         if memory is None or layout.Host.from_buffer_copy(memory).magic != layout.MAGIC:
-            raise NoSuchHostError(f"{directory} holds a simulated host of another version: make a new one")
+            raise NoSuchHostError(f"{directory} holds a simulated host of another version: create a new one")
         return cls(directory, memory)
 
     @contextmanager
     def locked(self) -> Iterator[layout.Host]:
-        """The flock that the libraries take. Opened anew each time, so that threads exclude each other.
+        """Takes the flock of the libraries. Each call opens the file again, so threads exclude each other.
 
         Raises:
-            HostLockedError: A process was stopped while it held the lock, and does not go on.
+            HostLockedError: A process holds the lock and stays stopped.
         """
         with open(self.directory / "state", "rb") as file:
             self._lock(file.fileno())
@@ -88,10 +88,10 @@ class StateFile:
                 yield self.host
             finally:
                 self.host.lock_holder = 0
-                flock(file, LOCK_UN)  # a process that another thread forked meanwhile has the file too
+                flock(file, LOCK_UN)  # explicit: a child that another thread forked may have the file open
 
     def _lock(self, descriptor: int) -> None:
-        """As `simgpu_lock` of the libraries."""
+        """Like `simgpu_lock` of the libraries."""
         polls_while_stopped = 0
         while polls_while_stopped <= _LOCK_POLLS_WHILE_STOPPED:
             try:

@@ -1,9 +1,9 @@
 """A fleet of which each process has a network namespace of its own, joined by a bridge."""
 
-import fcntl
-import os
+import errno
 import random
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -33,18 +33,27 @@ def inside(name: str) -> list[str]:
 
 @contextmanager
 def namespaces() -> Iterator[None]:
-    """A bridge in our own namespace, and a namespace for each process; one at a time on a host."""
-    lock = os.open("/run", os.O_RDONLY)  # a folder that all runs share, and that needs no file
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """A bridge in our own namespace, and a namespace for each process; one at a time in our namespace."""
+    with socket.socket(socket.AF_UNIX) as lock:
+        while not _is_bound(lock):
+            time.sleep(0.2)
         _unmake()
         try:
             _make()
             yield
         finally:
             _unmake()
-    finally:
-        os.close(lock)
+
+
+def _is_bound(lock: socket.socket) -> bool:
+    """Whether our socket has the abstract name: a network namespace has it once, also for several chroots."""
+    try:
+        lock.bind(f"\0{PREFIX}-test-namespaces")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def _make() -> None:

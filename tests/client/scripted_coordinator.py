@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, descriptor, message_factory
+from google.protobuf import any_pb2, descriptor, duration_pb2, message_factory
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
@@ -52,11 +52,22 @@ def workload(name: str = "one", *gpu_uuids: str) -> Workload:
     return Workload(workload_id=f"id-of-{name}", name=name, worker_id="w-1", status=status)
 
 
-def refuse(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, message: str) -> None:
+def refuse(
+    context: grpc.ServicerContext,
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    retry_after_s: float | None = None,
+) -> None:
     """Ends a call as a coordinator does."""
     detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="leasehold", metadata={"field": "x"}))
-    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="leasehold.dev", metadata={"field": "x"}))
+    details = [detail]
+    if retry_after_s is not None:
+        delay = duration_pb2.Duration(nanos=round(retry_after_s % 1 * 1e9), seconds=int(retry_after_s))
+        details.append(any_pb2.Any())
+        details[1].Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    status = status_pb2.Status(code=code.value[0], message=message, details=details)
     context.abort_with_status(rpc_status.to_status(status))
 
 

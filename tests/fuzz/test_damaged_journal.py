@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from leasehold.v1 import workload_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.operation_pb2 import RunOperation
-from leasehold.worker.v1.session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.journal_file import JournalFile, connect
@@ -44,7 +43,7 @@ def fill_journal(file: JournalFile) -> None:
     target = WorkloadIntent("w-1", (MEMBER,), ("GPU-1",), ("GPU-2",), parked=False)
     spec = fill(workload_pb2.WorkloadSpec, random.Random(1))
     workload = Workload("w-1", "one", spec, ROOT, Path("output.log"), NOW, LEASE, members=(MEMBER,))
-    command = Command(command_id="c-1", workload_id="w-1")
+    command = CommandSpec(command_id="c-1", workload_id="w-1")
     command.operation.run.CopyFrom(RunOperation(name="one"))
     file.commit(journal_file.keep_workload(workload_record(workload, "boot")))
     file.commit(journal_file.keep_command(Entry(command, 1, 0.0, CommandUpdate(command_id="c-1"))))

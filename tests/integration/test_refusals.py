@@ -22,7 +22,7 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
         ("stop nobody", 1, "UNKNOWN_WORKLOAD"),
         ("logs nobody", 1, "UNKNOWN_WORKLOAD"),
         ("get workloads nobody", 1, "UNKNOWN_WORKLOAD"),
-        ("get workers nobody", 1, r"the known ones are alpha \(UNKNOWN_WORKER\)"),
+        ("get workers nobody", 1, r"the known workers are alpha \(UNKNOWN_WORKER\)"),
         ("get commands c-1", 1, "UNKNOWN_COMMAND"),
         ("run --worker nobody -- true", 1, "UNKNOWN_WORKER"),
         ("run --gpus 3 -- true", 1, r"alpha: 2 GPUs, 1 free, 1 leased.*\(NO_FREE_GPU\)"),

@@ -79,10 +79,10 @@ def test_exec_keeps_and_reuses_a_named_host(tmp_path: Path) -> None:
     assert simgpu("exec", *same, "--dir", directory, "--", "true").returncode == 0
     for option in (("--chip", "A100"), ("--memory", "1GiB"), ("--seed", "1")):
         refused = simgpu("exec", *option, "--dir", directory, "--", "true")
-        assert f"{option[0]} cannot change the host" in refused.stderr
+        assert f"{option[0]} cannot change the existing host" in refused.stderr
     refused = simgpu("exec", "--gpus", "2", "--dir", directory, "--", "true")
     assert refused.returncode == 2
-    assert "--gpus cannot change the host" in refused.stderr
+    assert "--gpus cannot change the existing host" in refused.stderr
 
 
 def test_show_tells_what_goes_on(make_host: MakeHost, start_program: StartProgram) -> None:
@@ -200,7 +200,7 @@ def test_gpus_fall_ill_by_command(make_host: MakeHost, start_program: StartProgr
     program.listen([0, 1])
     assert simgpu("xid", *where, host.gpus[1].uuid, "48").returncode == 0
     assert program.next_event() == [1, 8, 48]
-    assert "'hot' is no reason of throttling" in simgpu("gpu", *where, "--throttle", "hot", "0").stderr
+    assert "unknown reason of throttling 'hot'" in simgpu("gpu", *where, "--throttle", "hot", "0").stderr
     assert "GPU 9 is not on the host" in simgpu("xid", *where, "9", "48").stderr
     assert simgpu("xid", *where, "0", "0").returncode == 2
 
@@ -213,7 +213,7 @@ def test_gpus_fall_ill_by_command(make_host: MakeHost, start_program: StartProgr
         (["exec", "--chip", "H100,L4", "--", "true"], 2, "2 chips for 4 GPUs"),
         (["exec", "--memory", "lots", "--", "true"], 2, "'lots' is not a size: write one like 80GiB"),
         (["exec", "--memory", "9TiB", "--", "true"], 2, "choose up to 1 TiB"),
-        (["exec", "--driver-version", "1.2", "--", "true"], 2, "of no known branch: choose one of 550"),
+        (["exec", "--driver-version", "1.2", "--", "true"], 2, "has an unknown branch: choose one of 550"),
         (["exec", "--instant", "--suspend-gbps", "2", "--", "true"], 2, "--instant takes no time"),
         (["exec", "--", "/no/such/program"], 2, "cannot be started: No such file or directory"),
         (["show", "--dir", "/no/such/host"], 1, "holds no simulated host"),
@@ -231,10 +231,10 @@ def test_bad_input_is_one_clear_line(arguments: list[str], status: int, says: st
 def test_bad_targets_are_refused(host: SimulatedHost) -> None:
     where = ("--dir", host.directory)
     assert "GPU 9 is not on the host" in simgpu("gpu", *where, "--lost", "9").stderr
-    assert "pid 1 is no living CUDA process" in simgpu("busy", *where, "1").stderr
+    assert "pid 1 is not a live CUDA process" in simgpu("busy", *where, "1").stderr
     for mark in ("mps", "multicast", "partial-passthrough", "peers"):
-        assert "pid 1 is no living CUDA process" in simgpu(mark, *where, "1").stderr
-    assert "is no driver function" in simgpu("fault", "set", *where, "sing").stderr
+        assert "pid 1 is not a live CUDA process" in simgpu(mark, *where, "1").stderr
+    assert "is not a driver function" in simgpu("fault", "set", *where, "sing").stderr
     with pytest.raises(InvalidSettingError):
         host.hog(99, 1)
     with pytest.raises(InvalidSettingError):
@@ -246,7 +246,7 @@ def test_a_host_is_made_once_and_found_again(make_host: MakeHost, tmp_path: Path
     assert SimulatedHost.open(host.directory).gpus == host.gpus
     assert make_host(gpus=2, seed=5).gpus == host.gpus
     assert make_host(gpus=2).gpus != host.gpus
-    with pytest.raises(InvalidSettingError, match="holds a simulated host already"):
+    with pytest.raises(InvalidSettingError, match="already holds a simulated host"):
         SimulatedHost.create(host.directory)
     (tmp_path / "state").write_bytes(b"something else")
     with pytest.raises(NoSuchHostError, match="another version"):

@@ -170,6 +170,6 @@ def test_marks_are_listed_of_the_process_that_has_them(
 
 
 def test_only_cuda_processes_have_peers(host: SimulatedHost, controller: Program, target: Program) -> None:
-    with pytest.raises(InvalidSettingError, match=f"pid {controller.pid} is no living CUDA process"):
+    with pytest.raises(InvalidSettingError, match=f"pid {controller.pid} is not a live CUDA process"):
         host.set_peers([target.pid, controller.pid])
     assert [process.peers for process in host.processes()] == [()]

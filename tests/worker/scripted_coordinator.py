@@ -13,6 +13,7 @@ from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import (
     CommandAck,
     CommandFrame,
+    CommandSpec,
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
@@ -54,7 +55,7 @@ class Session:
             assert self.arrived.wait_for(look, TIMEOUT_S), [f.WhichOneof("frame") for f in self.frames]
         return found[0]
 
-    def send(self, command: command_pb2.Command, *, epoch: int | None = None, cancel: bool = False) -> None:
+    def send(self, command: CommandSpec, *, epoch: int | None = None, cancel: bool = False) -> None:
         """Sends a command."""
         frame = CommandFrame(epoch=self.epoch if epoch is None else epoch, command=command, cancel=cancel)
         self.down.put(ConnectResponse(command=frame))
@@ -83,9 +84,9 @@ class Session:
         self.down.put(None)
 
 
-def make_command(command_id: str, workload_id: str, **operation: object) -> command_pb2.Command:
+def make_command(command_id: str, workload_id: str, **operation: object) -> CommandSpec:
     """A command with one operation, given by its field's name."""
-    return command_pb2.Command(
+    return CommandSpec(
         command_id=command_id,
         workload_id=workload_id,
         timeout=duration_pb2.Duration(seconds=60),

@@ -17,6 +17,7 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
@@ -132,6 +133,22 @@ def command_options(
     return timeout_option(call) if has_timeout else call
 
 
+def _announced(address: str) -> Callable[[LeaseholdError], None]:
+    """A function that tells the user of the first wait of a verb, and of no other."""
+    from leasehold_client.coordinator.retry import is_outage, retry_limit_s
+
+    told = False
+
+    def tell(error: LeaseholdError) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            what = f"for a coordinator at {address}" if is_outage(error) else f"since {error.message}"
+            echo_error(one_line(f"leasehold: waiting up to {retry_limit_s(error):g} s {what}"))
+
+    return tell
+
+
 def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[..., None]:
     """Connects a verb to the coordinator, and turns any error into one line and an exit code."""
 
@@ -143,7 +160,8 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
 
         interrupts.raise_in_verb()
         try:
-            with Client(parse_address(coordinator or configured_coordinator())) as client:
+            address = parse_address(coordinator or configured_coordinator())
+            with Client(address, _announced(address)) as client:
                 try:
                     function(client, *positional, **named)
                 except LeaseholdError as error:

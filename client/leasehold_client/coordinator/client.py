@@ -44,6 +44,7 @@ class Client(WorkerChanges):
 
     Args:
         address: HOST:PORT of the coordinator.
+        on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
     def run(
@@ -302,7 +303,8 @@ class Client(WorkerChanges):
             LeaseholdError: UNKNOWN_WORKLOAD, ETAG_MISMATCH, WORKLOAD_BUSY, or WRONG_STATE if it lives.
         """
         request = workload_service_pb2.DeleteWorkloadRequest(workload=workload, etag=etag)
-        return self._connection.read(self._workloads.DeleteWorkload, request)
+        with self._connection.decoded():  # once: a repeated call would not find the workload
+            return self._workloads.DeleteWorkload(request, timeout=CALL_TIMEOUT_S)
 
     def cancel(self, command_id: str) -> Command:
         """Requests the cancellation of a command, and returns the command.

@@ -53,10 +53,12 @@ class Connection:
 
     Args:
         address: HOST:PORT of the coordinator.
+        on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, on_wait: Callable[[LeaseholdError], None] = lambda error: None) -> None:
         self.address = address
+        self._on_wait = on_wait
         self.channel = grpc.insecure_channel(address, options=OPTIONS)
 
     def close(self) -> None:
@@ -83,18 +85,17 @@ class Connection:
         request: Request,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Response:
-        """Makes a call once."""
-        with self.decoded():
-            return method(request, timeout=timeout_s)
+        """Makes a call that changes nothing."""
+        return self.repeated(partial(method, request, timeout=timeout_s))
 
-    def repeated(self, call: Callable[[], Response], *, through_outages: bool = True) -> Response:
-        """Makes an idempotent call, and retries it if the response is lost."""
+    def repeated(self, call: Callable[[], Response]) -> Response:
+        """Makes an idempotent call, and repeats it while its errors are transient."""
 
         def attempt() -> Response:
             with self.decoded():
                 return call()
 
-        return repeat(attempt, through_outages=through_outages)
+        return repeat(attempt, self._on_wait)
 
     def create(self, call: Callable[[], Response]) -> Response:
         """Makes a creating call, and retries it with the same request_id if the response is lost."""
@@ -111,14 +112,12 @@ class Connection:
     ) -> Iterator[Page]:
         """Yields every page of a list.
 
-        A page is requested again if the coordinator refuses it for lack of capacity.
-
         Raises:
             LeaseholdError: The list has more than 1000 pages.
         """
         request.page_size = PAGE_SIZE
         for _ in range(PAGE_LIMIT):
-            page = self.repeated(partial(method, request, timeout=CALL_TIMEOUT_S), through_outages=False)
+            page = self.read(method, request)
             yield page
             if not page.next_page_token:
                 return

@@ -1,6 +1,6 @@
 """Calls to the coordinator that change nothing: single messages, lists and plans."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 from leasehold.v1 import (
@@ -17,15 +17,15 @@ from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.fleet_service_pb2 import ListGpusResponse
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
-from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.plan_pb2 import Plan
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
-from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse
+from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse, PlanRequest
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import DEFAULT_COORDINATOR
 from leasehold_client.coordinator.connection import Connection
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import (
     Moves,
     remap_operation,
@@ -45,11 +45,16 @@ class Reader:
 
     Args:
         address: HOST:PORT of the coordinator.
+        on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
-    def __init__(self, address: str = DEFAULT_COORDINATOR) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_COORDINATOR,
+        on_wait: Callable[[LeaseholdError], None] = lambda error: None,
+    ) -> None:
         self.address = address
-        self._connection = Connection(address)
+        self._connection = Connection(address, on_wait)
         channel = self._connection.channel
         self._fleet = FleetServiceStub(channel)
         self._workloads = WorkloadServiceStub(channel)
@@ -139,20 +144,20 @@ class Reader:
     ) -> Plan:
         """The plan of a suspend: its effects, checks and refusals."""
         operation = suspend_operation(lock_timeout_s, policy, force=force)
-        return self._plan(workload, Operation(suspend=operation))
+        return self._plan(PlanRequest(workload=workload, suspend=operation))
 
     def plan_restore(self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "") -> Plan:
         """The plan of a restore: its effects, checks and refusals."""
-        return self._plan(workload, Operation(restore=restore_operation(gpu_uuids, checkpoint_id)))
+        operation = restore_operation(gpu_uuids, checkpoint_id)
+        return self._plan(PlanRequest(workload=workload, restore=operation))
 
     def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:
         """The plan of a remap: its effects, checks and refusals."""
-        return self._plan("", Operation(remap=remap_operation(moves, lock_timeout_s)))
+        return self._plan(PlanRequest(remap=remap_operation(moves, lock_timeout_s)))
 
     def plan_checkpoint(self, workload: str) -> Plan:
         """The plan of a checkpoint: its effects, checks and refusals."""
-        return self._plan(workload, Operation(checkpoint=operation_pb2.CheckpointOperation()))
+        return self._plan(PlanRequest(workload=workload, checkpoint=operation_pb2.CheckpointOperation()))
 
-    def _plan(self, workload: str, operation: Operation) -> Plan:
-        request = workload_service_pb2.PlanRequest(workload=workload, operation=operation)
+    def _plan(self, request: PlanRequest) -> Plan:
         return self._connection.read(self._workloads.Plan, request, PLAN_TIMEOUT_S).plan

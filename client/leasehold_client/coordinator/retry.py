@@ -12,13 +12,13 @@ Response = TypeVar("Response")
 OUTAGE_LIMIT_S: Final = 30.0
 """How long a stream is reopened without any response."""
 
-REPEAT_LIMIT_S: Final = 3.0
-"""How long an unanswered call is retried. A restart of the coordinator takes less."""
+REPEAT_LIMIT_S: Final = 5.0
+"""How long a call is repeated after UNAVAILABLE: a coordinator or worker that restarts takes less."""
 
 RETRY_INTERVAL_S: Final = 0.2
 
 BUSY_LIMIT_S: Final = 30.0
-"""How long a call is retried that the coordinator refuses for lack of capacity."""
+"""How long a call is repeated that the coordinator refuses for lack of capacity."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """Timeout of one connection attempt."""
@@ -29,44 +29,61 @@ def is_outage(error: LeaseholdError) -> bool:
     return isinstance(error, NoCoordinatorError)
 
 
-def repeat(call: Callable[[], Response], *, through_outages: bool = True) -> Response:
-    """Makes a call and retries it while it can't be served.
+def is_transient(error: LeaseholdError) -> bool:
+    """Whether the unchanged request may succeed soon: nobody answers, or the refusal has a retry delay."""
+    return is_outage(error) or error.retry_after_s is not None
+
+
+def retry_limit_s(error: LeaseholdError) -> float:
+    """How long a call is repeated after a transient error."""
+    from grpc import StatusCode
+
+    is_away = is_outage(error) or error.code is StatusCode.UNAVAILABLE
+    return REPEAT_LIMIT_S if is_away else BUSY_LIMIT_S
+
+
+def repeat(
+    call: Callable[[], Response], on_wait: Callable[[LeaseholdError], None] = lambda error: None
+) -> Response:
+    """Makes a call, and repeats it while its errors are transient.
 
     Args:
         call: An idempotent call: it only reads, or its request has a request_id.
-        through_outages: Whether an unanswered call is retried, for 3 s.
+        on_wait: Called before each wait, with the error that is waited out.
 
     Raises:
-        LeaseholdError: A refusal without a retry delay, at once; a refusal with a retry delay, after 30 s;
-            an outage, after 3 s.
+        LeaseholdError: Any other error, at once. A transient error, if the limit of :func:`retry_limit_s` is
+            over or the next attempt would come after the limit.
     """
     began = time.monotonic()
     while True:
         try:
             return call()
         except LeaseholdError as error:
-            limit_s, wait_s = REPEAT_LIMIT_S if through_outages else 0.0, RETRY_INTERVAL_S
+            if not is_transient(error):
+                raise
+            wait_s = RETRY_INTERVAL_S
             if error.retry_after_s is not None:
-                limit_s, wait_s = BUSY_LIMIT_S, error.retry_after_s * random.uniform(0.5, 1.5)
-            elif not is_outage(error):
+                wait_s = error.retry_after_s * random.uniform(0.5, 1.5)
+            if time.monotonic() + wait_s >= began + retry_limit_s(error):
                 raise
-            if time.monotonic() + wait_s >= began + limit_s:
-                raise
+            on_wait(error)
         time.sleep(wait_s)
 
 
 def resume(
     open_stream: Callable[[], Iterable[Response]],
-    is_transient: Callable[[LeaseholdError], bool] = is_outage,
+    may_reopen: Callable[[LeaseholdError], bool] = is_transient,
 ) -> Iterator[Response]:
     """Yields the responses of a stream, which is reopened each time that it breaks, until it ends.
 
     Args:
         open_stream: Opens the stream after the last response, whose position the caller tracks.
-        is_transient: Whether the stream is reopened after this error. Other errors are raised at once.
+        may_reopen: Whether the stream is reopened after this error. Other errors are raised at once.
 
     Raises:
-        LeaseholdError: An error that is not transient, or the last error once an outage has lasted 30 s. A
+        LeaseholdError: An error after which the stream is not reopened, or the last error once an outage has
+            lasted 30 s. A
             stream that stays open ends the outage, also without a response.
     """
     lost_since: float | None = None
@@ -78,12 +95,13 @@ def resume(
                 yield response
             return
         except LeaseholdError as error:
-            if not is_transient(error):
+            if not may_reopen(error):
                 raise
             now = time.monotonic()
             # A stream that lasted longer than a connection attempt was connected.
             if lost_since is None or now - opened > 2 * CONNECT_TIMEOUT_S:
                 lost_since = now
-            if now - lost_since >= OUTAGE_LIMIT_S:
+            wait_s = RETRY_INTERVAL_S if error.retry_after_s is None else error.retry_after_s
+            if now + wait_s >= lost_since + OUTAGE_LIMIT_S:
                 raise
-        time.sleep(RETRY_INTERVAL_S)
+        time.sleep(wait_s)

@@ -21,7 +21,7 @@ from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
 from leasehold_client.coordinator.reader import Reader
 from leasehold_client.coordinator.resumed_watch import resumed_watch
-from leasehold_client.coordinator.retry import is_outage, resume
+from leasehold_client.coordinator.retry import is_outage, is_transient, resume
 from leasehold_client.coordinator.workload_watch import Condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
 from leasehold_client.messages import command_state, operation_name, reason_name
@@ -210,17 +210,15 @@ class Watcher(Reader):
             follow: Whether the iteration lasts until the workload has ended.
 
         Raises:
-            LeaseholdError: UNKNOWN_WORKLOAD, or OUTPUT_UNAVAILABLE.
+            LeaseholdError: UNKNOWN_WORKLOAD, WORKER_UNAVAILABLE or OUTPUT_UNAVAILABLE.
             NoCoordinatorError: No coordinator answers, or the outage lasted longer than 30 s.
         """
         # By id, since another workload may get the name while the output is read.
         workload_id = self.workload(workload).workload_id
         position = offset
 
-        def is_transient(error: LeaseholdError) -> bool:
-            return is_outage(error) or (
-                error.reason == "OUTPUT_UNAVAILABLE" and (follow or position > offset)
-            )
+        def may_reopen(error: LeaseholdError) -> bool:
+            return is_outage(error) or (is_transient(error) and (follow or position > offset))
 
         def open_stream() -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
             request = workload_service_pb2.ReadWorkloadOutputRequest(
@@ -228,6 +226,6 @@ class Watcher(Reader):
             )
             return self._connection.stream(self._workloads.ReadWorkloadOutput(request))
 
-        for response in resume(open_stream, is_transient):
+        for response in resume(open_stream, may_reopen):
             position = response.next_offset
             yield response.data

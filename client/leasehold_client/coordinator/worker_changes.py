@@ -172,7 +172,8 @@ class WorkerChanges(Watcher):
             LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
         """
         request = fleet_service_pb2.DeleteWorkerRequest(worker=worker)
-        return self._connection.read(self._fleet.DeleteWorker, request)
+        with self._connection.decoded():  # once: a repeated call would not find the worker
+            return self._fleet.DeleteWorker(request, timeout=CALL_TIMEOUT_S)
 
     def _create(
         self,

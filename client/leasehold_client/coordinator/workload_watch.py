@@ -8,7 +8,7 @@ import grpc
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_client.coordinator.retry import is_outage, resume
+from leasehold_client.coordinator.retry import is_transient, resume
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, WaitTimeoutError
 
 Condition: TypeAlias = Literal["ready", "ended"]
@@ -69,7 +69,7 @@ def wait_workload(
                 ) from None
             raise
 
-    for current in resume(attempt, _is_transient):
+    for current in resume(attempt, _may_reopen):
         if current.status.state in ENDED:
             if condition == "ended":
                 return current
@@ -87,6 +87,6 @@ def wait_workload(
 _DONE: Final = {"ready": "become ready", "ended": "ended"}
 
 
-def _is_transient(error: LeaseholdError) -> bool:
-    """Whether a watch is reopened: no coordinator answers, or the watch fell behind."""
-    return is_outage(error) or error.reason == "INVALID_TOKEN"
+def _may_reopen(error: LeaseholdError) -> bool:
+    """Whether a watch is reopened: the error is transient, or the watch fell behind."""
+    return is_transient(error) or error.reason == "INVALID_TOKEN"

@@ -1,1 +1,1 @@
-"""The gRPC services: requests are checked, and errors become statuses, here and nowhere else."""
+"""The gRPC services. Only this package turns errors into gRPC statuses."""

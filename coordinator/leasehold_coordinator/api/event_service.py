@@ -1,4 +1,4 @@
-"""EventService: what has happened."""
+"""EventService: the log of events."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing

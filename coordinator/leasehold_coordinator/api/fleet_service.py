@@ -40,7 +40,7 @@ from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 @final
 class FleetService(FleetServiceServicer):
-    """Serves what the registry knows, and creates commands about workers and their GPUs."""
+    """Serves workers and GPUs from the registry, and creates commands about them."""
 
     def __init__(self, fleet: FleetReader, requests: CommandCreation, records: RecordChanges) -> None:
         self.fleet = fleet
@@ -66,7 +66,7 @@ class FleetService(FleetServiceServicer):
                 return GetGpuResponse(gpu=gpu)
         raise FleetError(
             errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-            f"no worker that has reported has the GPU {request.uuid!r}: `leasehold get gpus` lists them",
+            f"no worker has reported the GPU {request.uuid!r}: `leasehold get gpus` lists the GPUs",
             field="uuid",
         )
 
@@ -113,7 +113,7 @@ class FleetService(FleetServiceServicer):
         return await self._records.delete_worker(request)
 
     def _some_gpus(self, workers: Sequence[KnownWorker], offset: int, limit: int) -> list[FleetGpu]:
-        """GPUs of workers that have reported, from an offset on. Those before it are not made."""
+        """GPUs of workers that have reported, from an offset on. Messages before the offset are not built."""
         found: list[FleetGpu] = []
         for known in workers:
             if len(found) >= limit:

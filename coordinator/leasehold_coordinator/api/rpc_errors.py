@@ -1,8 +1,8 @@
-"""The border of the client services: counts their calls, reads requests, and turns refusals into statuses.
+"""The server interceptor of the client services: limits calls, reads requests, and maps refusals to statuses.
 
-gRPC calls the handler of a unary request once that is there. Until then a call that sends nothing but its
-headers holds a place for as long as its client likes. So requests are read here, in bounded time, and a call
-counts as its host's from its headers to its last response.
+gRPC calls a unary handler only after the request has arrived. A client that sends only headers would hold a
+place without limit. So every request is read here within a timeout. A call counts against its host's limit
+from its headers to its last response.
 """
 
 import asyncio
@@ -17,20 +17,21 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
-from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.core.message_values import find_problem
-from leasehold_coordinator.errors import DOMAIN, RETRY_AFTER, FleetError, invalid, reason_name
+from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
 from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
+from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 5.0
-"""How long a request may take to come, after the headers of its call."""
+"""How long a request may take to arrive after the headers of its call."""
 
 WORKERS: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-"""The service that has a border of its own."""
+"""The service for workers, which limits its calls itself."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -40,7 +41,7 @@ Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
 
 @final
 class Border(grpc.aio.ServerInterceptor):
-    """Lets calls in, whatever service they are for. Workers have a border of their own."""
+    """Intercepts calls of every service, except the service for workers."""
 
     def __init__(self) -> None:
         self._calls, self._lists, self._streams = (
@@ -48,16 +49,16 @@ class Border(grpc.aio.ServerInterceptor):
             CallLimits(LIST_LIMIT),
             CallLimits(STREAM_LIMIT),
         )
-        """Calls, lists and streams of clients that are under way."""
+        """Calls, lists and streams of clients under way."""
         self._handlers: dict[str, Handler] = {}
-        """By method, of those that were called and that a service has."""
+        """Wrapped handlers by method. A cache of the methods that were called."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
-        """The handler of a call, within the border. None: no service has its method."""
+        """The wrapped handler of a call. None: no service has the method."""
         method = handler_call_details.method
         if method not in self._handlers:
             found = await continuation(handler_call_details)
@@ -67,7 +68,7 @@ class Border(grpc.aio.ServerInterceptor):
         return self._handlers[method]
 
     def _within(self, method: str, handler: Handler) -> Handler:
-        """A handler that does the work of another within the border."""
+        """Wraps a handler with the limits, the read timeout and the mapping of errors."""
         if handler.request_streaming:
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
@@ -79,7 +80,7 @@ class Border(grpc.aio.ServerInterceptor):
                 peer = context.peer()
                 note_caller(peer)
                 leave = places.enter(peer)
-                # Once the call is over: a response that its client does not read still takes up memory.
+                # The call counts until it is over: a response that its client does not read takes memory.
                 context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
                 return await work(requests, context)
             except FleetError as error:
@@ -87,7 +88,7 @@ class Border(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 raise
             except (grpc.aio.InternalError, grpc.aio.UsageError):
-                return None  # the client went away while a response was on its way
+                return None  # the client disconnected during a response
             except Exception:
                 logger.exception("a call of %s failed", method)
                 await abort(context, _DEFECT)
@@ -115,7 +116,7 @@ def _one_request(handler: Handler) -> Work:
             return await responses  # gRPC sends it together with the status
         if isinstance(responses, AsyncGenerator):
             await _write_all(responses, context)
-        else:  # as those of the health service, which writes by context too
+        else:  # a coroutine that writes through the context, as in the health service
             await responses
         return None
 
@@ -132,7 +133,7 @@ def _both_ways(handler: Handler) -> Work:
 
 
 async def _write_all(responses: AsyncGenerator[object], context: Context) -> None:
-    async with aclosing(responses):  # what it holds is let go of at once
+    async with aclosing(responses):  # releases the generator's resources at once
         async for response in responses:
             await context.write(response)
 
@@ -141,7 +142,7 @@ async def _read(context: Context) -> object:
     """The request of a call.
 
     Raises:
-        FleetError: INVALID_ARGUMENT, it did not come in time, or is none.
+        FleetError: INVALID_ARGUMENT, the request is late or malformed.
     """
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -151,14 +152,14 @@ async def _read(context: Context) -> object:
     if request is grpc.aio.EOF:
         raise invalid("request", f"no request came: send it within {REQUEST_TIMEOUT_S:g} s")
     if request is None:
-        raise invalid("request", "the request is none of this method: send it as its proto says")
+        raise invalid("request", "the request can't be parsed: send the request message of this method")
     if isinstance(request, Message) and (problem := find_problem(request)):
         raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
     return request
 
 
 def _parser(handler: Handler) -> Callable[[bytes], object]:
-    """Reads requests. None for bytes that are none."""
+    """A parser of requests, which returns None for malformed bytes."""
 
     def parse(data: bytes) -> object:
         try:
@@ -170,36 +171,16 @@ def _parser(handler: Handler) -> Callable[[bytes], object]:
 
 
 _DEFECT: Final = FleetError(
-    errors_pb2.ERROR_REASON_INTERNAL, "a defect of Leasehold: see the coordinator's log, and report it"
+    errors_pb2.ERROR_REASON_INTERNAL, "internal error: see the coordinator's log, and report the defect"
 )
 
 
-_CODES: Final[dict[ErrorReason.ValueType, grpc.StatusCode]] = {
-    errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_DUPLICATE_GPU: grpc.StatusCode.INVALID_ARGUMENT,
-    errors_pb2.ERROR_REASON_INVALID_TOKEN: grpc.StatusCode.OUT_OF_RANGE,
-    errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_WORKER: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_GPU: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_COMMAND: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_PROCESS: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT: grpc.StatusCode.NOT_FOUND,
-    errors_pb2.ERROR_REASON_WORKLOAD_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    errors_pb2.ERROR_REASON_ALREADY_REGISTERED: grpc.StatusCode.ALREADY_EXISTS,
-    errors_pb2.ERROR_REASON_WORKLOAD_BUSY: grpc.StatusCode.ABORTED,
-    errors_pb2.ERROR_REASON_GENERATION_MISMATCH: grpc.StatusCode.ABORTED,
-    errors_pb2.ERROR_REASON_ETAG_MISMATCH: grpc.StatusCode.ABORTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_NO_FREE_GPU: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_CALLS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_TOO_MANY_WORKERS: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors_pb2.ERROR_REASON_NOT_PERMITTED: grpc.StatusCode.PERMISSION_DENIED,
-    errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
-    errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: grpc.StatusCode.INTERNAL,
-    errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
-}
-"""All other reasons are FAILED_PRECONDITION. Only gRPC itself answers UNAVAILABLE, without a coordinator."""
+FIELD_LIMIT_BYTES: Final = 256
+"""Bound of a field's path, and of its description, in BadRequest. The message has the whole text."""
+
+
+def _first_bytes(text: str) -> str:
+    return text.encode()[:FIELD_LIMIT_BYTES].decode(errors="ignore")
 
 
 def _packed(message: Message) -> any_pb2.Any:
@@ -209,14 +190,20 @@ def _packed(message: Message) -> any_pb2.Any:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FleetError) -> NoReturn:
-    """Ends a call with the error and its details."""
-    code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)
+    """Ends a call with an error and its details."""
+    code = status_code(error.reason)
     info = error_details_pb2.ErrorInfo(
         reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
     )
     details = [_packed(info)]
-    if error.reason in RETRY_AFTER:
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=RETRY_AFTER[error.reason])))
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_first_bytes(error.metadata.get("field", "")), description=_first_bytes(error.message)
+        )
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.retry_after_s is not None:
+        delay = duration(error.retry_after_s)
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     status = rpc_status.to_status(
         status_pb2.Status(code=code.value[0], message=error.message, details=details)
     )

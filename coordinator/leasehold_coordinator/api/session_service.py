@@ -1,4 +1,4 @@
-"""The stream of a worker: hello, welcome, then frames both ways until one side leaves."""
+"""The stream of a worker: hello, welcome, then frames in both directions until one side ends the session."""
 
 import asyncio
 import logging
@@ -40,35 +40,39 @@ from leasehold_coordinator.timestamps import duration
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
-TRANSIENT: Final = (
+STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+    errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
+)
+TRANSIENT: Final = (
+    *STORE_FAILURES,
     errors_pb2.ERROR_REASON_WORKER_CONNECTED,
     errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
     errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
 )
-"""Reasons that may be over soon: a full disk, an older stream that has not ended yet, a late hello."""
+"""Transient reasons, such as a full disk, an older stream that has not ended yet, or a late hello."""
 
 HELLO_TIMEOUT_S: Final = 10.0
-"""How long a stream may take to say hello: as long as a worker waits for its welcome."""
+"""How long a stream may take to send hello. A worker waits as long for its welcome."""
 
 HELLO_LIMIT: Final = 4_096
-"""Streams at once that have not said hello yet."""
+"""Most concurrent streams that have not sent hello yet."""
 
 FLUSH_TIMEOUT_S: Final = 2.0
 SILENCE_INTERVALS: Final = 12
-"""Load intervals without any frame after which a worker gives the coordinator up."""
+"""Load intervals without any frame after which a worker reconnects."""
 
 HEARTBEAT_LOADS: Final = 3
-"""Loads after which a worker hears of us. A timer for each of thousands of streams would cost more."""
+"""Loads between two heartbeats to a worker. A timer for each of thousands of streams would cost more."""
 
 INTERVAL_CHANGE: Final = 0.2
-"""By how much of it the load interval must have changed before a worker is told."""
+"""The relative change of the load interval from which on a worker is told the new interval."""
 
 STORAGE_PAUSE_S: Final = (2.0, 6.0)
-"""How long a worker stays away, at least and at most, whose reports can't be stored."""
+"""Least and most delay before a worker reconnects after its reports could not be stored."""
 
 TAKEOVER_WAIT_S: Final = 2.0
-"""How long a new instance of a worker waits for the end of the stream of the one before, which was killed."""
+"""How long a new instance of a worker waits for the stream of a killed instance to end."""
 
 Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
@@ -81,14 +85,14 @@ class SessionService(SessionServiceServicer):
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By worker, while one is let in."""
+        """By worker id, while one of its streams is admitted."""
         self._streams, self._hellos = CallLimits(SESSION_LIMIT), CallLimits(HELLO_LIMIT)
 
     async def Connect(  # type: ignore[override]  # a coroutine: it reads and writes by context
         self, request_iterator: object, context: Context
     ) -> None:
         try:
-            # Until the call is over in gRPC, which lets go of none whose peer does not read what was sent.
+            # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
             leave = self._streams.enter(context.peer())
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
             with self._hellos.entered(context.peer()):
@@ -111,9 +115,9 @@ class SessionService(SessionServiceServicer):
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
-                logger.error("worker %s can't be let in: %s", session.hello.name, error.message)
+                logger.error("refused worker %s: %s", session.hello.name, error.message)
             if error.reason in TRANSIENT:
-                await abort(context, error)  # no refusal: the worker tries again, and again less often
+                await abort(context, error)  # not a refusal: the worker tries again, with backoff
             if is_told:
                 self._fleet.events.refused(error, session.hello.worker_id, session.hello.name)
             refusal = Goodbye(reason=session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
@@ -122,9 +126,9 @@ class SessionService(SessionServiceServicer):
             self._forget(session)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serves this on a server.
+        """Registers the service with a server.
 
-        Not by the generated function: with it a malformed frame would end the stream without a word.
+        The generated function would end a stream with a malformed frame without an error message.
         """
         handler = grpc.stream_stream_rpc_method_handler(
             self.Connect,
@@ -140,7 +144,7 @@ class SessionService(SessionServiceServicer):
             ours_text, theirs_text = (f"{v.major}.{v.minor}" for v in (PROTOCOL_VERSION, theirs))
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VERSION,
-                f"the worker speaks protocol {theirs_text} and the coordinator {ours_text}: update the older",
+                f"the worker has protocol {theirs_text} and the coordinator {ours_text}: update the older",
                 worker=theirs_text,
                 coordinator=ours_text,
             )
@@ -148,12 +152,12 @@ class SessionService(SessionServiceServicer):
         check_hello(hello)
 
     async def _welcome(self, session: Session) -> None:
-        """Lets the worker in, one stream of it after the other.
+        """Admits a worker's stream. Concurrent streams of one worker are admitted one after the other.
 
-        What a hello says is true of its own stream: where that ends meanwhile, nothing more is concluded.
+        A hello is valid only during its own stream. If the stream has ended meanwhile, the hello is ignored.
 
         Raises:
-            FleetError: DUPLICATE_WORKER_ID; or STORAGE_UNAVAILABLE.
+            FleetError: A refusal of :meth:`Registry.check_newcomer`, or STORAGE_UNAVAILABLE.
         """
         await self._wait_for_older(session.hello)
         turn = self._turns.setdefault(session.hello.worker_id, asyncio.Lock())
@@ -162,13 +166,13 @@ class SessionService(SessionServiceServicer):
                 await self._let_in(session)
 
     async def _wait_for_older(self, hello: Hello) -> None:
-        """Gives the stream of an instance that was killed some time to end."""
+        """Waits for the stream of a killed instance to end."""
         older = self._fleet.sessions.get(hello.worker_id)
         if older is not None and self._fleet.registry.is_taken(hello, time.monotonic()):
             await asyncio.wait({older.ended}, timeout=TAKEOVER_WAIT_S)
 
     async def _let_in(self, session: Session) -> None:
-        """The epoch is stored first, and an older stream of the worker is superseded."""
+        """Stores the new epoch, ends the worker's older stream, and compares the hello with the records."""
         fleet, hello = self._fleet, session.hello
         fleet.registry.check_newcomer(hello, time.monotonic())
         crash_point("hello-received")
@@ -179,7 +183,7 @@ class SessionService(SessionServiceServicer):
         session.known = fleet.registry.welcome(
             hello, session.epoch, session.session_id, time.monotonic(), time.time_ns()
         )
-        # Queued before anything else can be; it is sent once all below is stored.
+        # The welcome is queued before any other frame, and sent once the rest of this method is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
         fleet.sessions[hello.worker_id] = session
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
@@ -190,7 +194,7 @@ class SessionService(SessionServiceServicer):
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(session, hello.workloads)
         await self._dispatcher.welcome(session)
-        session.hello = session.known.hello  # the rest of it is kept elsewhere by now
+        session.hello = session.known.hello  # frees the volatile fields, which are kept elsewhere by now
         for known in robbed:
             fleet.worker_news.publish(known)
         if fleet.reader.is_current(session):
@@ -222,16 +226,16 @@ class SessionService(SessionServiceServicer):
             self._fleet.worker_news.publish(known)
 
     async def _converse(self, session: Session, context: Context) -> None:
-        """Reads frames until the session ends, and then sends what is queued.
+        """Reads frames until the session ends, and then sends the queued frames.
 
-        A peer that does not read keeps its stream, and the worker has no session meanwhile: gRPC can neither
-        cancel a write nor end a call before its last write.
+        gRPC can neither cancel a write nor end a call before its last write. A peer that does not read keeps
+        its stream open, but its session has ended.
         """
         try:
             async with asyncio.timeout(None) as reading:
                 session.open(partial(_send, context), partial(reading.reschedule, 0.0))
                 await self._read(session, context)
-        except TimeoutError:  # the end of the session, if it is the timeout above
+        except TimeoutError:  # the session has ended, if the timeout above expired
             if not reading.expired():
                 raise
         await session.flush(FLUSH_TIMEOUT_S)
@@ -251,7 +255,7 @@ class SessionService(SessionServiceServicer):
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("session of worker %s: %s", session.hello.name, error.message)
-            if error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+            if error.reason in STORE_FAILURES:
                 session.drain(random.uniform(*STORAGE_PAUSE_S))
             else:
                 if is_told:
@@ -261,7 +265,7 @@ class SessionService(SessionServiceServicer):
             session.end()
 
     def _take(self, session: Session, frame: ConnectRequest) -> Coroutine[Any, Any, None] | None:
-        """Takes a frame in. Returns what is left to do, if that takes a while."""
+        """Applies a frame. Returns the remaining work as a coroutine, or None."""
         check_values(frame)
         match frame.WhichOneof("frame"):
             case "worker_load":
@@ -306,16 +310,14 @@ class SessionService(SessionServiceServicer):
             session.send(ConnectResponse(heartbeat=beat))
 
     async def _take_hello(self, session: Session, hello: Hello) -> None:
-        """Takes in what has changed of a worker's inventory or capabilities, under the same session."""
-        if not self._fleet.reader.is_current(
-            session
-        ):  # a newer stream has taken over since the frame was read
+        """Applies a later hello of the session, with a changed inventory or changed capabilities."""
+        if not self._fleet.reader.is_current(session):  # a newer stream has taken over since then
             return
         ids = (session.hello.worker_id, session.hello.instance_id)
         if (hello.worker_id, hello.instance_id) != ids or session.known is None:
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                f"hello came again with other ids than {ids[0]} and {ids[1]}: connect anew for that",
+                f"a second hello has other ids than {ids[0]} and {ids[1]}: open a new stream for other ids",
             )
         check_hello(hello)
         self._fleet.registry.check_unique(hello, time.monotonic())
@@ -327,7 +329,7 @@ class SessionService(SessionServiceServicer):
 
 
 def _parse(data: bytes) -> ConnectRequest | None:
-    """A frame; None for bytes that are none."""
+    """A frame. None: the bytes are malformed."""
     try:
         return ConnectRequest.FromString(data)
     except DecodeError:
@@ -335,16 +337,17 @@ def _parse(data: bytes) -> ConnectRequest | None:
 
 
 async def _next(context: Context) -> ConnectRequest | None:
-    """The next frame; None after the last.
+    """The next frame. None: the stream has ended.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION, what came is no frame.
+        FleetError: PROTOCOL_VIOLATION, the frame is malformed.
     """
     frame: object = await context.read()
     if frame is grpc.aio.EOF:
         return None
     if not isinstance(frame, ConnectRequest):
-        raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "what came is no frame of this protocol")
+        message = "a frame can't be parsed: update the older of worker and coordinator"
+        raise FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, message)
     return frame
 
 
@@ -352,14 +355,14 @@ async def _read_hello(context: Context) -> Hello:
     """The first frame.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION, the first frame is not hello; or WORKER_UNAVAILABLE, it is late.
+        FleetError: PROTOCOL_VIOLATION, the first frame is not hello. WORKER_UNAVAILABLE, the frame is late.
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             frame = await _next(context)
     except TimeoutError:
-        # No refusal, after which a worker stays away for a minute: of thousands that come back at once, some
-        # hellos are read late because the coordinator is busy.
+        # Not a refusal, after which a worker waits for a minute. A busy coordinator may itself read a hello
+        # late, for example when thousands of workers reconnect at once.
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
             f"no hello came within {HELLO_TIMEOUT_S:g} s: connect again",
@@ -370,7 +373,7 @@ async def _read_hello(context: Context) -> Hello:
 
 
 async def _send(context: Context, frame: ConnectResponse) -> bool:
-    """Sends a frame. False: the worker is gone, which gRPC reports by an error of its own."""
+    """Sends a frame. False: the worker has disconnected."""
     try:
         await context.write(frame)
     except (grpc.aio.InternalError, grpc.aio.UsageError):

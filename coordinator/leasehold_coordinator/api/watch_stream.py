@@ -27,9 +27,9 @@ async def watch(
 ) -> AsyncGenerator[Response]:
     """Yields the responses of a watch, until the watcher leaves or is too slow.
 
-    An entry of the snapshot is read when the watcher has taken the entries before it. Changes of this entry
-    that wait by then are dropped, since they are older. The end of the snapshot follows all other changes that
-    wait by then, and carries the first token.
+    An entry of the snapshot is read when the watcher has taken the entries before it. Waiting changes of this
+    entry are then dropped, since they are older. The end of the snapshot follows all other waiting changes,
+    and carries the first token.
 
     Args:
         hub: The changes.

@@ -1,4 +1,4 @@
-"""WorkloadService: the workloads, and what can be done with them."""
+"""WorkloadService: workloads, their output, their checkpoints and operations on them."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -54,6 +54,7 @@ from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.paging import next_token, page_of
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
@@ -70,7 +71,7 @@ OperationRequest: TypeAlias = (
 
 @final
 class WorkloadService(WorkloadServiceServicer):
-    """Serves workloads from memory and store, checkpoints from the workers, and creates commands for them."""
+    """Serves workloads from memory and store, checkpoints from the workers, and creates commands."""
 
     def __init__(
         self, fleet: FleetReader, requests: CommandCreation, records: RecordChanges, plans: Plans
@@ -105,7 +106,7 @@ class WorkloadService(WorkloadServiceServicer):
     async def WatchWorkloads(
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
-        # By id: meanwhile the name may pass to another workload.
+        # By id, since the name may pass to another workload during the watch.
         wanted = await self.fleet.find_workload(request.workload) if request.workload else None
         responses = watch(
             self.fleet.workload_hub,
@@ -191,12 +192,14 @@ class WorkloadService(WorkloadServiceServicer):
 
     async def Plan(self, request: PlanRequest, context: Context) -> PlanResponse:
         generation = request.expected_generation if request.HasField("expected_generation") else None
-        return PlanResponse(plan=await self._plans.plan(request.workload, request.operation, generation))
+        kind = request.WhichOneof("operation")
+        operation = Operation(**{kind: getattr(request, kind)}) if kind else Operation()
+        return PlanResponse(plan=await self._plans.plan(request.workload, operation, generation))
 
     async def _operate(
         self, request: OperationRequest, operation: Operation, workload: str = ""
     ) -> Command | None:
-        """Creates the command that is asked for; None where it was only to be validated, and may be."""
+        """Creates the requested command. None: the request asked only for validation, which succeeded."""
         generation = request.expected_generation if request.HasField("expected_generation") else None
         timeout = request.timeout if request.HasField("timeout") else None
         if not isinstance(request, StopWorkloadRequest | ReleaseWorkloadRequest) and request.validate_only:
@@ -205,7 +208,7 @@ class WorkloadService(WorkloadServiceServicer):
             )
             return None
         return await self._requests.operate(
-            request_id=request.request_id,
+            key=RequestKey.of(request.request_id, request),
             workload=workload,
             operation=operation,
             expected_generation=generation,

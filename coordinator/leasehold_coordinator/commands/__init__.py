@@ -1,1 +1,1 @@
-"""From a request to a stored command, and from there to a worker."""
+"""Turns requests into stored commands, and sends commands to workers."""

@@ -1,4 +1,4 @@
-"""Checkpoints on the disks of workers: asked of all of them at once, since the coordinator keeps no list."""
+"""Lists the checkpoints on the disks of workers. The coordinator stores none, so it asks all workers."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ from leasehold_coordinator.fleet.fleet_reader import NAMED_LIMIT, FleetReader
 logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
-"""How long a worker may take to list all of its own."""
+"""How long a worker may take to list its checkpoints."""
 
 LIST_LIMIT: Final = 10_000
-"""Checkpoints that an answer has at most."""
+"""Most checkpoints of an answer, and of one worker."""
 
 LIST_LIMIT_BYTES: Final = 3_500_000
 """Most bytes of an answer, and of one worker's checkpoints. By default, clients of gRPC accept 4 MiB."""
@@ -34,7 +34,7 @@ class Listed:
 
     Attributes:
         checkpoints: Newest first.
-        unreachable: Ids of the workers that did not say: theirs are not known, which is not "none".
+        unreachable: Ids of the workers that did not answer. Their checkpoints are unknown.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -45,9 +45,10 @@ async def list_checkpoints(fleet: FleetReader, worker: str, workload: str) -> Li
     """The newest checkpoints of the workers that are in contact.
 
     Args:
-        fleet: What is known.
-        worker: Only those of this worker, by id or name. Empty: of all.
-        workload: Only those of this workload, by id or name, also of one that has ended. Empty: of all.
+        fleet: The fleet.
+        worker: Lists only this worker's checkpoints, by id or name. Empty: those of all workers.
+        workload: Lists only this workload's checkpoints, by id or name. The workload may have ended. Empty:
+            those of all workloads.
 
     Raises:
         FleetError: UNKNOWN_WORKER or UNKNOWN_WORKLOAD.
@@ -66,10 +67,10 @@ async def list_checkpoints(fleet: FleetReader, worker: str, workload: str) -> Li
 
 
 async def find_holders(fleet: FleetReader, checkpoint_id: str) -> set[str]:
-    """Ids of the workers in contact that have a checkpoint: one, unless some share a directory.
+    """Ids of the workers in contact that have a checkpoint. Workers that share a directory are several.
 
     Raises:
-        FleetError: UNKNOWN_CHECKPOINT, none has it.
+        FleetError: UNKNOWN_CHECKPOINT, no worker has the checkpoint.
     """
     listed = await _ask_all(fleet, fleet.registry.all(), "")
     holders = {one.worker_id for one in listed.checkpoints if one.checkpoint_id == checkpoint_id}
@@ -87,7 +88,7 @@ async def find_holders(fleet: FleetReader, checkpoint_id: str) -> set[str]:
 
 
 async def _ask_all(fleet: FleetReader, workers: list[KnownWorker], workload_id: str) -> Listed:
-    """Asks workers, all at once. One that fails holds up no other."""
+    """Asks workers concurrently. A failed worker does not delay the others."""
     answers = await asyncio.gather(*(_try(fleet, known, workload_id) for known in workers))
     found = [one for answer in answers if answer is not None for one in answer]
     found.sort(key=lambda one: (one.worker_id, one.checkpoint_id))
@@ -100,12 +101,14 @@ async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> list
     try:
         return await _ask(fleet, known.hello.worker_id, workload_id)
     except FleetError as error:
-        logger.warning("the checkpoints of worker %s are not known: %s", known.hello.name, error.message)
+        logger.warning("checkpoints of worker %s are unknown: %s", known.hello.name, error.message)
         return None
 
 
 async def _ask(fleet: FleetReader, worker_id: str, workload_id: str) -> list[Checkpoint]:
-    """The newest checkpoints of a worker, page by page, each once: a worker may begin anew meanwhile.
+    """The newest checkpoints of a worker, read page by page, each once.
+
+    Pages may repeat a checkpoint, since a worker may restart between two pages.
 
     Raises:
         FleetError: WORKER_UNAVAILABLE, or what the worker answers.

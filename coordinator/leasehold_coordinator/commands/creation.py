@@ -1,19 +1,13 @@
-"""What clients may ask of workloads and workers: checked, and turned into commands."""
+"""Checks the requests of clients about workloads and workers, and turns them into commands."""
 
 import asyncio
 import logging
-import re
-import secrets
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar, final
-from weakref import WeakValueDictionary
+from typing import Final, TypeAlias, final
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
+from leasehold.v1 import operation_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
@@ -32,8 +26,11 @@ from leasehold.v1.workload_service_pb2 import (
 )
 
 from leasehold_coordinator.commands.checkpoint_list import find_holders
+from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
+from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.commands.targets import find_target
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.core.operation_rules import (
@@ -41,13 +38,12 @@ from leasehold_coordinator.core.operation_rules import (
     check_gpus_of_worker,
     check_one_worker,
     check_operation,
-    check_size,
     check_state,
 )
 from leasehold_coordinator.core.spec_rules import check_spec
 from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
-from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.shielding import finish
 from leasehold_coordinator.timestamps import duration, now_timestamp
@@ -55,112 +51,34 @@ from leasehold_coordinator.timestamps import duration, now_timestamp
 logger = logging.getLogger(__name__)
 
 SHORT_TIMEOUT_S: Final = 60.0
-"""Default of commands that move no memory."""
+"""Default timeout of commands that move no memory."""
 
 LONG_TIMEOUT_S: Final = 600.0
-"""Default of commands that move memory: 80 GB take 40 s to park."""
+"""Default timeout of commands that move memory. A suspend of 80 GB takes 40 s."""
 
 WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest | DeleteCheckpointsRequest
-
-Created = TypeVar("Created")
-
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Decision(Generic[Created]):
-    """What a request is answered with, once it is stored.
-
-    Attributes:
-        created: The answer.
-        storing: Stores what was decided, and sends it. None: there is nothing to store.
-    """
-
-    created: Created
-    storing: Awaitable[None] | None = None
 
 
 @final
 class CommandCreation:
-    """Creates commands. Each is decided alone, and stored while others are decided.
-
-    A decision takes the command into the ledger in the turn of the loop in which it was checked, so the next
-    decision counts it. Nothing is answered or sent before the command is on disk.
-    """
+    """Creates commands: each is checked, decided, stored and sent."""
 
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._deciding = asyncio.Lock()
-        self._storing: set[asyncio.Future[None]] = set()
-        """One for each creation that was decided and is not on disk yet."""
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By request id, while a request with it is served."""
-
-    async def _once(self, request_id: str, create: Callable[[], Coroutine[Any, Any, Created]]) -> Created:
-        """Serves a request to its end. One with the same id waits, and then finds what this one created."""
-        if not request_id:
-            return await finish(create())
-
-        async def take_turn() -> Created:
-            turn = self._turns.setdefault(request_id, asyncio.Lock())
-            async with turn:
-                return await create()
-
-        return await finish(take_turn())
-
-    async def _decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
-        """Makes a decision, and stores it while others are made.
-
-        A refusal may rest on a creation that is not on disk yet and may fail. The decision is then made again
-        once all such creations are on disk or undone. No other decision is made meanwhile.
-
-        Raises:
-            FleetError: It is refused, or can't be stored. Nothing was created.
-        """
-        async with self._deciding:
-            try:
-                decision = await decide()
-            except FleetError:
-                if not self._storing:
-                    raise
-                await self._settle()
-                decision = await decide()
-            if decision.storing is None:
-                return decision.created
-            stored = asyncio.get_running_loop().create_future()
-            self._storing.add(stored)
-        try:
-            await decision.storing
-        finally:
-            self._storing.discard(stored)
-            stored.set_result(None)
-        crash_point("request-answered")
-        return decision.created
-
-    async def _settle(self) -> None:
-        """Waits until every creation that was decided is on disk or undone."""
-        if self._storing:
-            await asyncio.wait(self._storing)
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """A context in which no command is decided on, and every decided command is on disk or undone."""
-        async with self._deciding:
-            await self._settle()
-            yield
+        self.decisions = Decisions()
 
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
-        """Creates a workload and the command that starts it.
+        """Creates a workload and the command that starts the workload.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
-        return await self._once(request.request_id, partial(self._create_workload, request))
+        return await self.decisions.once(request.request_id, partial(self._create_workload, request))
 
     async def _create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
-        before = await self._created_before(request.request_id)
+        key = RequestKey.of(request.request_id, request)
+        before = await self._created_before(key)
         if before is not None:
             return before
         holders = await self._holders(request)
@@ -174,7 +92,7 @@ class CommandCreation:
                 gpu_uuids=request.gpu_uuids,
                 checkpoint_id=request.checkpoint_id,
             )
-            command = self._new_command(
+            command = new_command(
                 request.request_id,
                 workload.worker_id,
                 Operation(run=run),
@@ -183,15 +101,15 @@ class CommandCreation:
             )
             if request.validate_only:
                 return Decision((workload, None))
-            return Decision((workload, command), self._dispatcher.create(command, workload))
+            return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
-        return await self._decide(decide)
+        return await self.decisions.decide(decide)
 
     async def _holders(self, request: CreateWorkloadRequest) -> set[str] | None:
-        """Ids of the workers that have the checkpoint which a workload is to begin with. None: any will do.
+        """Ids of the workers that have the checkpoint of a request. None: the choice is not limited.
 
-        Workers are asked, which takes a while: nothing else waits for that. A worker that the request names,
-        itself or by its GPUs, says on its own whether it has it.
+        The workers are asked before the decision, so no other request waits for their answers. If the request
+        names a worker or GPUs, that worker itself refuses a checkpoint that it lacks.
 
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
@@ -201,24 +119,27 @@ class CommandCreation:
         return await find_holders(self._fleet.reader, request.checkpoint_id)
 
     async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
-        """Creates a workload for a process that runs already, and the command that takes it in.
+        """Creates a workload for a running process, and the command that adopts the process.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
-        return await self._once(request.request_id, partial(self._adopt, request))
+        return await self.decisions.once(request.request_id, partial(self._adopt, request))
 
     async def _adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
-        before = await self._created_before(request.request_id)
+        key = RequestKey.of(request.request_id, request)
+        before = await self._created_before(key)
         if before is not None:
             return before
 
         async def decide() -> Decision[tuple[Workload, Command]]:
             check_operation(Operation(adopt=request.operation))
-            workload_id = _workload_id()
+            workload_id = new_workload_id()
             operation = AdoptOperation()
             operation.CopyFrom(request.operation)
-            operation.name = self._new_name(request.operation.name, workload_id)
+            operation.name = new_name(
+                self._fleet.workloads, "operation.name", request.operation.name, workload_id
+            )
             workload = Workload(
                 workload_id=workload_id,
                 name=operation.name,
@@ -229,27 +150,28 @@ class CommandCreation:
             )
             self._dispatcher.check_room(workload.worker_id, [workload_id])
             self._fleet.reader.contact(workload.worker_id)
-            command = self._new_command(
+            command = new_command(
                 request.request_id,
                 workload.worker_id,
                 Operation(adopt=operation),
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
             )
-            return Decision((workload, command), self._dispatcher.create(command, workload))
+            return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
-        return await self._decide(decide)
+        return await self.decisions.decide(decide)
 
     async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
-        """Creates a command about a worker, its GPUs or what is on its disk.
+        """Creates a command about a worker, its GPUs or its checkpoints.
 
         Args:
-            request: Which worker, and how long it may wait and take: 60 s unless it says so.
+            request: Names the worker, and a timeout for wait and execution. The default timeout is 60 s.
             operation: The request's operation.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
+        key = RequestKey.of(request.request_id, request)
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
@@ -260,42 +182,42 @@ class CommandCreation:
             check_gpus_of_worker(operation, uuids, known.hello.name)
             self._dispatcher.check_room(worker_id, [])
             timeout = request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S)
-            command = self._new_command(request.request_id, worker_id, operation, timeout)
-            return Decision(command, self._dispatcher.create(command))
+            command = new_command(request.request_id, worker_id, operation, timeout)
+            return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(request.request_id, decide)
+        return await self._create_command(key, decide)
 
     async def _create_command(
-        self, request_id: str, decide: Callable[[], Awaitable[Decision[Command]]]
+        self, key: RequestKey, decide: Callable[[], Awaitable[Decision[Command]]]
     ) -> Command:
-        """Decides on a command, unless an earlier request with this id has created one."""
+        """Decides on a command, unless an earlier request with this id has created a command."""
 
         async def create() -> Command:
-            before = await self._repeated(request_id)
-            return before if before is not None else await self._decide(decide)
+            before = await self._repeated(key)
+            return before if before is not None else await self.decisions.decide(decide)
 
-        return await self._once(request_id, create)
+        return await self.decisions.once(key.request_id, create)
 
     async def operate(
         self,
         *,
-        request_id: str,
+        key: RequestKey,
         workload: str,
         operation: Operation,
         expected_generation: int | None,
         timeout: duration_pb2.Duration | None,
     ) -> Command:
-        """Creates a command for workloads that exist.
+        """Creates a command for existing workloads.
 
         Args:
-            request_id: Makes the call idempotent, unless it is empty.
-            workload: Id or name. Unused for a remap, whose moves name theirs.
+            key: Makes the call idempotent, unless its id is empty.
+            workload: Id or name. Unused for a remap: its moves name the workloads.
             operation: What to do.
-            expected_generation: The generation of the first workload that the client has seen. None: any.
-            timeout: How long it may wait and take. None: as is usual for the operation.
+            expected_generation: The generation that the first workload must have. None: any.
+            timeout: Limit for wait and execution together. None: 60 s for a stop or a release, else 600 s.
 
         Raises:
-            FleetError: It is refused, and nothing was created.
+            FleetError: The request is refused, and nothing was created.
         """
 
         async def decide() -> Decision[Command]:
@@ -307,8 +229,8 @@ class CommandCreation:
                 check_state(found, target.operation)
             self._fleet.reader.contact(target.first.worker_id)
             is_short = operation.WhichOneof("kind") in ("stop", "release")
-            command = self._new_command(
-                request_id,
+            command = new_command(
+                key.request_id,
                 target.first.worker_id,
                 target.operation,
                 timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
@@ -316,26 +238,26 @@ class CommandCreation:
             )
             if expected_generation is not None:
                 command.expected_generation = expected_generation
-            return Decision(command, self._dispatcher.create(command))
+            return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(request_id, decide)
+        return await self._create_command(key, decide)
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
-        """Creates a suspend for each workload that holds GPUs of a worker and is not parked, oldest first.
+        """Creates a suspend for each workload that holds GPUs of a worker, oldest first.
 
         Raises:
-            FleetError: The whole of it is refused, and nothing was created.
+            FleetError: The whole request is refused, and nothing was created.
         """
 
         async def create() -> SuspendWorkerResponse:
-            async with self.alone():  # the answer names commands that earlier requests created
+            async with self.decisions.alone():  # the answer names commands that earlier requests created
                 operation = Operation(suspend=request.operation)
                 check_operation(operation)
                 known = self._fleet.registry.find(request.worker)
                 self._fleet.reader.contact(known.hello.worker_id)
                 timeout = request.timeout if request.HasField("timeout") else duration(LONG_TIMEOUT_S)
                 check_duration("timeout", timeout)
-                async with asyncio.TaskGroup() as tasks:  # their commits are one
+                async with asyncio.TaskGroup() as tasks:  # one commit stores all commands
                     each = [
                         tasks.create_task(self._suspend(workload, operation, timeout))
                         for workload in self._fleet.reader.holders(known)
@@ -355,14 +277,14 @@ class CommandCreation:
         operation: Operation,
         timeout: duration_pb2.Duration,
     ) -> Command | WorkloadRefusal:
-        """Creates one of many suspends, or says why it is refused. What is under way is not asked twice."""
+        """Creates the suspend of one workload, or returns its refusal. Reuses an equal unfinished command."""
         for stored in self._fleet.ledger.of_workload(workload.workload_id):
             if stored.command.operation == operation:
                 return stored.command
         try:
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             check_state(workload, operation)
-            command = self._new_command("", workload.worker_id, operation, timeout, workload.workload_id)
+            command = new_command("", workload.worker_id, operation, timeout, workload.workload_id)
             await self._dispatcher.create(command)
         except FleetError as error:
             return WorkloadRefusal(
@@ -370,41 +292,44 @@ class CommandCreation:
             )
         return command
 
-    async def _repeated(self, request_id: str) -> Command | None:
-        """What an earlier request with this id created."""
-        if not request_id:
-            return None
-        stored = self._fleet.ledger.of_request(request_id)
-        if stored is not None:
-            return await self._fleet.reader.find_command(stored.command.command_id)
-        return await self._fleet.store.find_request(request_id)
-
-    async def _created_before(self, request_id: str) -> tuple[Workload, Command] | None:
-        """The workload that an earlier request with this id created, and its command.
+    async def _repeated(self, key: RequestKey) -> Command | None:
+        """The command that an earlier sending of the same request created.
 
         Raises:
-            FleetError: INVALID_ARGUMENT, it created a command that is about no workload.
+            FleetError: REQUEST_ID_REUSED, another request has the id.
         """
-        before = await self._repeated(request_id)
-        if before is None:
+        if not key.request_id:
             return None
-        if not before.workload_id:
-            raise invalid(
-                "request_id",
-                f"the request id {request_id!r} is that of command {before.command_id}, a "
-                f"{before.operation.WhichOneof('kind')}: give each request an id of its own",
-            )
-        return await self._fleet.reader.find_workload(before.workload_id), before
+        stored = self._fleet.ledger.of_request(key.request_id)
+        if stored is None:
+            stored = await self._fleet.store.find_request(key.request_id)
+        if stored is None:
+            return None
+        key.require_same(stored)
+        return await self._fleet.reader.find_command(stored.command.command_id)
+
+    async def _created_before(self, key: RequestKey) -> tuple[Workload, Command] | None:
+        """The workload that an earlier sending of the same request created, and its command.
+
+        Raises:
+            FleetError: REQUEST_ID_REUSED, another request has the id.
+        """
+        before = await self._repeated(key)
+        return (
+            (await self._fleet.reader.find_workload(before.workload_id), before)
+            if before is not None
+            else None
+        )
 
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
         spec = request.spec
         check_spec(spec)
         check_metadata("", request.labels, request.annotations)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
-        workload_id = _workload_id()
+        workload_id = new_workload_id()
         workload = Workload(
             workload_id=workload_id,
-            name=self._new_name(request.name, workload_id),
+            name=new_name(self._fleet.workloads, "name", request.name, workload_id),
             worker_id=place(self._fleet.reader, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
@@ -416,46 +341,3 @@ class CommandCreation:
         if request.gpu_uuids:
             workload.spec.resources.gpu_count = len(request.gpu_uuids)
         return workload
-
-    def _new_name(self, wanted: str, workload_id: str) -> str:
-        if not wanted:
-            return workload_id
-        if not _NAME.fullmatch(wanted):
-            raise invalid(
-                "name",
-                f"invalid name {wanted!r}: start with a letter, then use letters, digits, '-', '_' or '.', "
-                "63 in all",
-            )
-        if wanted in self._fleet.workloads or any(
-            workload.name == wanted for workload in self._fleet.workloads.values()
-        ):
-            raise FleetError(
-                errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
-                f"a workload with the name or id {wanted!r} has not ended: stop it, or choose another name",
-                field="name",
-            )
-        return wanted
-
-    def _new_command(
-        self,
-        request_id: str,
-        worker_id: str,
-        operation: Operation,
-        timeout: duration_pb2.Duration,
-        workload_id: str = "",
-    ) -> Command:
-        check_duration("timeout", timeout)
-        command = Command(
-            command_id=f"c-{uuid.uuid4().hex[:16]}",
-            request_id=request_id,
-            worker_id=worker_id,
-            workload_id=workload_id,
-            operation=operation,
-            timeout=timeout,
-        )
-        check_size(command.ByteSize())
-        return command
-
-
-def _workload_id() -> str:
-    return f"w-{secrets.token_hex(6)}"

@@ -1,4 +1,4 @@
-"""The life of commands: what the ledger decides is stored and sent here."""
+"""Carries out the decisions of the command ledger: stores commands and sends them to workers."""
 
 import asyncio
 import logging
@@ -28,13 +28,13 @@ from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
 logger = logging.getLogger(__name__)
 
 ASK_MINOR: Final = 3
-"""Minor version of the protocol from which on a worker can be asked how a command stands."""
+"""The first minor version of the protocol in which a worker answers a question about a command's state."""
 
 NOTE_DELAY_S: Final = 0.05
-"""How long a step towards an outcome waits for others before it is stored. A quick command ends before."""
+"""How long a step towards an outcome waits to share a write with other steps. A fast command ends before."""
 
 STEPS: Final = REPORTED - OUTCOMES
-"""States that workers report, and that nothing waits for."""
+"""States that workers report and that are no outcome. Nothing waits for their write."""
 
 OUT_OF_CONTACT: Final = (worker_pb2.WORKER_STATE_LOST, worker_pb2.WORKER_STATE_DISCONNECTED)
 
@@ -46,14 +46,14 @@ class Dispatcher:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._ends: dict[str, asyncio.Event] = {}
-        """By command, while its outcome is being stored. It is neither open meanwhile, nor certain to end."""
+        """By command, while its outcome is being stored. The write may still fail."""
         self._noted: dict[str, None] = {}
-        """Ids of commands with a step that nothing waits for and that is not on disk yet."""
+        """Ids of commands with a step that is not on disk yet. A dict keeps their order."""
         self._is_noting = False
-        """Whether somebody is about to store them."""
+        """Whether a write of the noted steps is scheduled."""
 
     def check_room(self, worker_id: str, workload_ids: Sequence[str]) -> None:
-        """Refuses a command for workloads of which one is busy, or for a worker that is.
+        """Refuses a command for a busy workload, or for a worker at its limit of commands.
 
         Raises:
             FleetError: WORKLOAD_BUSY or TOO_MANY_COMMANDS.
@@ -62,7 +62,7 @@ class Dispatcher:
             raise refusal
 
     def refusals(self, worker_id: str, workload_ids: Sequence[str]) -> Iterator[FleetError]:
-        """Every command that stands in the way of one for these workloads, and the worker's limit."""
+        """A refusal for each unfinished command of these workloads, and for the worker's limit."""
         ledger = self._fleet.ledger
         busy = {
             stored.command.command_id: None
@@ -83,20 +83,27 @@ class Dispatcher:
             )
 
     def _now(self) -> Timestamp:
-        """The time, of which the ledger knows by how much it has jumped."""
+        """The current time. Also tells the ledger by how much the clock has jumped."""
         self._fleet.ledger.jumped_ns = jumped_ns()
         return now_timestamp()
 
-    def create(self, command: Command, workload: Workload | None = None) -> Coroutine[Any, Any, None]:
-        """Takes a command in at once, with the workload that it creates if any.
+    def create(
+        self, command: Command, workload: Workload | None = None, request_digest: bytes = b""
+    ) -> Coroutine[Any, Any, None]:
+        """Adds a command to the ledger at once, and the workload that the command creates, if any.
+
+        Args:
+            command: The command, without state.
+            workload: The workload that the command creates. None: the command creates none.
+            request_digest: Digest of the request. Empty: the request has no id.
 
         Returns:
-            What stores both and sends the command. Where the store refuses, both are undone.
+            A coroutine that stores both and sends the command. If the store fails, both are undone.
         """
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
-        effects = self._fleet.ledger.create(command, self._now(), instance_id, caller())
+        effects = self._fleet.ledger.create(command, self._now(), instance_id, caller(), request_digest)
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
         return self._store_created(effects, command, workload)
@@ -109,18 +116,18 @@ class Dispatcher:
         else:
             with self._fleet.workload_being_created(workload):
                 await self._carry_out(effects, [workload_row(workload)])
-        if command.state == PENDING:  # those before it may have ended meanwhile
+        if command.state == PENDING:  # earlier commands may have ended meanwhile
             start(self._advance(command.worker_id))
 
     async def welcome(self, session: Session) -> None:
-        """Ends what the worker does not have and should, and sends everything that is open."""
+        """Compares a hello with the ledger: ends commands that the worker lost, and sends unfinished ones."""
         if not self._fleet.reader.is_current(session):
             return
         hello = session.hello
         held = {*hello.commands_in_flight, *hello.commands_unacknowledged}
         ledger = self._fleet.ledger
         if session.is_restored:
-            logger.warning("the store is older than what worker %s remembers: a backup?", hello.name)
+            logger.warning("worker %s remembers later sessions than the store: is it a backup?", hello.name)
         effects = ledger.welcome(
             hello.worker_id,
             hello.instance_id,
@@ -135,10 +142,10 @@ class Dispatcher:
         await self._advance(hello.worker_id)
 
     async def _advance(self, worker_id: str) -> None:
-        """Sends the commands of a worker whose turn it is.
+        """Sends the waiting commands of a worker, up to the worker's limit.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE: the next tick tries again.
+            FleetError: STORAGE_UNAVAILABLE. The next tick tries again.
         """
         instance_id = self._instance_of(worker_id)
         if instance_id is not None:
@@ -146,7 +153,7 @@ class Dispatcher:
                 await self._carry_out(effects)
 
     def take(self, session: Session, update: CommandUpdate) -> Coroutine[Any, Any, None] | None:
-        """Takes in what the worker says of a command. Returns what is left to do: none for most steps."""
+        """Applies a worker's update of a command. Returns the remaining work: None for most steps."""
         is_step = update.state in STEPS and not update.workloads
         if not is_step or update.command_id in self._ends:
             return self.update(session, update)
@@ -157,7 +164,7 @@ class Dispatcher:
         return None
 
     async def update(self, session: Session, update: CommandUpdate) -> None:
-        """Takes in what the worker says of a command. An outcome is acknowledged once it is stored."""
+        """Applies a worker's update of a command. An outcome is acknowledged once it is stored."""
         stored = self._fleet.ledger.commands.get(update.command_id)
         workload = stored.command.workload_id if stored is not None else ""
         with log_context(worker=session.hello.name, command=update.command_id, workload=workload):
@@ -175,12 +182,12 @@ class Dispatcher:
         while (end := self._ends.get(update.command_id)) is not None:
             await end.wait()
             over = await find_ended(self._fleet.reader, update.workloads)
-        if not self._fleet.reader.is_current(session):  # it tells the next one where the command stands
+        if not self._fleet.reader.is_current(session):  # the worker reports again in its next session
             return
         workloads = news(self._fleet.reader, update.workloads, over, session)
         effects = self._effects(session, update)
         if any(isinstance(effect, Store) for effect in effects):
-            await self._carry_out(effects, workloads=workloads)  # an outcome and what it changed: one write
+            await self._carry_out(effects, workloads=workloads)  # one write for an outcome and its workloads
         else:
             await self._fleet.save_workloads(workloads)
             await self._carry_out(effects)
@@ -188,7 +195,7 @@ class Dispatcher:
             await self._advance(worker_id)
 
     def _effects(self, session: Session, update: CommandUpdate) -> list[Effect]:
-        """What the ledger says of an update. What can't be is logged."""
+        """The ledger's effects of an update. An impossible update is logged and ignored."""
         worker_id = session.hello.worker_id
         stored = self._fleet.ledger.commands.get(update.command_id)
         if stored is not None and update.HasField("result") and session.known is not None:
@@ -203,18 +210,18 @@ class Dispatcher:
         return effects
 
     async def cancel(self, command: Command) -> Command:
-        """Cancels a command: at once where it was not sent, else by asking its worker."""
+        """Cancels a command: at once if it was not sent, otherwise by asking its worker."""
         await self._carry_out(self._fleet.ledger.cancel(command.command_id, self._now()))
         return await self._fleet.reader.find_command(command.command_id) or command
 
     async def tick(self) -> None:
-        """Ends what has expired, sends what waits, and marks what nobody can know at present.
+        """Expires overdue commands, sends waiting ones, and marks commands of absent workers UNKNOWN.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, some of it was not done, and is tried again by the next.
+            FleetError: STORAGE_UNAVAILABLE, some steps were not taken. The next tick tries again.
         """
         refusal: FleetError | None = None
-        if self._noted and not self._is_noting:  # the store has refused them
+        if self._noted and not self._is_noting:  # an earlier write failed
             await self._store_noted()
         for effects in self._fleet.ledger.tick(self._now(), self._instance_of, self._is_out_of_contact):
             try:
@@ -225,7 +232,7 @@ class Dispatcher:
             raise refusal
 
     def _instance_of(self, worker_id: str) -> str | None:
-        """The instance that what waits may be sent to: not before its hello was compared."""
+        """The connected instance of a worker. None: no session, or its hello is not yet compared."""
         session = self._fleet.sessions.get(worker_id)
         return session.hello.instance_id if session is not None and session.welcomed else None
 
@@ -234,7 +241,7 @@ class Dispatcher:
         return known is not None and self._fleet.reader.worker(known).state in OUT_OF_CONTACT
 
     def _note(self, command_id: str) -> None:
-        """Has a command stored soon, together with others."""
+        """Schedules a command for the next shared write."""
         self._noted[command_id] = None
         if not self._is_noting:
             self._is_noting = True
@@ -244,10 +251,10 @@ class Dispatcher:
         start(self._store_noted())
 
     async def _store_noted(self) -> None:
-        """Stores the steps that nothing waits for, by one write.
+        """Stores all noted steps in one write.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE: the next tick tries again.
+            FleetError: STORAGE_UNAVAILABLE. The next tick tries again.
         """
         noted, self._noted, self._is_noting = self._noted, {}, False
         stored = self._fleet.ledger.unstored(noted)
@@ -262,12 +269,12 @@ class Dispatcher:
     async def _carry_out(
         self, effects: Sequence[Effect], rows: Sequence[Row] = (), workloads: Sequence[Workload] = ()
     ) -> None:
-        """Does what the ledger says, in its order. Where the store refuses, the rest is not done.
+        """Carries out the ledger's effects in order. If the store fails, the remaining effects are skipped.
 
         Args:
-            effects: What to do. Frames go to the session that the worker has by then.
-            rows: What is stored together with the first command.
-            workloads: Likewise, and taken in.
+            effects: The effects. A frame goes to the session that the worker has when the frame is sent.
+            rows: Rows to store in the same write as the first command.
+            workloads: Workloads to apply and to store in the same write.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE.
@@ -321,12 +328,12 @@ class Dispatcher:
         crash_point("outcome-stored" if is_terminal(stored.command.state) else "command-stored")
 
     async def reconcile_workloads(self, session: Session, workloads: Sequence[Workload]) -> None:
-        """Takes in the workloads of a hello, and fails those that the worker should have and has not."""
+        """Applies the workloads of a hello. An expected workload that the hello lacks becomes FAILED."""
         await self._fleet.apply_workloads(workloads, session, is_complete=True)
 
 
 def _log_end(command: Command, update: CommandUpdate) -> None:
-    """Says how a command ended. Its context says which command of which workload."""
+    """Logs how a command ended. The log context names the command and its workload."""
     logger.info(
         "%s %s after %.3f s%s",
         command.operation.WhichOneof("kind") or "unknown operation",

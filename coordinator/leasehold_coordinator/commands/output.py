@@ -1,4 +1,4 @@
-"""A workload's output, fetched from its worker piece by piece."""
+"""Reads a workload's output from its worker in chunks."""
 
 from collections.abc import AsyncIterator
 from typing import Final
@@ -14,35 +14,35 @@ from leasehold_coordinator.fleet.session import FOLLOW_PLACES
 from leasehold_coordinator.timestamps import duration
 
 WAIT_S: Final = 10.0
-"""How long the worker waits for more, for somebody who follows."""
+"""How long the worker waits for more output on behalf of a follower."""
 
 ROUND_S: Final = 2.0
-"""Within which time each follower has its turn where there are more of them than places."""
+"""The time in which every follower gets a turn if followers outnumber places."""
 
 ANSWER_S: Final = 10.0
-"""How long its answer may take beyond that."""
+"""How long the worker's answer may take after that wait."""
 
 READ_BYTES: Final = 16_384
-"""What one reader is sent at once."""
+"""The size of a chunk for the only reader of a worker's output."""
 
 SHARED_BYTES: Final = 4_096
-"""What each of several readers of one worker's output is sent at once.
+"""The size of a chunk for each of several readers of one worker's output.
 
-All places together have less than 80 KB under way: a link of 20 KB/s must carry answers to pings within 5 s.
+All places together have less than 80 KB in flight: a link of 20 KB/s must carry answers to pings within 5 s.
 """
 
 OFFSET_LIMIT: Final = 2**62
-"""Offset that no file reaches, and to which the length of an answer can be added."""
+"""The first invalid offset. No file is so large, and an answer's length can be added without overflow."""
 
 
 async def read_output(
     fleet: FleetReader, workload: Workload, offset: int, *, follow: bool
 ) -> AsyncIterator[ReadWorkloadOutputResponse]:
-    """The output from the offset on: what there is, or until the workload has ended.
+    """The output from an offset on: the present output, or with ``follow`` until the workload has ended.
 
     Raises:
-        FleetError: INVALID_ARGUMENT, no output has the offset; OUTPUT_UNAVAILABLE, its worker is out of
-            contact; or what the worker answers.
+        FleetError: INVALID_ARGUMENT, the offset is too large. WORKER_UNAVAILABLE, the worker is out of
+            contact. Or the worker's own error.
     """
     if offset >= OFFSET_LIMIT:
         raise invalid("offset", f"offset {offset} is out of range: give less than {OFFSET_LIMIT}")
@@ -53,8 +53,8 @@ async def read_output(
             session = fleet.sessions.get(workload.worker_id)
             if session is None:
                 raise FleetError(
-                    errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
-                    f"the output of {workload.name} is on a worker out of contact: try again when it is back",
+                    errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+                    f"the worker of {workload.name} is out of contact: read its output once it is connected",
                 )
             wait_s = _wait_s(readers[workload.worker_id]) if follow else 0.0
             request = ReadOutput(
@@ -85,5 +85,5 @@ async def read_output(
 
 
 def _wait_s(readers: int) -> float:
-    """How long a follower may hold its place where it waits for more output."""
+    """How long a follower may hold its place while it waits for more output."""
     return WAIT_S if readers <= FOLLOW_PLACES else ROUND_S * FOLLOW_PLACES / readers

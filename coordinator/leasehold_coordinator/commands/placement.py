@@ -1,4 +1,4 @@
-"""Where a new workload goes: what the planner is told of the fleet, and what it says."""
+"""Chooses the worker of a new workload: describes the fleet to the planner."""
 
 from collections.abc import Container, Iterable, Iterator
 from heapq import heapify, heappop
@@ -23,12 +23,12 @@ def place(
     """The worker for a new workload.
 
     Args:
-        fleet: What is known.
-        request: What is asked for.
-        among: Ids of the workers on which it can be. None: any.
+        fleet: The fleet.
+        request: The request.
+        among: Ids of the eligible workers. None: all workers.
 
     Raises:
-        FleetError: UNKNOWN_WORKER or WORKER_UNAVAILABLE, or as the planner refuses.
+        FleetError: UNKNOWN_WORKER, WORKER_UNAVAILABLE, or a refusal of the planner.
     """
     if request.worker:
         wanted: Iterable[KnownWorker] = [fleet.registry.find(request.worker)]
@@ -47,7 +47,7 @@ def place(
 
 
 def _most_open_first(fleet: FleetReader) -> Iterator[KnownWorker]:
-    """Every worker, those with most open GPUs first, and then by name and id."""
+    """Every worker: most open GPUs first, then by name and id."""
     order = [(-known.open_gpus, known.hello.name, known.hello.worker_id) for known in fleet.registry]
     heapify(order)
     while order:
@@ -81,14 +81,14 @@ def _candidate(fleet: FleetReader, known: KnownWorker, *, for_helper: bool) -> C
 
 
 def _is_lent(fleet: FleetReader, lease: GpuLease) -> bool:
-    """Whether a helper leases a GPU that others may have."""
+    """Whether a preemptible workload leases a GPU that is otherwise free."""
     holder = fleet.workloads.get(lease.workload_id)
     is_helper = holder is not None and holder.spec.HasField("helper")
     return is_helper and state_without_lease(lease) == lease_pb2.SLOT_STATE_FREE
 
 
 def _promised(fleet: FleetReader, known: KnownWorker, command: Command) -> int:
-    """Free GPUs of a worker that a command which has not ended may still take, without naming them."""
+    """Number of free GPUs that an unfinished command may still take without naming them."""
     settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
     return max(0, _wanted_gpus(fleet, command) - settled)
 
@@ -98,6 +98,6 @@ def _wanted_gpus(fleet: FleetReader, command: Command) -> int:
         return least_gpus(command.operation.run.spec.resources)
     workload = fleet.workloads.get(command.workload_id)
     if command.operation.HasField("restore") and workload is not None:
-        # One that was stopped is started again, and then has none that it is to come back to.
+        # A stopped workload is started again, and has no previous GPUs to return to.
         return len(workload.status.parked_gpu_uuids) or least_gpus(workload.spec.resources)
     return 0

@@ -1,4 +1,4 @@
-"""What an operation would do: the worker's plan, with what the coordinator alone can refuse."""
+"""Plans of operations: the worker's plan, merged with the coordinator's own refusals."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,37 +24,37 @@ from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 ANSWER_S: Final = 30.0
-"""How long a worker may take to look at the processes of a workload."""
+"""How long a worker may take to examine the processes of a workload."""
 
 PLANNED: Final = ("suspend", "restore", "remap", "checkpoint")
 """The operations that have a plan."""
 
 UNSEEN: Final = ENDED | {workload_pb2.WORKLOAD_STATE_PENDING}
-"""States of workloads that a worker does not have any more, or not yet."""
+"""States of workloads that the worker no longer has, or does not have yet."""
 
 
 @final
 class Plans:
-    """Asks workers for plans. It changes nothing, so a caller that goes away just ends it."""
+    """Asks workers for plans. A plan changes nothing, so a cancelled request needs no cleanup."""
 
     def __init__(self, fleet: FleetReader, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
 
     async def plan(self, workload: str, operation: Operation, expected_generation: int | None) -> Plan:
-        """What a suspend, a restore, a remap or a checkpoint would do, and everything that stands in its way.
+        """The plan of a suspend, a restore, a remap or a checkpoint, with every refusal.
 
-        The coordinator's own refusals come first, in the order in which it would make them. What the
-        states of workloads and processes allow is the worker's to say, unless it has none of them to look at.
+        The coordinator's refusals come first, in the order in which an operation would meet them. The worker
+        checks the states of workloads and processes, unless a workload has ended or is still pending.
 
         Raises:
-            FleetError: INVALID_ARGUMENT, UNKNOWN_WORKLOAD or WORKER_UNAVAILABLE; or what the worker answers.
+            FleetError: INVALID_ARGUMENT, UNKNOWN_WORKLOAD or WORKER_UNAVAILABLE, or the worker's own error.
         """
         if operation.WhichOneof("kind") not in PLANNED:
             raise invalid(
                 "operation",
                 f"{operation.WhichOneof('kind') or 'no operation'} has no plan: "
-                f"ask for that of a {', '.join(PLANNED[:-1])} or {PLANNED[-1]}",
+                f"ask for the plan of a {', '.join(PLANNED[:-1])} or {PLANNED[-1]}",
             )
         if operation.HasField("remap") and workload:
             raise invalid("workload", "the moves of a remap name its workloads: leave workload empty")
@@ -78,10 +78,10 @@ class Plans:
         expected_generation: int | None,
         timeout: duration_pb2.Duration | None,
     ) -> None:
-        """Refuses what the plan refuses, with its first reason.
+        """Raises the first refusal of the plan, if any.
 
         Raises:
-            FleetError: As above, or that refusal.
+            FleetError: An error of :meth:`plan`, or the first refusal.
         """
         if timeout is not None:
             check_duration("timeout", timeout)
@@ -109,13 +109,13 @@ class Plans:
         if not answer.HasField("plan"):
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                "the worker answered neither a plan nor why there is none: update it",
+                "the worker answered with neither a plan nor an error: update the worker",
             )
         return answer.plan
 
 
 def _is_out_of_sight(target: Target) -> bool:
-    """Whether no worker could look at all of the workloads."""
+    """Whether no single worker has all of the workloads."""
     return (
         any(workload.status.state in UNSEEN for workload in target.workloads)
         or len({workload.worker_id for workload in target.workloads}) > 1

@@ -11,7 +11,7 @@ from leasehold.v1.workload_service_pb2 import (
     UpdateWorkloadRequest,
 )
 
-from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.core.workload_metadata import check_etag, updated
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.shielding import finish
@@ -26,9 +26,9 @@ class RecordChanges:
     A change that has begun is finished, also if its caller leaves.
     """
 
-    def __init__(self, fleet: Fleet, creation: CommandCreation) -> None:
+    def __init__(self, fleet: Fleet, decisions: Decisions) -> None:
         self._fleet = fleet
-        self._creation = creation
+        self._decisions = decisions
 
     async def update_workload(self, request: UpdateWorkloadRequest) -> Workload:
         """Changes labels and annotations of a workload, and returns the workload.
@@ -38,7 +38,7 @@ class RecordChanges:
         """
 
         async def update() -> Workload:
-            async with self._creation.alone():
+            async with self._decisions.alone():
                 known = await self._fleet.reader.find_workload(request.workload.workload_id)
                 check_etag(known, request.workload.etag)
                 mask = request.update_mask if request.HasField("update_mask") else None
@@ -57,7 +57,7 @@ class RecordChanges:
         """
 
         async def delete() -> DeleteWorkloadResponse:
-            async with self._creation.alone():
+            async with self._decisions.alone():
                 workload = await self._fleet.reader.find_workload(request.workload)
                 check_etag(workload, request.etag)
                 last = self._fleet.reader.view(workload)
@@ -75,7 +75,7 @@ class RecordChanges:
         """
 
         async def delete() -> DeleteWorkerResponse:
-            async with self._creation.alone():
+            async with self._decisions.alone():
                 known = self._fleet.registry.find(request.worker)
                 last = self._fleet.reader.worker(known)
                 failed = await self._fleet.delete_worker(known)

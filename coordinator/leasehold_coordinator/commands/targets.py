@@ -1,4 +1,4 @@
-"""Which workloads a request is about: names become ids."""
+"""Resolves the names of workloads in a request to ids."""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,11 +14,11 @@ from leasehold_coordinator.fleet.fleet_reader import FleetReader
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An operation and the workloads that it is about, as they were when it was asked for.
+    """An operation and its workloads, as they were at the time of the request.
 
     Attributes:
-        operation: The operation, with ids where the request may have had names.
-        workloads: At least one, each once: in the order of a remap's moves.
+        operation: The operation, with ids in place of names.
+        workloads: At least one workload, each once. A remap's are in the order of its moves.
     """
 
     operation: Operation
@@ -26,25 +26,25 @@ class Target:
 
     @property
     def first(self) -> Workload:
-        """The workload that the command is listed under, and that expected_generation is about."""
+        """The workload of the command record. ``expected_generation`` refers to this workload."""
         return self.workloads[0]
 
     @property
     def workload_ids(self) -> list[str]:
-        """Ids of all of them."""
+        """Ids of all workloads."""
         return [workload.workload_id for workload in self.workloads]
 
 
 async def find_target(fleet: FleetReader, workload: str, operation: Operation) -> Target:
-    """Finds what an operation is about.
+    """Finds the workloads of an operation.
 
     Args:
-        fleet: What is known.
-        workload: Id or name; empty for a remap, whose moves name theirs.
-        operation: What is asked for. It is not changed.
+        fleet: The fleet.
+        workload: Id or name. Ignored for a remap: its moves name the workloads.
+        operation: The requested operation, which is not changed.
 
     Raises:
-        FleetError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT where the operation breaks a rule by itself.
+        FleetError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT for an invalid operation.
     """
     check_operation(operation)
     resolved = Operation()
@@ -53,10 +53,10 @@ async def find_target(fleet: FleetReader, workload: str, operation: Operation) -
         return Target(resolved, (await fleet.find_workload(workload),))
     workloads = [await fleet.find_workload(move.workload_id) for move in operation.remap.moves]
     seen: set[str] = set()
-    for move, found in zip(resolved.remap.moves, workloads, strict=True):
+    for index, (move, found) in enumerate(zip(resolved.remap.moves, workloads, strict=True)):
         if found.workload_id in seen:
             raise invalid(
-                "operation.moves.workload_id",
+                f"operation.moves[{index}].workload_id",
                 f"workload {found.name} has two moves: put all its pairs into one",
             )
         seen.add(found.workload_id)

@@ -1,4 +1,4 @@
-"""Workers, GPUs, workloads and commands as clients read them, without values of variables. Pure."""
+"""Workers, GPUs, workloads and commands as clients read them. Values of variables are hidden. Pure."""
 
 from collections.abc import Iterator
 
@@ -45,9 +45,9 @@ def worker_view(known: KnownWorker, state: WorkerState.ValueType) -> Worker:
 
 
 def gpu_slots(known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
-    """The GPUs of a worker that has reported, in slot order, each with its lease as clients see it.
+    """The GPUs of a worker in slot order, each with its lease as clients see it.
 
-    An empty lease means that the worker said nothing of the GPU.
+    A worker that has not reported yields no GPU. A GPU without a reported lease has an empty lease.
     """
     if not known.reported:
         return
@@ -58,7 +58,7 @@ def gpu_slots(known: KnownWorker) -> Iterator[tuple[Gpu, GpuLease]]:
 
 
 def gpu_views(known: KnownWorker) -> Iterator[FleetGpu]:
-    """The same as messages."""
+    """The GPUs of :func:`gpu_slots` as messages for clients."""
     worker_id, name, seen = known.hello.worker_id, known.hello.name, known.last_seen_time
     for gpu, lease in gpu_slots(known):
         yield FleetGpu(
@@ -71,7 +71,7 @@ def gpu_views(known: KnownWorker) -> Iterator[FleetGpu]:
 
 
 def _seen_lease(lease: GpuLease, cordon: Cordon | None) -> GpuLease:
-    """A lease as clients see it: nothing is free on a worker that is out of service."""
+    """A lease as clients see it: a free GPU of a cordoned worker counts as cordoned."""
     if cordon is None or lease.state != lease_pb2.SLOT_STATE_FREE:
         return lease
     seen = GpuLease()
@@ -87,8 +87,8 @@ def workload_view(workload: Workload, *, in_contact: bool, seen: Timestamp | Non
 
     Args:
         workload: The workload.
-        in_contact: Its worker is in contact. Otherwise the status is as of the last word of the worker.
-        seen: When the worker was last heard of. None: not since the coordinator started.
+        in_contact: The worker is in contact. Otherwise the view says how old the status is.
+        seen: When the last frame of the worker came. None: none since the coordinator started.
     """
     view = Workload()
     view.CopyFrom(workload)

@@ -1,26 +1,27 @@
-"""Effects of the command ledger: to store, to note, to send and to acknowledge."""
+"""Effects of the command ledger: store, note, send and acknowledge."""
 
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.command_pb2 import Command
-from leasehold.worker.v1.session_pb2 import CommandFrame
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec
 
 LEAST_TIMEOUT_NS: Final = 1_000_000
-"""What is sent of a timeout that is over: none at all would mean that there is no limit."""
+"""The timeout sent with an overdue command. Zero would mean no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCommand:
-    """A command, and what the coordinator must remember beside it.
+    """A command, with facts that the coordinator stores and does not show.
 
     Attributes:
-        command: As clients see it.
-        instance_id: The instance of the worker that it was last sent to; '' before.
-        accepted: The worker has said that it has the command.
-        cancel_requested: Somebody asked to cancel it.
-        jumped_ns: By how much the clock had jumped when it was created: see :attr:`CommandLedger.jumped_ns`.
+        command: The command as clients see it.
+        instance_id: The worker's instance that the command was last sent to. Empty: not sent yet.
+        accepted: The worker has reported that it has the command.
+        cancel_requested: A client has asked to cancel the command.
+        jumped_ns: :attr:`CommandLedger.jumped_ns` at the creation of the command.
+        request_digest: Digest of the request that created the command. Empty: the request had no id.
     """
 
     command: Command
@@ -28,21 +29,22 @@ class StoredCommand:
     accepted: bool = False
     cancel_requested: bool = False
     jumped_ns: int = 0
+    request_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Put the command on disk, and tell those who watch it."""
+    """Store the command, and publish it to watchers."""
 
     after: StoredCommand
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Put the command on disk soon, together with others, and then tell those who watch it.
+    """Store the command soon, in one write with others, and then publish it to watchers.
 
-    Nothing waits for a step towards the outcome. A crash before that loses nothing, since the worker's next
-    hello names the command, which is then sent again and answered with where it stands.
+    A step towards the outcome may wait. A crash before the write loses nothing: the worker's next hello names
+    the command, the coordinator sends it again, and the worker answers with its state.
     """
 
     after: StoredCommand
@@ -50,7 +52,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the command to its worker, or its cancellation, or only the question how it stands."""
+    """Send a command to its worker. ``cancel`` asks to cancel the command, and ``ask`` asks for its state."""
 
     stored: StoredCommand
     cancel: bool = False
@@ -59,7 +61,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Tell the worker that the outcome is on disk."""
+    """Tell the worker that the coordinator has stored the outcome."""
 
     worker_id: str
     command_id: str
@@ -69,19 +71,25 @@ Effect: TypeAlias = Store | Note | Send | Acknowledge
 
 
 def frame_of(sent: Send, epoch: int, now: Timestamp, jumped_ns: int = 0) -> CommandFrame:
-    """The command as it goes down. Its timeout is what is left of it, since the worker counts anew.
+    """The frame for a worker. Its timeout is the remaining time, since the worker counts from the frame on.
 
     Args:
-        sent: The command.
-        epoch: Of the session.
-        now: The time.
-        jumped_ns: By how much its clock has jumped since the start.
+        sent: The command to send.
+        epoch: The epoch of the session.
+        now: The current time.
+        jumped_ns: Clock jumps since the coordinator started, in total.
     """
     stored = sent.stored
-    frame = CommandFrame(epoch=epoch, command=stored.command, cancel=sent.cancel, ask=sent.ask)
-    for field in ("result", "error"):
-        frame.command.ClearField(field)
-    timeout_ns = stored.command.timeout.ToNanoseconds()
+    command = stored.command
+    spec = CommandSpec(
+        command_id=command.command_id,
+        workload_id=command.workload_id,
+        expected_generation=command.expected_generation if command.HasField("expected_generation") else None,
+        timeout=command.timeout if command.HasField("timeout") else None,
+        operation=command.operation,
+    )
+    frame = CommandFrame(epoch=epoch, command=spec, cancel=sent.cancel, ask=sent.ask)
+    timeout_ns = command.timeout.ToNanoseconds()
     if timeout_ns > 0:
         left_ns = timeout_ns - _age_ns(stored, now, jumped_ns)
         frame.command.timeout.FromNanoseconds(min(timeout_ns, max(LEAST_TIMEOUT_NS, left_ns)))

@@ -1,9 +1,9 @@
-"""The commands that have not ended, as values: what comes in, and what is to be done about it, in order.
+"""The unfinished commands: events in, an ordered list of effects out. Pure.
 
-Nothing here waits, reads a clock or touches the store. Effects must be carried out in their order: what is
-sent or acknowledged was stored before. The ledger holds a command as it is to be stored, and as it was last
-stored: :meth:`CommandLedger.kept` says that a step is on disk, and where the store refuses,
-:meth:`CommandLedger.revert` takes it back.
+Nothing here waits, reads a clock or touches the store. The caller must carry out effects in order, so that a
+command is stored before it is sent or acknowledged. The ledger holds each command twice: in its newest state,
+and as last stored. :meth:`CommandLedger.kept` confirms a write, and :meth:`CommandLedger.revert` undoes the
+step of a failed write.
 """
 
 from collections import Counter
@@ -43,10 +43,10 @@ from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.errors import FleetError
 
 SENT_LIMIT: Final = 8
-"""Commands of one worker that are sent and have not ended. Others wait until it is their turn."""
+"""Most unfinished commands of one worker that are sent. Further commands wait in the coordinator."""
 
 UNFINISHED_LIMIT: Final = 512
-"""Commands of one worker that have not ended, sent or not. One client may have half of them."""
+"""Most unfinished commands of one worker, sent or waiting. One client may have half of them."""
 
 REPORTED: Final = OUTCOMES | {ACCEPTED, RUNNING}
 """The states that workers report."""
@@ -54,28 +54,28 @@ REPORTED: Final = OUTCOMES | {ACCEPTED, RUNNING}
 
 @final
 class CommandLedger:
-    """The commands that have not ended, by id, worker and workload.
+    """The unfinished commands, by id, worker, workload and request.
 
     Args:
-        stored: Those that the store holds, oldest first.
+        stored: The unfinished commands in the store, oldest first.
     """
 
     def __init__(self, stored: Iterable[StoredCommand] = ()) -> None:
         self.commands: dict[str, StoredCommand] = {}
         """By id, oldest first."""
         self.on_disk: dict[str, StoredCommand] = {}
-        """Each as it was last stored: all that may be told, or sent. None of one that is being created."""
+        """Commands as last stored, by id. Only these are shown or sent. A new command is not yet here."""
         self._by_worker: dict[str, dict[str, None]] = {}
         self._by_workload: dict[str, dict[str, None]] = {}
         self._by_request: dict[str, str] = {}
         self.jumped_ns = 0
-        """By how much the clock of the times has jumped since the start. A jump makes nothing older."""
+        """Clock jumps since the coordinator started, in total. Ages of commands leave jumps out."""
         self._clients: dict[str, str] = {}
-        """Whose a command is, for those that were created since the start."""
+        """The client of each command that was created since the coordinator started."""
         self.load(stored)
 
     def load(self, stored: Iterable[StoredCommand]) -> None:
-        """Takes in commands that the store holds, oldest first."""
+        """Adds commands that the store holds, oldest first."""
         for one in stored:
             self.kept(self._put(one))
 
@@ -108,7 +108,7 @@ class CommandLedger:
         return [self.commands[command_id] for command_id in self._by_worker.get(worker_id, ())]
 
     def stored_of_worker(self, worker_id: str) -> list[str]:
-        """Ids of those of a worker's commands that are on disk, oldest first."""
+        """Ids of a worker's commands that are on disk, oldest first."""
         return [command_id for command_id in self._by_worker.get(worker_id, ()) if command_id in self.on_disk]
 
     def of_workload(self, workload_id: str) -> list[StoredCommand]:
@@ -116,18 +116,18 @@ class CommandLedger:
         return [self.commands[command_id] for command_id in self._by_workload.get(workload_id, ())]
 
     def of_request(self, request_id: str) -> StoredCommand | None:
-        """The command that a request created, while it has not ended."""
+        """The unfinished command that a request created."""
         command_id = self._by_request.get(request_id)
         return self.commands[command_id] if command_id is not None else None
 
     def current(self, effect: Store) -> StoredCommand | None:
-        """What is to be stored for an effect by now. None: the command has gone on, and that is stored."""
+        """The newest state to store for an effect. None: the command has ended, and its end is stored."""
         if is_terminal(effect.after.command.state):
             return effect.after
         return self.commands.get(effect.after.command.command_id)
 
     def kept(self, stored: StoredCommand) -> None:
-        """A command is on disk as it is here."""
+        """Confirms that a command is on disk in this state."""
         command_id = stored.command.command_id
         if is_terminal(stored.command.state):
             self.on_disk.pop(command_id, None)
@@ -135,12 +135,12 @@ class CommandLedger:
             self.on_disk[command_id] = stored
 
     def unstored(self, command_ids: Iterable[str]) -> list[StoredCommand]:
-        """Those of the commands that have not ended, are on disk, and have gone on since."""
+        """Of these commands, the unfinished ones whose stored state is outdated."""
         found = [(self.commands.get(command_id), self.on_disk.get(command_id)) for command_id in command_ids]
         return [stored for stored, on_disk in found if stored and on_disk and stored is not on_disk]
 
     def revert(self, effect: Store) -> None:
-        """Takes a step back that could not be stored, unless another came after it."""
+        """Undoes a step that could not be stored, unless a later step followed."""
         command = effect.after.command
         before = self.on_disk.get(command.command_id)
         if before is None:
@@ -149,15 +149,15 @@ class CommandLedger:
             self._put(before)
 
     def has_room(self, worker_id: str, client: str) -> bool:
-        """Whether a client may have one more command of a worker: at most as many as are still free."""
+        """Whether a client may add a command: it must have fewer of the worker's places than are free."""
         unfinished = self._by_worker.get(worker_id, {})
         of_client = sum(self._clients.get(command_id) == client for command_id in unfinished)
         return of_client < UNFINISHED_LIMIT - len(unfinished)
 
     def _next(self, worker_id: str) -> StoredCommand | None:
-        """The command of a worker whose turn it is. None: none waits, or enough are sent.
+        """The next command to send to a worker. None: no command waits, or the worker is at SENT_LIMIT.
 
-        The client that has the fewest sent goes first, and of its commands the oldest.
+        The client with the fewest sent commands goes first, with its oldest waiting command.
         """
         unfinished = self.of_worker(worker_id)
         waiting = [
@@ -175,20 +175,26 @@ class CommandLedger:
         return min(waiting, key=lambda stored: sent[self._clients.get(stored.command.command_id, "")])
 
     def advance(self, worker_id: str, instance_id: str, now: Timestamp) -> Iterator[list[Effect]]:
-        """Sends the commands of a worker whose turn it is. Each step is taken when it is asked for."""
+        """Sends waiting commands of a worker. A step is taken only when the iterator reaches it."""
         while (stored := self._next(worker_id)) is not None:
             yield self._send(stored, instance_id, now)
 
     def create(
-        self, command: Command, now: Timestamp, instance_id: str | None, client: str = ""
+        self,
+        command: Command,
+        now: Timestamp,
+        instance_id: str | None,
+        client: str = "",
+        request_digest: bytes = b"",
     ) -> list[Effect]:
-        """Takes in a new command.
+        """Adds a new command.
 
         Args:
             command: The command, without state.
-            now: The time.
-            instance_id: Of its worker, which is connected. None: it isn't, so the command waits.
-            client: Who asked for it.
+            now: The current time.
+            instance_id: The connected instance of its worker. None: not connected, so the command waits.
+            client: The host of the client.
+            request_digest: Digest of the request. Empty: the request has no id.
         """
         waits = instance_id is None or len(self._by_worker.get(command.worker_id, ())) >= SENT_LIMIT
         command.state = PENDING if waits else DISPATCHED
@@ -197,7 +203,9 @@ class CommandLedger:
         command.create_time.CopyFrom(now)
         command.update_time.CopyFrom(now)
         sent_to = "" if waits else instance_id or ""
-        stored = self._put(StoredCommand(command, sent_to, jumped_ns=self.jumped_ns))
+        stored = self._put(
+            StoredCommand(command, sent_to, jumped_ns=self.jumped_ns, request_digest=request_digest)
+        )
         kept: list[Effect] = [Store(stored)]
         return kept if waits else [*kept, Send(stored)]
 
@@ -212,18 +220,18 @@ class CommandLedger:
         is_restored: bool = False,
         can_ask: bool = False,
     ) -> list[Effect]:
-        """What is to be done when a worker connects, whose frames of older sessions count no more.
+        """Compares the ledger with a worker's hello. Frames of the worker's older sessions no longer count.
 
         Args:
             worker_id: The worker.
             instance_id: Its present instance.
-            held: Ids of the commands that it has.
-            now: The time.
-            earlier: Ids of the commands that were on disk when the session began. The others are sent on this
-                very session by whoever creates them, and its hello says nothing of them. None: all.
-            is_restored: The store is older than what the worker remembers, as a backup is. A command that the
-                worker does not name may have ended since, and is not sent again.
-            can_ask: The worker understands the question how a command stands.
+            held: Ids of the commands that the worker has.
+            now: The current time.
+            earlier: Ids of the commands that were on disk when the session began. Newer commands are sent by
+                their creation, and the hello can't name them. None: all commands.
+            is_restored: The store is older than the worker's memory, such as a backup. A command that the
+                worker does not name may have ended, and is not sent again.
+            can_ask: The worker understands questions about a command's state.
         """
         effects: list[Effect] = []
         for stored in self.of_worker(worker_id):
@@ -232,9 +240,9 @@ class CommandLedger:
             unknown_there = stored.command.command_id not in held
             overdue = _is_overdue(stored, now, self.jumped_ns)
             if stored.command.state == PENDING and not (is_restored or overdue):
-                continue  # it was never sent, and waits for its turn
+                continue  # never sent, so it waits for its turn
             if unknown_there and can_ask and (stored.accepted or is_restored):
-                effects.append(Send(stored, ask=True))  # its journal remembers outcomes for a day
+                effects.append(Send(stored, ask=True))  # the worker's journal keeps outcomes for a day
             elif stored.accepted and unknown_there:
                 effects += self._end(stored, FAILED, now, _JOURNAL_LOST.to_proto())
             elif unknown_there and overdue:
@@ -257,10 +265,10 @@ class CommandLedger:
         return effects
 
     def update(self, worker_id: str, update: CommandUpdate, now: Timestamp) -> list[Effect]:
-        """Takes in what a worker says of a command. What can't be, changes nothing."""
+        """Applies a worker's update of a command. An impossible update has no effect."""
         stored = self.commands.get(update.command_id)
         acknowledgement = Acknowledge(worker_id, update.command_id)
-        if stored is None:  # its outcome is stored, or nobody will ever ask for it
+        if stored is None:  # its outcome is stored, or the command is unknown
             return [acknowledgement] if is_terminal(update.state) else []
         was_sent = stored.command.worker_id == worker_id and update.command_id in self.on_disk
         if not was_sent or not may_follow(stored.command.state, update.state):
@@ -302,7 +310,7 @@ class CommandLedger:
         return Store(replace(stored, command=command))
 
     def delete_worker(self, worker_id: str, error: FleetError, now: Timestamp) -> list[Store]:
-        """Ends every command of a worker that nobody asks any more. All steps are one write."""
+        """Ends every command of a deleted worker. The caller stores all steps in one write."""
         return [
             self._over(stored, FAILED, now, error.to_proto())
             for stored in self.of_worker(worker_id)
@@ -310,9 +318,9 @@ class CommandLedger:
         ]
 
     def cancel(self, command_id: str, now: Timestamp) -> list[Effect]:
-        """Cancels a command: at once where it was not sent, else by asking its worker, now or later.
+        """Cancels a command: at once if it was not sent, otherwise by asking its worker, now or later.
 
-        The worker is asked once in each session, however often clients ask: the frame has the whole command.
+        The worker is asked once per session, however often clients ask: the frame has the whole command.
         """
         stored = self.commands.get(command_id)
         if stored is None or command_id not in self.on_disk or stored.cancel_requested:
@@ -328,16 +336,16 @@ class CommandLedger:
         instance_of: Callable[[str], str | None],
         is_out_of_contact: Callable[[str], bool],
     ) -> Iterator[list[Effect]]:
-        """What the passing of time brings, for each command that it concerns.
+        """The steps that are due: expiry, dispatch, and UNKNOWN for commands of workers out of contact.
 
-        Each step is taken when it is asked for: one that is not carried out must not have been taken either.
+        A step is taken only when the iterator reaches it. The caller carries out each step before the next.
 
         Args:
-            now: The time.
-            instance_of: The instance of a worker that has a session. None: it has none.
-            is_out_of_contact: Whether a worker is given up for the moment.
+            now: The current time.
+            instance_of: Returns the connected instance of a worker. None: the worker has no session.
+            is_out_of_contact: Whether a worker counts as out of contact.
         """
-        jumped_ns = self.jumped_ns  # as of now: this one goes on for a while
+        jumped_ns = self.jumped_ns  # fixed, as `now` is: the iteration may take a while
         for command_id in list(self.commands):
             stored = self.commands.get(command_id)
             if stored is None or command_id not in self.on_disk:
@@ -377,21 +385,20 @@ def _is_overdue(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> bool:
 
 _JOURNAL_LOST: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERRUPTED,
-    "the worker's journal does not have the command any more: what became of it is not known, so look at the "
-    "workload",
+    "the worker's journal has lost the command, so its outcome is unknown: look at the workload",
     concluded_by="coordinator",
 )
 _NEVER_RECEIVED: Final = FleetError(
     errors_pb2.ERROR_REASON_EXPIRED,
-    "it did not reach its worker in time: it was certainly not executed",
+    "the command did not reach its worker within its timeout and was not executed: try again",
 )
 _NEVER_SENT: Final = FleetError(
     errors_pb2.ERROR_REASON_EXPIRED,
-    "it was not sent in time, since its worker was out of contact or other commands of it came first: it was "
-    "certainly not executed",
+    "the command was not sent within its timeout and was not executed, since its worker was out of contact "
+    "or had earlier commands: try again",
 )
 _CANCELLED_UNSENT: Final = FleetError(errors_pb2.ERROR_REASON_CANCELLED, "cancelled before it was sent")
 _OUT_OF_CONTACT: Final = FleetError(
     errors_pb2.ERROR_REASON_OUTCOME_UNKNOWN,
-    "the worker is out of contact: the outcome is known when it returns",
+    "the worker is out of contact: the outcome is unknown until the worker connects again",
 )

@@ -1,7 +1,7 @@
-"""The life of a command in the coordinator: one table. Pure.
+"""The state machine of a command in the coordinator, as one table. Pure.
 
-PENDING is stored and not sent; DISPATCHED is sent; the worker reports the rest. UNKNOWN stands for a command
-whose worker is out of contact, and resolves when the worker speaks again: to whatever the worker says.
+A PENDING command is stored and not sent. A DISPATCHED command is sent. The worker reports later states. A
+command is UNKNOWN while its worker is out of contact, and then takes the state that the worker reports.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ TRANSITIONS: Final[dict[CommandState.ValueType, frozenset[CommandState.ValueType
     RUNNING: frozenset({RUNNING, UNKNOWN}) | OUTCOMES,
     UNKNOWN: frozenset({ACCEPTED, RUNNING}) | OUTCOMES,
 }
-"""From a state to those that may follow. None leads out of an outcome, or out of what we don't know."""
+"""The states that may follow each state. Nothing follows an outcome, or a state missing here."""
 
 
 def is_terminal(state: CommandState.ValueType) -> bool:

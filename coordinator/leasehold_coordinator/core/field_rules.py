@@ -1,4 +1,4 @@
-"""What values of fields must obey, whatever they are part of. Pure."""
+"""Rules for values of single fields, in any message. Pure."""
 
 from collections.abc import Sized
 from typing import Final
@@ -8,17 +8,17 @@ from google.protobuf import duration_pb2
 from leasehold_coordinator.errors import invalid
 
 TIME_LIMIT_S: Final = 7 * 86_400
-"""A week: the most that a command may take, and so anything within it."""
+"""One week. The longest timeout of a command, and of anything within a command."""
 
 TEXT_LIMIT: Final = 256
-"""Characters that the reason of a cordon, and the name of who says so, may have."""
+"""Most characters of a cordon's reason and of its author's name."""
 
 GPU_LIMIT: Final = 256
-"""GPUs of one worker, and entries of a list that names or describes GPUs."""
+"""Most GPUs of one worker, and most entries of a list that names or describes GPUs."""
 
 
 def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: bool = False) -> None:
-    """Refuses a time that is not above 0, is above a week, or that JSON can't say.
+    """Refuses a duration that is not above 0, is above a week, or has no JSON form.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
@@ -27,7 +27,7 @@ def check_duration(field: str, duration: duration_pb2.Duration, *, may_be_zero: 
         raise invalid(
             field,
             f"a {_name(field)} of {duration.seconds} s and {duration.nanos} ns is out of range: give "
-            "seconds from 0 on, and 0 to 999999999 ns",
+            "at least 0 s, and 0 to 999999999 ns",
         )
     least_ns = 0 if may_be_zero else 1
     if not least_ns <= duration.ToNanoseconds() <= TIME_LIMIT_S * 10**9:
@@ -47,17 +47,17 @@ def check_text(field: str, text: str, remedy: str) -> None:
     if not text.strip():
         raise invalid(field, f"the {_name(field)} is empty: {remedy}")
     if len(text) > TEXT_LIMIT:
-        raise invalid(field, f"a {_name(field)} of {len(text)} characters is too long: {TEXT_LIMIT} fit")
+        raise invalid(field, f"a {_name(field)} has {len(text)} characters: give at most {TEXT_LIMIT}")
 
 
 def check_gpu_list(field: str, entries: Sized) -> None:
-    """Refuses a list about GPUs that is too long: the planner looks through it for each GPU of the fleet.
+    """Refuses a list about GPUs with too many entries: the planner searches it for each GPU of the fleet.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
     """
     if len(entries) > GPU_LIMIT:
-        raise invalid(field, f"{len(entries)} {_name(field)} are too many: {GPU_LIMIT} fit")
+        raise invalid(field, f"{len(entries)} {_name(field)} are too many: give at most {GPU_LIMIT}")
 
 
 def _name(field: str) -> str:

@@ -1,4 +1,4 @@
-"""What keeps GPUs and workers out of service, and what has changed of it. Pure."""
+"""Conditions that keep GPUs and workers out of service, and changes of conditions. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from leasehold_coordinator.core.gpu_texts import cordon_text, foreign_text
 
 HEALTHY: Final = frozenset({gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK})
 WORKABLE: Final = HEALTHY | {gpu_pb2.GPU_HEALTH_THROTTLED}
-"""With these a GPU takes work. Of one that only a newer worker knows, its slot's state tells."""
+"""Health values with which a GPU takes work. An unknown value of a newer worker counts as unhealthy."""
 
 
 def state_without_lease(lease: GpuLease) -> SlotState.ValueType:
-    """The state of a GPU that nobody leases, by what its entry says of it."""
+    """The state that a GPU has without its lease, by the conditions in its entry."""
     if lease.HasField("cordon"):
         return lease_pb2.SLOT_STATE_CORDONED
     if lease.health not in WORKABLE:
@@ -28,21 +28,21 @@ def state_without_lease(lease: GpuLease) -> SlotState.ValueType:
 
 
 def seen_state(lease: GpuLease) -> SlotState.ValueType:
-    """The state of a GPU: as reported, but that one which is cordoned or unhealthy is never free."""
+    """The state of a GPU as reported, except that a cordoned or unhealthy GPU is never free."""
     if lease.state == lease_pb2.SLOT_STATE_FREE:
         state = state_without_lease(lease)
-        if state != lease_pb2.SLOT_STATE_FOREIGN:  # the worker may be set to bear with them
+        if state != lease_pb2.SLOT_STATE_FOREIGN:  # the worker may be set to tolerate foreign processes
             return state
     return lease.state
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is known against a worker and its GPUs.
+    """The conditions of a worker and its GPUs.
 
     Attributes:
-        cordon: Of the whole worker. None: there is none.
-        gpus: The entries of its GPUs, by UUID.
+        cordon: The cordon of the whole worker. None: not cordoned.
+        gpus: The lease entries of its GPUs, by UUID.
     """
 
     cordon: Cordon | None = None
@@ -51,12 +51,12 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class ConditionChange:
-    """Something that has changed.
+    """A change of a condition, which becomes an event.
 
     Attributes:
-        kind: What kind of event it is.
-        message: It in words, beginning with what follows the GPU's or the worker's name.
-        gpu: The entry of the GPU. None: it is about the worker.
+        kind: The kind of the event.
+        message: The change in words. The caller puts the name of the GPU or the worker in front.
+        gpu: The lease entry of the GPU. None: the change is about the worker.
     """
 
     kind: EventKind.ValueType
@@ -79,9 +79,9 @@ def against(conditions: Conditions) -> Conditions | None:
 
 
 def changes(before: Conditions, after: Conditions) -> Iterator[ConditionChange]:
-    """What has changed. A GPU that was not there before had nothing against it.
+    """The changes between two reports.
 
-    Of one that is gone nothing is told.
+    A GPU that ``before`` lacks counts as one without conditions. A GPU that ``after`` lacks is ignored.
     """
     if message := _cordon_change(before.cordon, after.cordon):
         yield ConditionChange(event_pb2.EVENT_KIND_CORDON, message)
@@ -128,12 +128,12 @@ def _foreign_changes(before: Sequence[ForeignProcess], after: Sequence[ForeignPr
             some = [process for process in come if process.workload_id == workload_id]
             whose = f"of workload {name}, which does not lease it: suspend and restore {name}"
             held_by = foreign_text(GpuLease(foreign_processes=some))
-            yield f"is held by {held_by}, {whose if workload_id else 'which no workload has'}"
+            yield f"is held by {held_by}, {whose if workload_id else 'which belongs to no workload'}"
     if left := [process for process in before if process.pid not in now]:
         yield f"is no longer held by {foreign_text(GpuLease(foreign_processes=left))}"
 
 
 def health_name(health: GpuHealth.ValueType) -> str:
-    """The health as people read it; the number of one that only a newer worker knows."""
+    """The health in words. A value of a newer worker is shown as a number."""
     value = GpuHealth.DESCRIPTOR.values_by_number.get(health)
     return value.name.removeprefix("GPU_HEALTH_") if value else f"of health {health}"

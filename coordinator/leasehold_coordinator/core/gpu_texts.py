@@ -1,4 +1,4 @@
-"""Words for GPUs, cordons and sizes in messages."""
+"""Texts about GPUs, cordons and sizes for messages."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 from leasehold.v1.lease_pb2 import Cordon, GpuLease
 
 LISTED_LIMIT: Final = 5
-"""Workers that a refusal names: it travels in the trailers of a call, which hold 8 KiB."""
+"""Most workers that a refusal names. The trailers of a call carry the refusal, and hold 8 KiB."""
 
 TEXT_LIMIT: Final = 60
-"""Characters of somebody's words that a refusal repeats."""
+"""Most characters of a quoted text in a refusal."""
 
 
 def gpus(count: int) -> str:
@@ -18,14 +18,14 @@ def gpus(count: int) -> str:
 
 
 def cordon_text(cordon: Cordon) -> str:
-    """Why and by whom, in brackets; empty where nobody said."""
+    """The reason and the author of a cordon, in parentheses. Empty if the cordon has neither."""
     parts = [cordon.reason[:TEXT_LIMIT]] if cordon.reason else []
     parts += [f"by {cordon.cordoned_by[:TEXT_LIMIT]}"] if cordon.cordoned_by else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
 def foreign_text(lease: GpuLease) -> str:
-    """The processes on a GPU that belong to no workload; the first few, where there are many."""
+    """The foreign processes on a GPU: the first few, and the number of the others."""
     texts = []
     for process in lease.foreign_processes:
         user = f" of {process.user[:TEXT_LIMIT]}" if process.user else ""
@@ -35,13 +35,13 @@ def foreign_text(lease: GpuLease) -> str:
 
 
 def listed(texts: Sequence[str], between: str = "; ") -> str:
-    """The first few texts, and how many more there are."""
+    """The first few texts, and the number of the others."""
     more = len(texts) - LISTED_LIMIT
     return between.join([*texts[:LISTED_LIMIT], *([f"and {more} more"] if more > 0 else [])])
 
 
 def size(count_bytes: int) -> str:
-    """Bytes for people."""
+    """A number of bytes with a binary unit, such as ``1.5 GiB``."""
     value = float(count_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

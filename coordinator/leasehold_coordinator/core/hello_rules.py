@@ -1,4 +1,4 @@
-"""What a worker's frames must obey, whatever the state of the fleet: sizes, names and times. Pure."""
+"""Rules for sizes, names and times in a worker's frames, independent of the fleet's state. Pure."""
 
 import re
 from typing import Final
@@ -14,29 +14,29 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.timestamps import is_storable
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""A worker's name: it stands in `worker/slot`, in tables and in logs."""
+"""The form of a worker's name, which appears in `worker/slot`, in tables and in logs."""
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
-"""An id that a worker made: of itself, its instance, its GPUs or its workloads."""
+"""The form of an id made by a worker: of itself, its instance, its GPUs or its workloads."""
 
 WORKLOAD_LIMIT: Final = 2_048
-"""Workloads in one hello: those that have not ended, and 256 that have."""
+"""Most workloads in one hello: the unfinished ones, and 256 that have ended."""
 
 USER_LIMIT: Final = 256
-"""Characters of a user's name."""
+"""Most characters of a user's name."""
 
 GENERATION_LIMIT: Final = 2**62
-"""The first generation that no workload reaches: the coordinator counts on from a generation."""
+"""The first invalid generation. The coordinator adds to a reported generation, which must not overflow."""
 
 DESCRIPTION_LIMIT_BYTES: Final = 32_768
-"""A hello without its leases, workloads and commands: what is kept of each worker in memory and store."""
+"""Most bytes of a hello without its leases, workloads and commands. Memory and store keep these bytes."""
 
 VOLATILE: Final = ("gpu_leases", "workloads", "commands_in_flight", "commands_unacknowledged")
-"""Fields of a hello that are true of one moment, and kept elsewhere."""
+"""Fields of a hello that are true of one moment. The coordinator keeps them elsewhere."""
 
 
 def description(hello: Hello) -> Hello:
-    """A hello without what is true of one moment only."""
+    """A hello without its VOLATILE fields."""
     kept = Hello()
     kept.CopyFrom(hello)
     for field in VOLATILE:
@@ -57,18 +57,18 @@ def check_workload(reported: Workload) -> None:
         raise _violation("user", f"the user of workload {reported.workload_id} has too many characters")
     if reported.status.generation >= GENERATION_LIMIT:
         raise _violation(
-            "generation", f"workload {reported.workload_id} has an impossible generation: send a true one"
+            "generation", f"workload {reported.workload_id} has an impossible generation: send the real one"
         )
     for moment in (reported.status.start_time, reported.create_time):
         if not is_storable(moment):
             raise _violation(
                 "start_time",
-                f"workload {reported.workload_id} has an impossible start time: send a true one",
+                f"workload {reported.workload_id} has an impossible start time: send the real one",
             )
 
 
 def check_hello(hello: Hello) -> None:
-    """Refuses a hello that nobody could show, store or tell from another.
+    """Refuses a hello that can't be shown, stored or told from another.
 
     Raises:
         FleetError: PROTOCOL_VIOLATION, which names the field.
@@ -85,14 +85,15 @@ def check_hello(hello: Hello) -> None:
     if kept_bytes > DESCRIPTION_LIMIT_BYTES:
         raise _violation(
             "labels",
-            f"labels, capabilities and GPUs of worker {hello.name} take {kept_bytes} bytes, and "
-            f"{DESCRIPTION_LIMIT_BYTES} fit: give it fewer or shorter labels",
+            f"labels, capabilities and GPUs of worker {hello.name} take {kept_bytes} of at most "
+            f"{DESCRIPTION_LIMIT_BYTES} bytes: give the worker fewer or shorter labels",
         )
     if len(hello.gpus) > GPU_LIMIT:
-        raise _violation("gpus", f"{len(hello.gpus)} GPUs are too many: {GPU_LIMIT} fit")
+        raise _violation("gpus", f"{len(hello.gpus)} GPUs are too many: send at most {GPU_LIMIT}")
     if len(hello.workloads) > WORKLOAD_LIMIT:
         raise _violation(
-            "workloads", f"{len(hello.workloads)} workloads are too many for one worker: {WORKLOAD_LIMIT} fit"
+            "workloads",
+            f"{len(hello.workloads)} workloads are too many for one worker: send at most {WORKLOAD_LIMIT}",
         )
     for gpu in hello.gpus:
         check_id("gpus.uuid", gpu.uuid)
@@ -108,7 +109,7 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_values(message: Message) -> None:
-    """Refuses a message with a negative number or an impossible time.
+    """Refuses a message with a negative number or a time out of range.
 
     Raises:
         FleetError: PROTOCOL_VIOLATION, which names the field.
@@ -118,7 +119,7 @@ def check_values(message: Message) -> None:
 
 
 def check_id(field: str, value: str) -> None:
-    """Refuses an id that is empty, too long, or has other characters than an id.
+    """Refuses an id that is empty, too long, or has an invalid character.
 
     Raises:
         FleetError: PROTOCOL_VIOLATION.

@@ -1,4 +1,4 @@
-"""A worker as the coordinator knows it: its last hello and its last load."""
+"""A worker in the coordinator's memory: its last hello and its last load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,30 +16,31 @@ from leasehold_coordinator.timestamps import timestamp
 SessionId = NewType("SessionId", str)
 
 LOADS_TO_COME_BACK: Final = 2
-"""Loads after which one that was silent within a session is no longer STALE: it must not flap."""
+"""Loads that end the state STALE after a silence within a session. One alone would make the state flap."""
 
 OPEN: Final = (lease_pb2.SLOT_STATE_FREE, lease_pb2.SLOT_STATE_FOREIGN)
-"""States of GPUs that may be leased anew."""
+"""States of GPUs that may be leased."""
 
 
 @dataclass(slots=True)
 class KnownWorker:
-    """A worker, and the newest of what it said. Times are seconds of the monotonic clock.
+    """A worker and its newest reports. Times are seconds of the monotonic clock.
 
     Attributes:
-        hello: What the last hello says of the worker, in this or an earlier run of the coordinator.
-        epoch: The highest that was given out.
-        session_id: The live session. None: there is none.
-        reported: Whether it has reported since the coordinator started.
-        left: Whether it said goodbye.
+        hello: The last hello without its VOLATILE fields, of this or an earlier run of the coordinator.
+        epoch: The highest epoch given to the worker.
+        session_id: The live session. None: no session.
+        reported: The worker has reported since the coordinator started.
+        left: The worker said goodbye.
         last_seen: When the last frame came.
-        last_seen_ns: The same for people, in nanoseconds of the Unix epoch. None: none has come.
-        load_interval_s: The time between two loads that it was told.
-        loads_since_silence: Loads since it was last found silent.
-        leases: What its GPUs do, in slot order; part of the load that said so.
+        last_seen_ns: When the last frame came, in nanoseconds of the Unix epoch. None: no frame has come.
+        load_sequence: The sequence number of the last load.
+        load_interval_s: The time between two loads, as the coordinator told the worker.
+        loads_since_silence: Number of loads since the worker was last silent.
+        leases: The lease entries of its GPUs, in slot order. They are part of the newest load.
         load: The last load.
-        resources: What its host has and what of it is free. None: it did not say.
-        cordon: It is out of service for new work. None: it isn't.
+        resources: Total and free resources of its host. None: unknown.
+        cordon: The cordon of the whole worker. None: not cordoned.
     """
 
     hello: Hello
@@ -59,19 +60,19 @@ class KnownWorker:
 
     @property
     def last_seen_time(self) -> timestamp_pb2.Timestamp | None:
-        """When the last frame came, as clients see it. None: none has come."""
+        """When the last frame came, as clients see it. None: no frame has come."""
         return timestamp(self.last_seen_ns) if self.last_seen_ns is not None else None
 
     @property
     def free_gpu_uuids(self) -> list[str]:
-        """UUIDs of the GPUs that may be claimed, in slot order, as last reported."""
+        """UUIDs of the free GPUs, in slot order, as last reported."""
         if self.cordon is not None:
             return []
         return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
 
     @property
     def open_gpus(self) -> int:
-        """Number of GPUs that nobody leases, as last reported. A new workload can get no more."""
+        """Number of GPUs that may be leased, as last reported. A new workload can get no more."""
         return sum(lease.state in OPEN for lease in self.leases)
 
     @property
@@ -84,14 +85,14 @@ class KnownWorker:
         return sum(bool(workload_id) and lease.workload_id == workload_id for lease in self.leases)
 
     def take(self, load: WorkerLoad) -> None:
-        """Takes in the worker's state from a load, which stays in memory as long as its parts are in use."""
+        """Applies a load. The load stays in memory while its parts are in use."""
         self.cordon = load.cordon if load.HasField("cordon") else None
         if load.HasField("resources"):
             self.resources = load.resources
         self.take_leases(load.gpu_leases)
 
     def take_leases(self, leases: Sequence[GpuLease]) -> None:
-        """Takes in the leases of its GPUs, each once. Of other GPUs it has nothing to say."""
+        """Applies lease entries of its GPUs, each once. Entries of other GPUs are ignored."""
         uuids = [gpu.uuid for gpu in self.hello.gpus]
         if [lease.gpu_uuid for lease in leases] != uuids:
             reported = {lease.gpu_uuid: lease for lease in leases}
@@ -100,7 +101,7 @@ class KnownWorker:
 
 
 def as_load(hello: Hello) -> WorkerLoad:
-    """What a hello says of the moment. A copy: a part would keep the whole hello in memory."""
+    """The volatile state in a hello. A copy, since a part would keep the whole hello in memory."""
     return WorkerLoad(
         gpu_leases=hello.gpu_leases,
         resources=hello.resources if hello.HasField("resources") else None,
@@ -109,7 +110,7 @@ def as_load(hello: Hello) -> WorkerLoad:
 
 
 def holdings(known: KnownWorker) -> tuple[object, ...]:
-    """What of a load is a change. Samples and free memory change all the time, and can be asked for."""
+    """The parts of a load whose change is published. Clients poll samples and free memory instead."""
     slots = [
         (
             lease.state,

@@ -1,7 +1,7 @@
-"""Integers and times of a message that a peer sent. Pure.
+"""Checks integers and times in a peer's message. Pure.
 
-Integers are signed (AIP-141). Each integer counts or numbers something, so only priorities may be negative.
-A timestamp or duration outside the calendar could not be shown.
+Integers are signed (AIP-141). All but priorities are counts, sizes or sequence numbers, and must not be
+negative. A timestamp or duration out of range could not be shown.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 LAST_SECOND: Final = 253_402_300_799
-"""The last second of the year 9999. A timestamp may have it, and a duration more."""
+"""The last second of the year 9999, the end of a protobuf timestamp. A duration may be longer."""
 
 _SIGNED: Final = frozenset({"priority"})
 """Names of integers that may be negative."""
@@ -26,7 +26,7 @@ _TIMES: Final = (timestamp_pb2.Timestamp.DESCRIPTOR, duration_pb2.Duration.DESCR
 
 @dataclass(frozen=True, slots=True)
 class ValueProblem:
-    """A value that breaks its rule.
+    """An invalid value.
 
     Attributes:
         path: The field's path from the message, such as ``spec.resources.gpu_count`` or ``moves[1].pairs``.
@@ -37,13 +37,13 @@ class ValueProblem:
     text: str
 
     def within(self, name: str) -> "ValueProblem":
-        """The same problem, from the message around."""
+        """The same problem, with a path from the enclosing message."""
         dot = "." if self.path and not self.path.startswith("[") else ""
         return ValueProblem(f"{name}{dot}{self.path}", self.text)
 
 
 def find_problem(message: Message) -> ValueProblem | None:
-    """The first value of a message that breaks its rule. None: no value does."""
+    """The first invalid value in a message. None: all values are valid."""
     for field in _checked_fields(message.DESCRIPTOR):
         value = getattr(message, field.name)
         if field.kind is _Kind.INTEGER:
@@ -64,7 +64,7 @@ def find_problem(message: Message) -> ValueProblem | None:
 
 
 class _Kind(Enum):
-    """How the value of a field is looked at."""
+    """How the value of a field is checked."""
 
     INTEGER = "a number"
     INTEGERS = "numbers"
@@ -75,7 +75,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _CheckedField:
-    """A field that is checked, or contains such fields. Descriptors are slow, so their facts are kept."""
+    """A field that is checked or contains checked fields. A cache, since descriptors are slow."""
 
     name: str
     kind: _Kind
@@ -88,7 +88,7 @@ def _checked_fields(descriptor: Descriptor) -> tuple[_CheckedField, ...]:
 
 
 def _kind(field: FieldDescriptor, outer: frozenset[str] = frozenset()) -> _Kind | None:
-    """How a field is looked at. None: it is not."""
+    """How a field is checked. None: the field is not checked."""
     kind = field.message_type
     if kind is None:
         if field.cpp_type not in _INTEGERS or field.name in _SIGNED:
@@ -125,7 +125,7 @@ def _find_within(part: Message) -> ValueProblem | None:
     if not isinstance(part, timestamp_pb2.Timestamp | duration_pb2.Duration):
         return find_problem(part)
     if 0 <= part.seconds <= LAST_SECOND and 0 <= part.nanos < 1_000_000_000:
-        return None  # nearly all are, and the next line takes thirty times as long
+        return None  # the common case, thirty times as fast as the line below
     try:
         part.ToJsonString()
     except ValueError:

@@ -1,4 +1,4 @@
-"""What operations name and must obey, whatever the state of the fleet. Pure."""
+"""Rules for operations, and the workloads and GPUs that operations name. Pure."""
 
 from collections.abc import Container, Sequence
 from typing import Final
@@ -30,34 +30,34 @@ from leasehold_coordinator.core.workload_states import (
 from leasehold_coordinator.errors import FleetError, invalid
 
 COMMAND_LIMIT_BYTES: Final = 196_608
-"""What a frame holds, less a quarter. A command that is too large would end its worker's stream each time."""
+"""Three quarters of the largest frame. A command above the frame limit would end its worker's stream."""
 
 PID_LIMIT: Final = 2**22
-"""The most that Linux gives out."""
+"""The highest pid of Linux."""
 
 MOVE_LIMIT: Final = 256
-"""Moves of one remap: a host has no more GPUs, and a workload has one move."""
+"""Most moves of one remap: a workload has one move, and a worker at most so many GPUs."""
 
 RELEASABLE: Final = frozenset(
     {workload_pb2.WORKLOAD_ORIGIN_CLAIM, workload_pb2.WORKLOAD_ORIGIN_ADOPT},
 )
-"""Origins of workloads whose processes were there before Leasehold knew them."""
+"""Origins of workloads whose processes Leasehold did not start."""
 
 
 def workload_ids(command: Command) -> list[str]:
-    """Every workload that a command is about: a remap may name several, a cordon names none."""
+    """Ids of a command's workloads. A remap may have several, and a cordon has none."""
     moves = command.operation.remap.moves
     ids = dict.fromkeys([command.workload_id, *(move.workload_id for move in moves)])
     return [workload_id for workload_id in ids if workload_id]
 
 
 def creates_workload(operation: Operation) -> bool:
-    """Whether the operation's workload begins with it: where it does not succeed, there is none."""
+    """Whether the operation creates its workload. If the operation fails, the workload has failed too."""
     return operation.WhichOneof("kind") in ("run", "adopt")
 
 
 def cordoned_gpus(operation: Operation) -> Sequence[str]:
-    """UUIDs that an operation about a worker names. None: it is about no single GPU."""
+    """UUIDs that an operation about a worker names. Empty: the operation names no GPU."""
     match operation.WhichOneof("kind"):
         case "cordon":
             return operation.cordon.gpu_uuids
@@ -72,7 +72,7 @@ def cordoned_gpus(operation: Operation) -> Sequence[str]:
 
 
 def named_gpus(operation: Operation) -> set[str]:
-    """UUIDs of the GPUs that an operation names as those to take."""
+    """UUIDs of the GPUs that an operation would take by name."""
     match operation.WhichOneof("kind"):
         case "run":
             return set(operation.run.gpu_uuids)
@@ -85,7 +85,7 @@ def named_gpus(operation: Operation) -> set[str]:
 
 
 def check_operation(operation: Operation) -> None:
-    """Refuses an operation that breaks a rule by itself.
+    """Refuses an operation that is invalid in any state of the fleet.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
@@ -110,7 +110,7 @@ def check_operation(operation: Operation) -> None:
             if not 0 < operation.adopt.pid <= PID_LIMIT:
                 raise invalid(
                     "operation.pid",
-                    f"{operation.adopt.pid} is no process id: give one of the worker's host, above 0",
+                    f"invalid process id {operation.adopt.pid}: give a pid of the worker's host, above 0",
                 )
             check_parking("operation", operation.adopt)
         case "cordon":
@@ -126,19 +126,19 @@ def check_operation(operation: Operation) -> None:
             if not ids or not all(ids):
                 raise invalid(
                     "operation.checkpoint_ids",
-                    "no checkpoint is named, or one by an empty id: `leasehold get checkpoints` lists them",
+                    "no checkpoint is named, or an id is empty: `leasehold get checkpoints` lists the ids",
                 )
             if len(set(ids)) < len(ids):
                 raise invalid("operation.checkpoint_ids", "a checkpoint is named twice: name each once")
 
 
 def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: str) -> None:
-    """Refuses an operation about a worker that names GPUs twice, or others than the worker's.
+    """Refuses an operation on a worker that names a GPU twice, or a GPU that the worker lacks.
 
     Args:
-        operation: What is asked for.
-        uuids: The worker's GPUs.
-        worker: Its name, for people.
+        operation: The requested operation.
+        uuids: The UUIDs of the worker's GPUs.
+        worker: The worker's name, for the message.
 
     Raises:
         FleetError: DUPLICATE_GPU or UNKNOWN_GPU.
@@ -149,7 +149,7 @@ def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: st
             raise FleetError(
                 ERROR_REASON_DUPLICATE_GPU,
                 f"{uuid} is named twice: name it once",
-                field="operation.gpu_uuids",
+                field=f"operation.gpu_uuids[{number}]",
             )
         if uuid not in uuids:
             raise FleetError(
@@ -165,11 +165,12 @@ def _check_moves(operation: Operation) -> None:
     if not moves:
         raise invalid("operation.moves", "a remap needs at least one move: name a workload and its pairs")
     if len(moves) > MOVE_LIMIT:
-        raise invalid("operation.moves", f"{len(moves)} moves are too many for one remap: {MOVE_LIMIT} fit")
-    if not all(move.pairs for move in moves):
-        raise invalid("operation.moves.pairs", "a move needs at least one pair: name OLD and NEW")
-    for move in moves:
-        check_gpu_list("operation.moves.pairs", move.pairs)
+        raise invalid("operation.moves", f"a remap has {len(moves)} moves: give at most {MOVE_LIMIT}")
+    for index, move in enumerate(moves):
+        field = f"operation.moves[{index}].pairs"
+        if not move.pairs:
+            raise invalid(field, "a move needs at least one pair: name OLD and NEW")
+        check_gpu_list(field, move.pairs)
 
 
 def check_size(message_bytes: int) -> None:
@@ -181,27 +182,27 @@ def check_size(message_bytes: int) -> None:
     if message_bytes > COMMAND_LIMIT_BYTES:
         raise invalid(
             "operation",
-            f"the command has {message_bytes} bytes, and {COMMAND_LIMIT_BYTES} fit: ask for less",
+            f"the command has {message_bytes} of at most {COMMAND_LIMIT_BYTES} bytes: make it smaller",
         )
 
 
 def check_one_worker(workloads: Sequence[Workload]) -> None:
-    """Refuses workloads that one command can't be about.
+    """Refuses workloads of different workers.
 
     Raises:
-        FleetError: INVALID_ARGUMENT, they live on several workers.
+        FleetError: INVALID_ARGUMENT.
     """
-    for workload in workloads:
+    for index, workload in enumerate(workloads):
         if workload.worker_id != workloads[0].worker_id:
             raise invalid(
-                "operation.moves.workload_id",
-                f"{workloads[0].name} and {workload.name} are on different workers, and a GPU can only be "
-                "changed for one of the same host: move each with a command of its own",
+                f"operation.moves[{index}].workload_id",
+                f"{workloads[0].name} and {workload.name} are on different workers, and a remap works within "
+                "one worker: use one remap per worker",
             )
 
 
 def check_generation(workload: Workload, expected: int | None) -> None:
-    """Refuses a workload that is not the one that the client has seen.
+    """Refuses a workload that has changed since the client read it.
 
     Raises:
         FleetError: GENERATION_MISMATCH.
@@ -216,7 +217,7 @@ def check_generation(workload: Workload, expected: int | None) -> None:
 
 
 def check_state(workload: Workload, operation: Operation) -> None:
-    """Refuses an operation that the workload's state, as its worker last reported it, does not allow.
+    """Refuses an operation that the workload's last reported state does not allow.
 
     Raises:
         FleetError: WRONG_STATE.
@@ -249,11 +250,11 @@ def _check_release(workload: Workload) -> None:
             f"workload {workload.name} was started by Leasehold: stop it instead",
             observed_state=state_name(workload.status.state),
         )
-    if workload.status.state in PARKED:  # nobody would ever wake it again
+    if workload.status.state in PARKED:  # no restore would reach it after the release
         raise FleetError(
             ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is {state_name(workload.status.state)}, and nobody would wake it once "
-            "it is let go: restore it first",
+            f"workload {workload.name} is {state_name(workload.status.state)}, and a released workload can't "
+            "be restored: restore it first",
             observed_state=state_name(workload.status.state),
         )
     _require(workload, frozenset({RUNNING}), "released")
@@ -261,9 +262,9 @@ def _check_release(workload: Workload) -> None:
 
 _REMEDIES: Final = {
     WEDGED: "; stop it, nothing else helps",
-    UNKNOWN: "; restore it, which looks at its processes afresh, or stop it",
+    UNKNOWN: "; restore it, which examines its processes again, or stop it",
 }
-"""How a workload gets out of a state in which little can be done."""
+"""What to do about a workload in a state that allows few operations."""
 
 
 def _require(workload: Workload, states: frozenset[WorkloadState.ValueType], verb: str) -> None:

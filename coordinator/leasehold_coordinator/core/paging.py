@@ -14,13 +14,13 @@ from leasehold_coordinator.errors import FleetError, invalid
 DEFAULT_PAGE_SIZE: Final = 100
 PAGE_SIZE_LIMIT: Final = 1000
 PAGE_LIMIT_BYTES: Final = 3_500_000
-"""What a page holds at most: gRPC's clients take 4 MiB unless they are told otherwise."""
+"""Most bytes of a page. By default, clients of gRPC accept 4 MiB."""
 
 Item = TypeVar("Item", bound=Message)
 Read = TypeVar("Read", bound=Message)
 
 OFFSET_LIMIT: Final = 2**62
-"""Far above every list, and a number that every database takes."""
+"""The highest offset: far above any list, and within the integers of every database."""
 
 
 @final
@@ -29,8 +29,8 @@ class Page(Generic[Read]):
     """A page of a list in the store.
 
     Attributes:
-        items: The items. None: a row that can't be read, which counts as an item.
-        more: Another page begins after it.
+        items: The items. None stands for a row that can't be read.
+        more: Another page follows.
     """
 
     items: Sequence[Read | None]
@@ -38,7 +38,7 @@ class Page(Generic[Read]):
 
     @property
     def readable(self) -> list[Read]:
-        """The items without those that can't be read."""
+        """The readable items."""
         return [item for item in self.items if item is not None]
 
 
@@ -59,14 +59,14 @@ def page_of(page_size: int, page_token: str) -> tuple[int, int]:
     except (ValueError, binascii.Error):
         raise FleetError(
             errors_pb2.ERROR_REASON_INVALID_TOKEN,
-            f"the page token {page_token!r} is not one of ours: list again from the start",
+            f"invalid page token {page_token!r}: list again from the start",
             field="page_token",
         ) from None
     return offset, page_size or DEFAULT_PAGE_SIZE
 
 
 def page_within(found: Sequence[Item], size: int) -> list[Item]:
-    """The items of a page: as many as are asked for, and fit into an answer; one at least."""
+    """The items of a page: at most ``size`` items, and at most PAGE_LIMIT_BYTES unless one item is larger."""
     page: list[Item] = []
     used_bytes = 0
     for item in found[:size]:
@@ -78,5 +78,5 @@ def page_within(found: Sequence[Item], size: int) -> list[Item]:
 
 
 def next_token(offset: int, size: int, *, more: bool) -> str:
-    """The token of the page after so many items from the offset on; empty where there is none."""
+    """The token of the next page, which begins ``size`` items after the offset. Empty: no next page."""
     return base64.urlsafe_b64encode(str(offset + size).encode("ascii")).decode() if more else ""

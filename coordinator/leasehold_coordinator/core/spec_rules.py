@@ -1,4 +1,4 @@
-"""What the spec of a workload, and the policy by which one is parked, must obey by themselves. Pure."""
+"""Rules for specs and eviction policies, independent of the fleet's state. Pure."""
 
 from typing import Final
 
@@ -12,13 +12,13 @@ from leasehold_coordinator.core.field_rules import check_duration, check_gpu_lis
 from leasehold_coordinator.errors import invalid
 
 SPEC_LIMIT_BYTES: Final = 131_072
-"""Half of what a frame holds."""
+"""Half of the largest frame."""
 
 HOOK_LIMIT: Final = 32
-"""Hooks of one workload."""
+"""Most hooks of one workload."""
 
 CHECKPOINT_LIMIT: Final = 1000
-"""Checkpoints of its application that a workload may keep."""
+"""Most application checkpoints that a workload may keep."""
 
 SIGNAL_LIMIT: Final = 64
 """The highest real-time signal of Linux."""
@@ -37,11 +37,11 @@ LADDER: Final = (
     eviction_pb2.PROCESS_STRATEGY_CHECKPOINT,
     eviction_pb2.PROCESS_STRATEGY_STOP,
 )
-"""What can happen to the processes, each stronger than the one before: it leaves less of them on the host."""
+"""The process strategies from weak to strong. A stronger one leaves less of the processes on the host."""
 
 
 def check_spec(spec: WorkloadSpec) -> None:
-    """Refuses a spec that no worker could obey. What its hooks must be is its worker's to say.
+    """Refuses a spec that is invalid on every worker. The worker checks the contents of hooks.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
@@ -61,7 +61,7 @@ def check_spec(spec: WorkloadSpec) -> None:
 
 
 def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
-    """Refuses a policy that leads nowhere, more hooks than a worker calls, and times that no hook may take.
+    """Refuses an invalid eviction policy, too many hooks, and invalid timeouts of hooks.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
@@ -69,19 +69,19 @@ def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
     if wanted.ByteSize() > SPEC_LIMIT_BYTES:
         raise invalid(
             field,
-            f"the {field} has {wanted.ByteSize()} bytes, and {SPEC_LIMIT_BYTES} fit: put more into a file",
+            f"the {field} has {wanted.ByteSize()} of at most {SPEC_LIMIT_BYTES} bytes: move data into a file",
         )
     if wanted.HasField("eviction"):
         check_policy(f"{field}.eviction", wanted.eviction)
     if len(wanted.hooks) > HOOK_LIMIT:
         raise invalid(f"{field}.hooks", f"{len(wanted.hooks)} hooks are too many: give {HOOK_LIMIT} at most")
-    for hook in wanted.hooks:
+    for index, hook in enumerate(wanted.hooks):
         if hook.HasField("timeout"):
-            check_duration(f"{field}.hooks.timeout", hook.timeout)
+            check_duration(f"{field}.hooks[{index}].timeout", hook.timeout)
 
 
 def check_helper(helper: HelperTerms) -> None:
-    """Refuses terms of a helper that can't be kept.
+    """Refuses invalid terms of a preemptible workload.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.
@@ -91,20 +91,20 @@ def check_helper(helper: HelperTerms) -> None:
     if helper.process_strategy not in HELPER_STRATEGIES:
         raise invalid(
             "spec.helper.process_strategy",
-            "a helper that gives its GPUs back is either suspended or stopped: ask for CUDA_SUSPEND or STOP",
+            "a helper is suspended or stopped when it gives its GPUs back: give CUDA_SUSPEND or STOP",
         )
     if helper.HasField("signal_number") and not 0 < helper.signal_number <= SIGNAL_LIMIT:
         raise invalid(
             "spec.helper.signal_number",
-            f"{helper.signal_number} is no signal: give its number on Linux, 1 to {SIGNAL_LIMIT}",
+            f"invalid signal {helper.signal_number}: give a signal number of Linux, 1 to {SIGNAL_LIMIT}",
         )
 
 
 def check_policy(field: str, policy: EvictionPolicy) -> None:
-    """Refuses a policy with a strategy that nobody knows, or a ladder that leads downwards.
+    """Refuses a policy with an unknown strategy, or with an escalation to a weaker strategy.
 
     Args:
-        field: Where it is in the request.
+        field: The path of the policy in the request.
         policy: The policy.
 
     Raises:
@@ -117,15 +117,15 @@ def check_policy(field: str, policy: EvictionPolicy) -> None:
     if policy.escalate_to and LADDER.index(policy.escalate_to) < LADDER.index(begin):
         raise invalid(
             f"{field}.escalate_to",
-            f"{_word(policy.escalate_to)} is weaker than {_word(begin)}, and a ladder only leads to what is "
-            f"stronger: give {', '.join(map(_word, LADDER[LADDER.index(begin) :]))}, or leave it out",
+            f"{_word(policy.escalate_to)} is weaker than {_word(begin)}, and escalation never weakens a "
+            f"strategy: give {', '.join(map(_word, LADDER[LADDER.index(begin) :]))}, or leave it out",
         )
 
 
 def _check_known(field: str, strategies: EnumDescriptor, number: int) -> None:
     if number not in strategies.values_by_number:
         names = ", ".join(one.name.partition("_STRATEGY_")[2] for one in strategies.values[1:])
-        raise invalid(field, f"{number} is no strategy that this coordinator knows: give {names}")
+        raise invalid(field, f"unknown strategy {number}: give {names}")
 
 
 def _word(strategy: ProcessStrategy.ValueType) -> str:

@@ -1,7 +1,7 @@
-"""The workers that the coordinator knows, and what each last said. Pure: (frame, now) in, state out.
+"""The known workers and their newest reports. Pure: (frame, now) in, state out.
 
-Leases and loads are soft state, rebuilt from hello and worker_load after a start of the coordinator. Until
-a worker has reported, its GPUs are not known: that is not "none".
+Leases and loads are soft state, rebuilt from hello and worker_load after a start of the coordinator. The GPUs
+of a worker that has not reported are unknown.
 """
 
 from collections.abc import Iterator
@@ -26,31 +26,31 @@ from leasehold_coordinator.errors import FleetError
 WorkerId = NewType("WorkerId", str)
 
 LOADS_PER_S: Final = 200.0
-"""Loads that a fleet of any size sends in all, at most: the interval grows with it."""
+"""Most loads per second of the whole fleet. The load interval grows with the number of workers."""
 
 STALE_INTERVALS: Final = 2.5
 LOST_INTERVALS: Final = 4.0
 LOST_MIN_S: Final = 20.0
 
 NAMED_LIMIT: Final = 8
-"""Workers that a refusal names: it travels in the trailers of a call, which hold 8 KiB."""
+"""Most workers that a refusal names. The trailers of a call carry the refusal, and hold 8 KiB."""
 
 WORKER_LIMIT: Final = 10_000
-"""Workers that are known, in contact or not."""
+"""Most known workers, in contact or not."""
 
 EPOCH_JUMP_LIMIT: Final = 2**32
-"""Sessions that a worker may have had which the store does not know: the store may be an old copy."""
+"""Most sessions of a worker that the store may have missed. The store may be an old copy."""
 
 IN_USE: Final = (
     worker_pb2.WORKER_STATE_CONNECTED,
     worker_pb2.WORKER_STATE_STALE,
     worker_pb2.WORKER_STATE_UNCONFIRMED,
 )
-"""A worker in one of these states keeps its GPUs to itself: it may be about to come back."""
+"""A worker in one of these states keeps its name and its GPUs, since it may reconnect soon."""
 
 
 CONFIRM_WITHIN_S: Final = 60.0
-"""After a start, workers have this long to report before they count as lost."""
+"""How long workers may take to report after a start of the coordinator, before they count as lost."""
 
 
 @final
@@ -64,19 +64,19 @@ class Registry:
         self._by_gpu: dict[str, str] = {}
         """The worker that advertised a GPU last, by the GPU's UUID."""
         self._by_name: dict[str, dict[str, KnownWorker]] = {}
-        """The workers of a name, by id: thousands of hellos are compared after a start."""
+        """The workers of each name, by id. An index, since thousands of hellos are checked after a start."""
 
     @property
     def load_interval_s(self) -> float:
-        """Time between two loads of a worker, for a fleet of this size."""
+        """Time between two loads of a worker, for the present number of workers."""
         return max(self._least_interval_s, len(self._workers) / LOADS_PER_S)
 
     def add_stored(self, hello: Hello, epoch: int) -> None:
-        """Adds a worker from the store: known, and not heard of yet."""
+        """Adds a worker from the store, which has not reported yet."""
         self.add(KnownWorker(hello, epoch))
 
     def _drop(self, hello: Hello) -> None:
-        """Takes what a worker said of itself out of the indexes."""
+        """Removes a worker's hello from the indexes."""
         for gpu in hello.gpus:
             if self._by_gpu.get(gpu.uuid) == hello.worker_id:
                 del self._by_gpu[gpu.uuid]
@@ -86,16 +86,16 @@ class Registry:
             self._by_name.pop(hello.name, None)
 
     def add(self, known: KnownWorker) -> None:
-        """Adds a worker, in place of what was known of it."""
+        """Adds or replaces a worker."""
         self.forget(known)
         hello = known.hello
         self._workers[hello.worker_id] = known
         self._by_name.setdefault(hello.name, {})[hello.worker_id] = known
-        worker_id = hello.worker_id  # once: protobuf makes a string of its own each time
+        worker_id = hello.worker_id  # read once: protobuf makes a new string at each access
         self._by_gpu |= {gpu.uuid: worker_id for gpu in hello.gpus}
 
     def forget(self, known: KnownWorker) -> None:
-        """Drops a worker."""
+        """Removes a worker."""
         before = self._workers.pop(known.hello.worker_id, None)
         if before is not None:
             self._drop(before.hello)
@@ -117,10 +117,10 @@ class Registry:
         return self._workers.get(self._by_gpu.get(gpu_uuid, ""))
 
     def find(self, id_or_name: str) -> KnownWorker:
-        """The worker with this id, or the one with this name: the one that is connected, or the only one.
+        """The worker with this id or name. Of several workers with the name, the only connected one.
 
         Raises:
-            FleetError: UNKNOWN_WORKER.
+            FleetError: UNKNOWN_WORKER, no worker or no single worker fits.
         """
         known = self._workers.get(id_or_name)
         if known is not None:
@@ -131,16 +131,16 @@ class Registry:
             return found[0]
         if named:
             ids = _some(sorted(known.hello.worker_id for known in named))
-            message = f"{len(named)} workers are named {id_or_name!r}: name one by id, of {ids}"
+            message = f"{len(named)} workers are named {id_or_name!r}: give an id, one of {ids}"
         else:
             names = _some([known.hello.name for known in self.all()]) or "none"
-            message = f"no worker has the id or name {id_or_name[:64]!r}: the known ones are {names}"
+            message = f"no worker has the id or name {id_or_name[:64]!r}: the known workers are {names}"
         raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_WORKER, message, field="worker")
 
     def is_taken(self, hello: Hello, now: float) -> bool:
-        """Whether another instance is connected with the id of a worker, and speaks in time.
+        """Whether another instance with the same worker id is connected and sends frames in time.
 
-        One host runs one instance on a state directory: the other one is a copy, or was killed just now.
+        Only one instance can run on a state directory. The other one runs on a copy, or was just killed.
         """
         known = self._workers.get(hello.worker_id)
         return (
@@ -151,11 +151,11 @@ class Registry:
         )
 
     def check_newcomer(self, hello: Hello, now: float) -> None:
-        """Refuses a worker that takes what is another's: its id, its name or a GPU.
+        """Refuses a worker with the id, the name or a GPU of another worker.
 
         Raises:
-            FleetError: DUPLICATE_WORKER_ID, DUPLICATE_WORKER_NAME, DUPLICATE_WORKER_GPU, TOO_MANY_WORKERS, or
-                PROTOCOL_VIOLATION for an epoch that nobody gave out.
+            FleetError: DUPLICATE_WORKER_ID, WORKER_CONNECTED, DUPLICATE_WORKER_NAME, DUPLICATE_WORKER_GPU,
+                TOO_MANY_WORKERS, or PROTOCOL_VIOLATION for an impossible epoch.
         """
         known = self._workers.get(hello.worker_id)
         self._check_epoch(hello, known.epoch if known is not None else 0)
@@ -163,8 +163,8 @@ class Registry:
             if len(self._workers) >= WORKER_LIMIT:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_TOO_MANY_WORKERS,
-                    f"{WORKER_LIMIT} workers are known, which is the limit: "
-                    "`leasehold rm worker` those that are gone",
+                    f"{WORKER_LIMIT} workers are known, which is the limit: delete old workers with "
+                    "`leasehold rm worker`",
                 )
         elif self.is_taken(hello, now) and _host(known.hello) == _host(hello):
             raise FleetError(
@@ -187,18 +187,19 @@ class Registry:
         if hello.last_epoch > known_epoch + EPOCH_JUMP_LIMIT:
             raise FleetError(
                 errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                f"epoch {hello.last_epoch} of hello was never given out: clear the worker's state directory",
+                f"the coordinator never gave out epoch {hello.last_epoch} of hello: clear the worker's state "
+                "directory",
             )
 
     def _namesakes(self, hello: Hello) -> list[KnownWorker]:
-        """The other workers whose name or id is the name or id of this one."""
+        """The other workers whose name or id equals the name or id in a hello."""
         found = self._by_name.get(hello.name, {}) | self._by_name.get(hello.worker_id, {})
         if (other := self._workers.get(hello.name)) is not None:
             found[hello.name] = other
         return [known for worker_id, known in found.items() if worker_id != hello.worker_id]
 
     def check_unique(self, hello: Hello, now: float) -> None:
-        """Refuses a name or a GPU that another worker has, which is in contact or may be about to return.
+        """Refuses the name or a GPU of another worker that is in contact or may return soon.
 
         Raises:
             FleetError: DUPLICATE_WORKER_NAME or DUPLICATE_WORKER_GPU.
@@ -231,10 +232,10 @@ class Registry:
         return self.state(known, now) in IN_USE
 
     def take_gpus(self, hello: Hello) -> list[KnownWorker]:
-        """Takes the GPUs of a hello from the workers that had them and are gone.
+        """Removes the GPUs of a hello from other workers, which are gone.
 
         Returns:
-            Those workers. After a start of the coordinator they must not count as the GPUs' owners.
+            The other workers. The store must forget their GPUs too, or they own them after the next start.
         """
         uuids = {gpu.uuid for gpu in hello.gpus}
         owners = {self._by_gpu.get(uuid, hello.worker_id) for uuid in uuids} - {hello.worker_id}
@@ -248,12 +249,12 @@ class Registry:
         return robbed
 
     def is_restored(self, hello: Hello) -> bool:
-        """Whether a worker that the store knows remembers later sessions than the store does."""
+        """Whether a known worker remembers a later session than the store."""
         known = self._workers.get(hello.worker_id)
         return known is not None and hello.last_epoch > known.epoch
 
     def next_epoch(self, hello: Hello) -> int:
-        """The epoch for a new session: above every one that either side remembers."""
+        """The epoch for a new session: above every epoch that either side remembers."""
         known = self._workers.get(hello.worker_id)
         return max(known.epoch if known else 0, hello.last_epoch) + 1
 
@@ -265,7 +266,7 @@ class Registry:
         now: float,
         time_ns: int,
     ) -> KnownWorker:
-        """Takes in a worker's hello under its new session; an older session is superseded by this."""
+        """Applies a worker's hello under its new session, which supersedes an older session."""
         before = self._workers.get(hello.worker_id)
         same_instance = before is not None and before.hello.instance_id == hello.instance_id
         known = KnownWorker(
@@ -283,21 +284,21 @@ class Registry:
         return known
 
     def describe(self, known: KnownWorker, hello: Hello) -> None:
-        """Takes in a hello that came again, with another inventory or other capabilities."""
+        """Applies a later hello of the same session, with another inventory or other capabilities."""
         self._drop(known.hello)
         known.hello = description(hello)
         known.take(as_load(hello))
         self.add(known)
 
     def seen(self, known: KnownWorker, now: float, time_ns: int) -> None:
-        """Notes that a frame came: any is proof of life."""
+        """Notes that a frame came. Any frame proves that the worker is alive."""
         known.last_seen, known.last_seen_ns = now, time_ns
 
     def apply_load(self, known: KnownWorker, load: WorkerLoad) -> bool:
-        """Takes in a load, unless it is older than one that came before.
+        """Applies a load, unless a newer load came before.
 
         Returns:
-            Whether watchers are to know: who holds what has changed, and not only how busy it is.
+            Whether :func:`holdings` changed, which is published to watchers.
         """
         if load.sequence <= known.load_sequence:
             return False
@@ -309,7 +310,7 @@ class Registry:
         return holdings(known) != before
 
     def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
-        """Takes in which GPUs a command gave up and took, since the load that will say so comes later."""
+        """Applies the GPUs that a command claimed and released. The next load reports them later."""
         taken, freed = set(result.claimed_gpu_uuids), set(result.released_gpu_uuids)
         for lease in known.leases:
             if lease.gpu_uuid in taken:
@@ -320,7 +321,7 @@ class Registry:
                 lease.ClearField("workload_id")
 
     def disconnect(self, known: KnownWorker, session_id: SessionId, *, left: bool) -> bool:
-        """Notes the end of a session. False: a newer one has taken over, and nothing changes."""
+        """Notes the end of a session. False: a newer session has taken over, and nothing changes."""
         if self._workers.get(known.hello.worker_id) is not known or known.session_id != session_id:
             return False
         known.session_id = None
@@ -328,11 +329,11 @@ class Registry:
         return True
 
     def note_silence(self, known: KnownWorker) -> None:
-        """A worker was found silent: it has to come back by more than one frame."""
+        """Notes a silence. The worker is STALE until LOADS_TO_COME_BACK loads have come."""
         known.loads_since_silence = 0
 
     def state(self, known: KnownWorker, now: float) -> WorkerState.ValueType:
-        """Whether the worker is in contact."""
+        """The state of a worker's contact at the time ``now``."""
         if not known.reported:
             confirming = now - self._started < CONFIRM_WITHIN_S
             return worker_pb2.WORKER_STATE_UNCONFIRMED if confirming else worker_pb2.WORKER_STATE_LOST
@@ -353,7 +354,7 @@ def _host(hello: Hello) -> tuple[str, str]:
 
 
 def _has_other_gpus(known: Hello, hello: Hello) -> bool:
-    """Whether two hellos name GPUs, and share none: they are of two hosts. A host's name may change."""
+    """Whether both hellos name GPUs and share none. They then come from two hosts. Host names may change."""
     before, now = ({gpu.uuid for gpu in one.gpus} for one in (known, hello))
     return bool(before and now) and not before & now
 

@@ -1,4 +1,4 @@
-"""What becomes of a workload that its worker reports: what is taken from the report, and what stays. Pure."""
+"""Merges a worker's report of a workload with the coordinator's record. Pure."""
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, workload_pb2
@@ -8,7 +8,7 @@ from leasehold_coordinator.core.workload_states import is_ended
 
 
 def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
-    """A workload that was not created here: somebody on its worker's host began it."""
+    """The record of a workload that began on its worker's host, without a request to the coordinator."""
     workload = Workload()
     workload.CopyFrom(reported)
     workload.worker_id = worker_id
@@ -22,10 +22,10 @@ def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
 
 
 def is_presumed(workload: Workload) -> bool:
-    """Whether a workload may live though it counts as failed: nobody has seen its end.
+    """Whether the end of a workload is only a conclusion, so that the workload may still run.
 
-    The coordinator concluded it, or a worker after a restart of its host. Both are wrong where a copy of the
-    worker's state directory connected: its worker proves that by reporting the workload again.
+    The coordinator drew the conclusion, or a worker after a restart of its host. A connected copy of the
+    worker's state directory makes both conclusions wrong. The real worker then reports the workload again.
     """
     error = workload.status.error
     return is_ended(workload.status.state) and (
@@ -34,14 +34,14 @@ def is_presumed(workload: Workload) -> bool:
 
 
 def is_concluded(error: errors_pb2.Error) -> bool:
-    """Whether the coordinator concluded an end that no worker has told."""
+    """Whether the coordinator concluded an end that no worker has reported."""
     return error.metadata.get("concluded_by") == "coordinator"
 
 
 def reported_again(known: Workload, reported: Workload) -> Workload:
     """A known workload with its new status.
 
-    What was known of it stays, since a long hello leaves specs out. Only what was missing is added.
+    Known fields are kept, since a long hello leaves specs out. Missing fields are added.
     """
     workload = Workload()
     workload.CopyFrom(known)
@@ -55,7 +55,7 @@ def reported_again(known: Workload, reported: Workload) -> Workload:
 
 
 def failed(workload: Workload, error: errors_pb2.Error, now: Timestamp) -> Workload:
-    """A workload that has failed now."""
+    """A copy of a workload that fails now."""
     over = Workload()
     over.CopyFrom(workload)
     over.status.state = workload_pb2.WORKLOAD_STATE_FAILED

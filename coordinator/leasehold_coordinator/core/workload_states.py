@@ -1,4 +1,4 @@
-"""Sets of workload states that decisions are made by. Pure."""
+"""Sets of workload states. Pure."""
 
 from typing import Final
 
@@ -26,23 +26,23 @@ PARKED: Final = frozenset(
         workload_pb2.WORKLOAD_STATE_STOPPED,
     }
 )
-"""It holds no lease, and waits to be woken: by the process strategies in the order of their strength."""
+"""States of suspended workloads: no lease, and a restore is possible."""
 
 PARKABLE: Final = PARKED | {RUNNING}
-"""One that is parked may be parked by a stronger process strategy: its worker knows which it was."""
+"""A suspend with a stronger process strategy may follow a suspend. The worker compares the strategies."""
 
 WAKEABLE: Final = PARKED | {UNKNOWN}
-"""UNKNOWN: the worker looks at each process afresh, and brings back those that the driver lets it."""
+"""In UNKNOWN, the worker examines each process again, and restores those that the driver can restore."""
 
 STOPPABLE: Final = PARKED | {RUNNING, WEDGED, UNKNOWN}
 
 
 def is_ended(state: WorkloadState.ValueType) -> bool:
-    """Whether a workload in this state is over."""
+    """Whether a workload in this state has ended."""
     return state in ENDED
 
 
 def state_name(state: WorkloadState.ValueType) -> str:
-    """The state as people read it; the number of one that only a newer worker knows."""
+    """The state in words. A state of a newer worker is shown as a number."""
     value = WorkloadState.DESCRIPTOR.values_by_number.get(state)
     return value.name.removeprefix("WORKLOAD_STATE_") if value else str(state)

@@ -1,1 +1,1 @@
-"""What is known of workers and workloads now, who watches, and who is connected."""
+"""The present state of workers and workloads, their sessions, and the watches of clients."""

@@ -1,7 +1,7 @@
-"""Who calls: the host of a call's peer, and how many calls it has under way.
+"""The caller of each call, and limits on concurrent calls.
 
-There are no identities yet, so callers are told apart by their host. A host has at most as much as is still
-free, which always leaves room for others.
+There is no authentication yet, so callers are told apart by their host. A host may have at most as many calls
+as are still free, which always leaves room for other hosts.
 """
 
 from collections import Counter
@@ -15,27 +15,27 @@ from leasehold.v1 import errors_pb2
 from leasehold_coordinator.errors import FleetError
 
 CALL_LIMIT: Final = 1_024
-"""Calls of clients under way at once."""
+"""Most concurrent unary calls of clients."""
 
 LIST_LIMIT: Final = 64
-"""Lists of clients under way at once. Each takes 10 MB until its client has read the page."""
+"""Most concurrent lists of clients. A list takes 10 MB until its client has read the page."""
 
 STREAM_LIMIT: Final = 1_024
-"""Watches and follows of clients at once."""
+"""Most concurrent response streams of clients, such as watches."""
 
 SESSION_LIMIT: Final = 24_576
-"""Streams of workers at once, also those that have ended and whose peer does not read the rest."""
+"""Most concurrent streams of workers, with ended streams whose peer has not read the last frames."""
 
 _CALLER: Final[ContextVar[str]] = ContextVar("caller", default="")
 
 
 def caller() -> str:
-    """The host whose call the running task serves. Empty: no call."""
+    """The host whose call the current task serves. Empty: no call."""
     return _CALLER.get()
 
 
 def note_caller(peer: str) -> None:
-    """Names the caller to what runs in this task from now on, and in tasks that it starts."""
+    """Sets the caller of the current task, and of tasks that it starts later."""
     _CALLER.set(host_of(peer))
 
 
@@ -46,10 +46,10 @@ def host_of(peer: str) -> str:
 
 @final
 class CallLimits:
-    """The calls of one kind that are under way.
+    """The calls of one kind under way.
 
     Args:
-        limit: How many there may be. A host has at most as many as are still free.
+        limit: Most calls of all hosts. One host may have at most as many as are still free.
     """
 
     def __init__(self, limit: int) -> None:
@@ -57,7 +57,7 @@ class CallLimits:
         self._counts: Counter[str] = Counter()
 
     def enter(self, peer: str) -> Callable[[], None]:
-        """Counts a call, and returns what ends that.
+        """Counts a call. The returned function ends the count.
 
         Raises:
             FleetError: TOO_MANY_CALLS.

@@ -18,28 +18,28 @@ from leasehold.v1 import errors_pb2
 from leasehold_coordinator.errors import FleetError
 
 HISTORY_LIMIT: Final = 2_000
-"""Changes that can be resumed from, kept in their wire form. A message takes five times as much memory."""
+"""Most changes kept for a resume. They are kept serialized, since a message takes five times the memory."""
 
 HISTORY_BYTES: Final = 2 * 2**20
-"""What they may have in all, as they go over the wire."""
+"""Most serialized bytes of changes kept for a resume."""
 
 BACKLOG_LIMIT: Final = 1_000
-"""Changes that may wait for one watcher; a slower one is told to start over."""
+"""Most changes that may wait for one watcher. A slower watcher must start again from a snapshot."""
 
 BACKLOG_BYTES: Final = 8 * 2**20
-"""What they may have in all, as they go over the wire."""
+"""Serialized bytes of waiting changes from which on a watcher counts as too slow."""
 
 BOOKMARK_INTERVAL_S: Final = 15.0
 
 REVISION_DIGITS: Final = 19
-"""Digits that a revision may have: 64 bits."""
+"""Most digits of a revision, which has 64 bits."""
 
 Message = TypeVar("Message", bound=message.Message)
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[Message]):
-    """A message as it became, under the revision of that change, and its size."""
+    """The new state of a thing, with the revision of the change and the serialized size."""
 
     revision: int
     key: str
@@ -49,7 +49,7 @@ class Change(Generic[Message]):
 
 @dataclass(frozen=True, slots=True)
 class _Kept(Generic[Message]):
-    """A change that can be resumed from, as it goes over the wire."""
+    """A serialized change, kept for a resume."""
 
     revision: int
     key: str
@@ -59,7 +59,7 @@ class _Kept(Generic[Message]):
 
 @final
 class Subscription(Generic[Message]):
-    """The changes from one moment on, for one watcher.
+    """The changes that a watcher has not read yet.
 
     Args:
         key: Only changes of this key. None: of all keys.
@@ -130,7 +130,9 @@ class Subscription(Generic[Message]):
                 yield self._take()
             elif self._why_ended:
                 raise FleetError(
-                    errors_pb2.ERROR_REASON_INVALID_TOKEN, f"{self._why_ended}: watch again, from a snapshot"
+                    errors_pb2.ERROR_REASON_INVALID_TOKEN,
+                    f"{self._why_ended}: watch again, from a snapshot",
+                    field="resume_token",
                 )
             else:
                 self._woken.clear()
@@ -150,7 +152,7 @@ class Hub(Generic[Message]):
     """Publishes the changes and deletions of one kind of thing, as responses of its watch without a token.
 
     Args:
-        history_bytes: Bound of the kept changes, which watches resume from.
+        history_bytes: Most serialized bytes of changes kept for a resume.
     """
 
     def __init__(self, history_bytes: int = HISTORY_BYTES) -> None:
@@ -163,7 +165,7 @@ class Hub(Generic[Message]):
         """Revision of the newest change."""
 
     def publish(self, key: str, message: Message) -> None:
-        """Tells a change to everybody who watches everything or this key."""
+        """Publishes a change to the watchers of everything and of this key."""
         self.revision += 1
         record = message.SerializeToString()
         change = Change(self.revision, key, message, len(record))
@@ -188,14 +190,14 @@ class Hub(Generic[Message]):
             self._subscriptions.discard(subscription)
 
     def token(self, revision: int) -> str:
-        """The resume token for what comes after a revision."""
+        """The resume token for the changes after a revision."""
         return f"{self._instance}.{revision}"
 
     def since(self, token: str) -> list[Change[Message]]:
         """The changes after a token.
 
         Raises:
-            FleetError: INVALID_TOKEN, it is not one of this coordinator's, or too old.
+            FleetError: INVALID_TOKEN, the token is too old or of another run of the coordinator.
         """
         instance, _, digits = token.partition(".")
         known = instance == self._instance and digits.isdecimal() and len(digits) <= REVISION_DIGITS
@@ -204,7 +206,7 @@ class Hub(Generic[Message]):
         if not oldest <= revision + 1 <= self.revision + 1:
             raise FleetError(
                 errors_pb2.ERROR_REASON_INVALID_TOKEN,
-                f"the resume token {token!r} is not of this coordinator or too old: watch from a snapshot",
+                f"the resume token {token!r} is unknown or too old: watch again, from a snapshot",
                 field="resume_token",
             )
         return [

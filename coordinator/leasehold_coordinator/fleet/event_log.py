@@ -1,8 +1,7 @@
-"""What has happened, for people and audits.
+"""The log of events, for people and audits.
 
-An event of a command or a workload is stored together with that change. Others are collected in memory, and
-stored a little later, all at once. Nothing depends on them: where the store refuses, or a crash comes first,
-some are missing.
+An event of a command or a workload is stored in the same write as its change. Other events are collected in
+memory and stored together a little later. Nothing depends on them: a crash or a full queue loses some.
 """
 
 import asyncio
@@ -33,12 +32,12 @@ from leasehold_coordinator.timestamps import now_timestamp
 logger = logging.getLogger(__name__)
 
 WAITING_LIMIT: Final = 4_096
-"""Events that may wait for the store; beyond that the oldest are dropped."""
+"""Most events that may wait for the store. Beyond the limit, the oldest are dropped."""
 
 _OF_WORKERS: Final = {
     worker_pb2.WORKER_STATE_CONNECTED: (event_pb2.EVENT_KIND_WORKER_CONNECTED, "is in contact"),
     worker_pb2.WORKER_STATE_STALE: (event_pb2.EVENT_KIND_WORKER_STALE, "is silent"),
-    worker_pb2.WORKER_STATE_LOST: (event_pb2.EVENT_KIND_WORKER_LOST, "is lost, and keeps what it leases"),
+    worker_pb2.WORKER_STATE_LOST: (event_pb2.EVENT_KIND_WORKER_LOST, "is lost; its leases stay"),
     worker_pb2.WORKER_STATE_DISCONNECTED: (event_pb2.EVENT_KIND_WORKER_LEFT, "has left"),
 }
 
@@ -60,18 +59,18 @@ class Events:
         self._flushing = asyncio.Lock()
 
     def worker(self, known: KnownWorker, state: WorkerState.ValueType) -> None:
-        """A worker is in another state."""
+        """Adds an event: the state of a worker's contact changed."""
         if state in _OF_WORKERS:
             kind, what = _OF_WORKERS[state]
             self._add(kind, f"worker {known.hello.name} {what}", known.hello.worker_id, known.hello.name)
 
     def worker_deleted(self, known: KnownWorker) -> None:
-        """An operator deleted the record of a worker."""
+        """Adds an event: an operator deleted the record of a worker."""
         kind = event_pb2.EVENT_KIND_WORKER_DELETED
         self._add(kind, f"worker {known.hello.name} was deleted", known.hello.worker_id, known.hello.name)
 
     def workload_deleted(self, workload: Workload) -> Event:
-        """Somebody deleted the record of a workload. Its event is stored together with that."""
+        """Builds the event of a deleted record of a workload. The caller stores both in one write."""
         event = self._event(
             event_pb2.EVENT_KIND_WORKLOAD_DELETED,
             f"workload {workload.name} was deleted",
@@ -81,19 +80,19 @@ class Events:
         return event
 
     def refused(self, error: FleetError, worker_id: str = "", worker_name: str = "") -> None:
-        """A worker was not let in."""
+        """Adds an event: a worker was refused."""
         self._add(event_pb2.EVENT_KIND_WORKER_REFUSED, error.message, worker_id, worker_name)
 
     def refusals_left_out(self, message: str) -> None:
-        """More workers were refused than are told one by one."""
+        """Adds an event: refusals above the limit were counted and not listed one by one."""
         self._add(event_pb2.EVENT_KIND_WORKER_REFUSED, message)
 
     def protocol_error(self, error: FleetError, worker_id: str, worker_name: str) -> None:
-        """A worker's session was ended, since it broke the protocol."""
+        """Adds an event: a worker violated the protocol, which ended its session."""
         self._add(event_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)
 
     def of_workload(self, workload: Workload) -> Event:
-        """A workload is in another state, or has become ready. Its event is stored together with it."""
+        """The event of a workload that changed its state or became ready. The caller stores both together."""
         status = workload.status
         ready = " and ready" if status.state == RUNNING and status.HasField("ready_time") else ""
         event = self._event(
@@ -111,13 +110,13 @@ class Events:
         slot: int | None = None,
         holder: Workload | None = None,
     ) -> None:
-        """Something is known against a worker or a GPU of it, or no longer is.
+        """Adds an event: a condition of a worker or of its GPU changed.
 
         Args:
             known: The worker.
-            change: What has changed.
-            slot: The GPU's. None: it is about the worker.
-            holder: The workload that has the GPU. None: none does.
+            change: The change.
+            slot: The slot of the GPU. None: the change is about the worker.
+            holder: The workload that leases the GPU. None: nobody leases the GPU.
         """
         worker_id, name = known.hello.worker_id, known.hello.name
         what = f"worker {name}" if slot is None else f"GPU {name}/{slot}"
@@ -127,10 +126,10 @@ class Events:
             event.workload_id, event.workload_name = holder.workload_id, holder.name
 
     def of_command(self, command: Command, *, workload_name: str, worker_name: str) -> Event | None:
-        """A command was created, has ended, or can't be asked for. Its event is stored together with it.
+        """The event of a command that was created, ended or became UNKNOWN. The caller stores both together.
 
         Returns:
-            None: no event, since the command has only taken a step.
+            The event. None: other steps of a command have no event.
         """
         if command.revision == 1:
             kind = event_pb2.EVENT_KIND_COMMAND_CREATED
@@ -173,10 +172,10 @@ class Events:
         self._hub.publish(event.event_id, WatchEventsResponse(event=event))
 
     async def flush(self) -> None:
-        """Stores what has been collected. After it, all that happened before it can be listed.
+        """Stores the collected events, so that a list shows all earlier events.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE; it is tried again with the next.
+            FleetError: STORAGE_UNAVAILABLE. The next flush tries again.
         """
         async with self._flushing:
             batch = list(self._waiting)
@@ -187,7 +186,7 @@ class Events:
                 await self._store.write(*map(event_row, batch))
                 for event in batch:
                     self.publish(event)
-            except (FleetError, asyncio.CancelledError):  # an event that is written twice is there once
+            except (FleetError, asyncio.CancelledError):  # a second write of an event has no effect
                 later = list(self._waiting)
                 self._waiting.clear()
                 self._waiting.extend([*batch, *later])

@@ -1,7 +1,7 @@
 """The write path of the fleet: each change of a worker, workload or command is stored, and then published.
 
-What has not ended is held in memory and written through; what has ended is read from the store. Everything
-here runs on the event loop's thread, and no state changes across an await but by design.
+Unfinished workloads and commands are held in memory and written through. Ended ones are read from the store.
+Everything here runs on the event loop's thread.
 :mod:`leasehold_coordinator.fleet.fleet_reader` is what readers are handed.
 """
 
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 DELETED: Final = FleetError(
     errors_pb2.ERROR_REASON_WORKER_DELETED,
-    "an operator deleted the record of its worker: what became of it is not known",
+    "an operator deleted the record of the worker, so the outcome is unknown: look at the worker's host",
     concluded_by="coordinator",
 )
 
@@ -78,7 +78,7 @@ class Fleet:
         self.worker_news = WorkerNews(self.reader, self.events)
 
     async def load(self) -> None:
-        """Brings back what the store holds."""
+        """Loads workers, live workloads and unfinished commands from the store."""
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
         for workload in await self.store.live_workloads():
@@ -86,12 +86,12 @@ class Fleet:
         self.ledger.load(await self.store.open_commands())
 
     async def save_worker(self, hello: Hello, epoch: int, robbed: Sequence[KnownWorker] = ()) -> None:
-        """Stores a worker's epoch and hello, before it is welcomed, and workers that have lost GPUs to it."""
+        """Stores a worker's epoch and hello, and the workers that lost GPUs to it."""
         others = [worker_row(known.epoch, known.hello) for known in robbed]
         await self.store.write(worker_row(epoch, hello), *others)
 
     async def apply_workload(self, reported: Workload, session: Session) -> None:
-        """Takes in a worker's report of a workload of its own, if it is newer than what is known.
+        """Applies a worker's report of one of its workloads, if the report is newer than the record.
 
         Raises:
             FleetError: As :meth:`apply_workloads`.
@@ -101,24 +101,24 @@ class Fleet:
     async def apply_workloads(
         self, reports: Sequence[Workload], session: Session, *, is_complete: bool = False
     ) -> None:
-        """Takes in a worker's reports of workloads of its own, those that are newer than what is known.
+        """Applies a worker's reports of its workloads, if they are newer than the records.
 
-        All of them are one write. Where the session is over, all are dropped: the next hello has them.
+        One write stores all of them. If the session is over, all are dropped: the next hello repeats them.
 
         Args:
-            reports: The workloads.
-            session: The session that they came on.
-            is_complete: They are all that the worker has: those that it lacks have failed.
+            reports: The reported workloads.
+            session: The session of the reports.
+            is_complete: The reports list all workloads of the worker. A missing workload has failed.
 
         Raises:
-            FleetError: PROTOCOL_VIOLATION, a report breaks a rule; STORAGE_UNAVAILABLE. Nothing has changed.
+            FleetError: PROTOCOL_VIOLATION, a report is invalid. STORAGE_UNAVAILABLE. Nothing has changed.
         """
         over = await find_ended(self.reader, reports)
         if self.reader.is_current(session):
             await self.save_workloads(news(self.reader, reports, over, session, is_complete=is_complete))
 
     async def save_workload(self, workload: Workload) -> None:
-        """Keeps a workload as it is now, stores it, and then tells watchers."""
+        """Updates a workload in memory, stores it, and then publishes it."""
         await self.save_workloads([workload])
 
     async def save_workloads(
@@ -130,13 +130,13 @@ class Fleet:
         *,
         has_events: bool = True,
     ) -> None:
-        """Keeps workloads as they are now, stores them by one write with all else, and then tells watchers.
+        """Updates workloads in memory, stores all arguments in one write, then publishes the changes.
 
         Args:
-            workloads: The workloads.
-            commands: Commands to store, as they are now.
-            rows: What else is stored.
-            worker_name: Of the commands' worker, where it is not known any more.
+            workloads: The new states of workloads.
+            commands: The new states of commands.
+            rows: Other rows to store.
+            worker_name: The name of the commands' worker, if the registry has forgotten the worker.
             has_events: Whether new states of the workloads are events.
         """
         if not workloads and not commands and not rows:
@@ -157,7 +157,7 @@ class Fleet:
         try:
             with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
                 await self.store.write(*rows, *stored_rows)
-        except FleetError:  # they are reported again, and must be news again, unless newer ones were taken in
+        except FleetError:  # undone unless a newer report was applied, so that a repeated report is new again
             for workload_id, earlier in before.items():
                 if self.workloads.get(workload_id) is live.get(workload_id):
                     self.workloads.pop(workload_id, None)
@@ -192,9 +192,9 @@ class Fleet:
     async def save_command(
         self, stored: StoredCommand, rows: Sequence[Change] = (), workloads: Sequence[Workload] = ()
     ) -> None:
-        """Stores a command as it is now, together with workloads and other rows, and then tells watchers.
+        """Stores a command together with workloads and other rows, and then publishes the changes.
 
-        A workload that the command was to create and did not is FAILED by the same write.
+        If the command failed to create its workload, the same write makes the workload FAILED.
         """
         command = stored.command
         changed = {one.workload_id: one for one in workloads}
@@ -202,7 +202,7 @@ class Fleet:
         has_failed = is_terminal(command.state) and command.state != SUCCEEDED
         if workload is None or is_ended(workload.status.state):
             has_failed = False
-        elif has_failed and is_concluded(command.error):  # it may run
+        elif has_failed and is_concluded(command.error):  # the workload may run
             has_failed = workload.status.state == workload_pb2.WORKLOAD_STATE_PENDING
         if workload is not None and has_failed and creates_workload(command.operation):
             changed[workload.workload_id] = failed(workload, command.error, now_timestamp())
@@ -262,15 +262,15 @@ class Fleet:
         return count
 
     async def delete_worker(self, known: KnownWorker) -> list[str]:
-        """Deletes a worker that is not connected. What it had counts as failed, by one write.
+        """Deletes the record of a worker that is not connected, and fails its workloads and commands.
 
-        Where it connects again it is a new worker, and brings back those of its workloads that live.
+        If the worker connects again, it counts as a new worker, and reports its live workloads again.
 
         Returns:
-            Ids of the workloads that failed.
+            Ids of the workloads that became FAILED.
 
         Raises:
-            FleetError: WORKER_CONNECTED; or STORAGE_UNAVAILABLE, and nothing has changed.
+            FleetError: WORKER_CONNECTED or STORAGE_UNAVAILABLE. Nothing has changed.
         """
         worker_id = known.hello.worker_id
         if worker_id in self.sessions:
@@ -313,5 +313,5 @@ def _still_lives(workload: Workload) -> FleetError:
 
 
 def _condition(workload: Workload) -> tuple[int, bool]:
-    """What of a workload is an event when it changes: its state, and whether it is ready."""
+    """The parts of a workload whose change is an event: its state and its readiness."""
     return workload.status.state, workload.status.HasField("ready_time")

@@ -17,7 +17,7 @@ from leasehold_coordinator.core.client_views import gpu_views, worker_view, work
 from leasehold_coordinator.core.command_ledger import CommandLedger
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.worker_registry import Registry
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.errors import LONG_AWAY_RETRY_S, FleetError
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 from leasehold_coordinator.fleet.recent_commands import RecentCommands
@@ -25,7 +25,11 @@ from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage.store import Store
 
 NAMED_LIMIT: Final = 8
-"""Ids that a refusal lists."""
+"""Most ids that a refusal lists."""
+
+
+LONG_AWAY: Final = ("LOST", "DISCONNECTED", "unknown")
+"""States of a worker that does not come back by itself."""
 
 
 @final
@@ -46,10 +50,10 @@ class FleetReader:
         """Live sessions by worker id."""
         self.workloads = LiveWorkloads()
         self.ledger = CommandLedger()
-        """Commands that have not ended."""
+        """Unfinished commands."""
         self.recent = RecentCommands()
         self.output_readers: Counter[str] = Counter()
-        """How many read output of a worker, by its id."""
+        """Number of readers of output, by worker id."""
         self.fleet_hub: Hub[WatchFleetResponse] = Hub()
         """Workers by id, and GPUs by UUID."""
         self.workload_hub: Hub[WatchWorkloadsResponse] = Hub()
@@ -76,7 +80,7 @@ class FleetReader:
         return workload_view(workload, in_contact=in_contact, seen=known.last_seen_time if known else None)
 
     def is_current(self, session: Session) -> bool:
-        """Whether this is still its worker's session: it has neither ended nor been superseded."""
+        """Whether a session is live: neither ended nor superseded."""
         return self.sessions.get(session.hello.worker_id) is session
 
     def is_in_contact(self, worker_id: str) -> bool:
@@ -107,7 +111,8 @@ class FleetReader:
         state = worker_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-            f"worker {name} is {state}: start it again, or wait until it is back",
+            f"worker {name} is {state}: start it again, or wait until it is connected",
+            retry_after_s=LONG_AWAY_RETRY_S if state in LONG_AWAY else None,
             worker=name,
         )
 
@@ -115,8 +120,8 @@ class FleetReader:
         """The workload with this id, or the newest with this name.
 
         Raises:
-            FleetError: UNKNOWN_WORKLOAD; also where several that have not ended have the name, since workers
-                register what their own hosts call by it.
+            FleetError: UNKNOWN_WORKLOAD, no workload fits, or several unfinished ones have the name. Workers
+                choose names without asking the coordinator.
         """
         live = self.workloads.get(id_or_name)
         if live is None:
@@ -126,7 +131,7 @@ class FleetReader:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
                     f"{len(named)} workloads that have not ended are named {id_or_name!r}: "
-                    f"name one by its id, of {', '.join(ids[:NAMED_LIMIT])}",
+                    f"give an id, one of {', '.join(ids[:NAMED_LIMIT])}",
                     field="workload",
                 )
             live = named[0] if named else None
@@ -140,7 +145,7 @@ class FleetReader:
         return found
 
     async def find_command(self, command_id: str) -> Command | None:
-        """The command with this id as it is on disk: a step that is only under way is told to nobody."""
+        """The command with this id as last stored. A step that is not on disk yet is not shown."""
         stored = self.ledger.on_disk.get(command_id)
         found = stored.command if stored is not None else self.recent.get(command_id)
         return found if found is not None else await self.store.find_command(command_id)

@@ -1,4 +1,4 @@
-"""The workloads that have not ended, found by id, by worker and by name."""
+"""The unfinished workloads, by id, by worker and by name."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, ValuesView
@@ -12,9 +12,9 @@ from leasehold_coordinator.core.workload_states import is_ended
 
 @final
 class LiveWorkloads(MutableMapping[str, Workload]):
-    """Workloads by id. A stored workload is never changed, only replaced.
+    """Workloads by id. A workload is never changed in place, only replaced.
 
-    Each of thousands of workers that come back asks for its own workloads, so these have an index.
+    The index by worker keeps lookups fast when thousands of workers reconnect.
 
     Decisions count a workload as it is here. Watchers are told a workload as it is on disk.
     """
@@ -51,7 +51,7 @@ class LiveWorkloads(MutableMapping[str, Workload]):
         return len(self._by_id)
 
     def values(self) -> ValuesView[Workload]:
-        """All of them, without a look at each id."""
+        """All workloads. Faster than the inherited method, which looks up each id."""
         return self._by_id.values()
 
     def of_worker(self, worker_id: str) -> list[Workload]:
@@ -59,7 +59,7 @@ class LiveWorkloads(MutableMapping[str, Workload]):
         return [self._by_id[workload_id] for workload_id in self._by_worker.get(worker_id, ())]
 
     def named(self, name: str) -> list[Workload]:
-        """The workloads with this name: workers register what their own hosts call so."""
+        """The workloads with this name. Different workers may register the same name."""
         return [self._by_id[workload_id] for workload_id in self._by_name.get(name, ())]
 
     @contextmanager

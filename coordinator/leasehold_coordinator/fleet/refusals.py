@@ -1,6 +1,6 @@
-"""Refusals of workers, in events and log: a few of each host in a minute, then how many were left out.
+"""A rate limit on reports of refused workers: a few per host and minute, then the number of the others.
 
-A peer can fail a thousand times a second. One event and one line for each would push all else out of both.
+A peer can fail a thousand times per second. One event and one log line for each would displace all others.
 """
 
 import logging
@@ -14,11 +14,11 @@ from leasehold_coordinator.fleet.event_log import Events
 logger = logging.getLogger(__name__)
 
 TOLD_LIMIT: Final = 10
-"""Refusals of one host that are told in one period."""
+"""Refusals of one host that are reported one by one in a period."""
 
 PERIOD_S: Final = 60.0
 HOST_LIMIT: Final = 256
-"""Hosts that are told apart. All further hosts count as one."""
+"""Hosts that are counted apart. All further hosts count as one."""
 
 _OTHERS: Final = "other hosts"
 
@@ -32,14 +32,14 @@ class _Period:
 
 @final
 class Refusals:
-    """Decides which refusals are told, and tells the number of the others."""
+    """Decides which refusals are reported, and reports the number of the others."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._periods: dict[str, _Period] = {}
 
     def may_tell(self, peer: str) -> bool:
-        """Whether a refusal of this peer is told. If not, it is counted."""
+        """Whether a refusal of this peer is reported. Otherwise the refusal is counted."""
         host = host_of(peer)
         if host not in self._periods and len(self._periods) >= HOST_LIMIT:
             host = _OTHERS
@@ -51,7 +51,7 @@ class Refusals:
         return False
 
     def tick(self) -> None:
-        """Ends the periods that are over, and tells how many refusals each left out."""
+        """Ends expired periods, and reports how many refusals each left out."""
         now = time.monotonic()
         for host, period in list(self._periods.items()):
             if now - period.began < PERIOD_S:
@@ -60,8 +60,8 @@ class Refusals:
             if period.left_out:
                 message = (
                     f"{period.left_out} more workers or sessions of {host} were refused within "
-                    f"{PERIOD_S:g} s, besides {period.told} that are told one by one: stop or mend that "
-                    "host's worker"
+                    f"{PERIOD_S:g} s, besides {period.told} reported one by one: stop or repair that host's "
+                    "worker"
                 )
                 logger.warning("%s", message)
                 self._events.refusals_left_out(message)

@@ -16,17 +16,18 @@ from leasehold_coordinator.storage.store import ANY_AGE_S
 logger = logging.getLogger(__name__)
 
 HISTORY_LIMIT_BYTES: Final = 8 * 2**30
-"""What a SQLite store may hold, before what has ended is deleted at any age."""
+"""Size of a SQLite store from which on ended workloads, ended commands and events are deleted at any age."""
 
 PRUNE_ROUNDS: Final = 20
-"""How many times in a row some of it is deleted."""
+"""Most deletions by which one call of :meth:`Fleet.prune` shrinks a store that is too large."""
 
 
 async def prune(reader: FleetReader, retention_s: float) -> None:
-    """Deletes some of the events, commands and workloads that ended that many seconds of service ago.
+    """Deletes events, ended commands and ended workloads that are older than the retention.
 
-    Of a store that is too large the oldest go at any age: a peer may fill it faster than they grow old.
-    They go from the table with the most, so that a flood of events costs no command its history.
+    Age counts only time in which the store was served. If the store is too large, the oldest rows of the
+    largest table are deleted at any age: a peer may fill the store faster than rows grow old. The choice
+    of the largest table keeps a flood of events from deleting commands.
     """
     tables, store = (schema.commands, schema.workloads, schema.events), reader.store
     await _delete(reader, *(OldRows(table, retention_s) for table in (*tables, schema.deletions)))
@@ -34,8 +35,8 @@ async def prune(reader: FleetReader, retention_s: float) -> None:
     if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
         return
     logger.warning(
-        "the store has %d bytes, and %d are its limit: of events and of commands and workloads that have "
-        "ended, the oldest of the most numerous are deleted",
+        "the store has %d bytes, above its limit of %d: deleting the oldest of the most numerous among "
+        "events, ended commands and ended workloads",
         used_bytes,
         HISTORY_LIMIT_BYTES,
     )

@@ -1,4 +1,4 @@
-"""The live streams: what goes down each, and its end. The asyncio side of a session."""
+"""A worker's live stream: its queue of frames, its end, and questions to the worker. The asyncio side."""
 
 import asyncio
 import logging
@@ -31,46 +31,46 @@ logger = logging.getLogger(__name__)
 
 READ_PLACES: Final = 4
 FOLLOW_PLACES: Final = 12
-"""Reads of output that a worker has at once: of those who read what there is, and of those who follow."""
+"""Most concurrent reads of output per worker: by readers of the present output, and by followers."""
 
 PLAN_PLACES: Final = 4
 LIST_PLACES: Final = 2
-"""Questions for plans and for checkpoints that a worker has at once."""
+"""Most concurrent questions per worker: for plans, and for checkpoints."""
 
 FRAME_LIMIT: Final = 256
-"""Frames that may wait for a worker. More means that it doesn't read: its session ends."""
+"""Most frames that may wait for a worker. Beyond the limit, the session of the worker ends."""
 
 Write: TypeAlias = Callable[[ConnectResponse], Awaitable[bool]]
-"""Sends a frame. False: the worker is gone."""
+"""Sends a frame. False: the worker has disconnected."""
 
 
 @final
 class Session:
     """One worker's stream.
 
-    Most of thousands of streams are idle. So the task that writes exists only while a frame waits.
+    Most of thousands of streams are idle, so the writer task exists only while a frame waits.
     """
 
     def __init__(self, hello: Hello) -> None:
         self.session_id = SessionId(f"s-{uuid.uuid4().hex[:12]}")
         self.hello = hello
         self.known: KnownWorker | None = None
-        """The worker, once it was welcomed."""
+        """The worker's record. None: the worker is not yet welcomed."""
         self.epoch = 0
         self.is_restored = False
-        """Whether the worker remembers later sessions than the store does, which may be a backup."""
+        """Whether the worker remembers a later session than the store, which may be a backup."""
         self.left = False
         """Whether the worker said goodbye."""
         self.earlier: frozenset[str] = frozenset()
-        """Commands of the worker that were on disk when this session began."""
+        """Ids of the worker's commands that were on disk when this session began."""
         self.welcomed = False
-        """Whether what the hello says has been compared with what is known."""
+        """Whether the hello was compared with the ledger."""
         self.loads = 0
-        """Loads that have come on this stream."""
+        """Number of loads on this stream."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the session has ended."""
         self.frames: list[ConnectResponse] = []
-        """Frames that wait."""
+        """Waiting frames."""
         self._write: Write | None = None
         self._on_end: Callable[[], None] | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Session:
         self._checkpoints: WorkerQueries[CheckpointAnswer] = WorkerQueries(LIST_PLACES)
 
     def open(self, write: Write, on_end: Callable[[], None]) -> None:
-        """Begins to send what waits.
+        """Starts to send the waiting frames.
 
         Args:
             write: Sends a frame.
@@ -94,7 +94,7 @@ class Session:
             self._on_end = on_end
 
     def send(self, frame: ConnectResponse) -> None:
-        """Queues a frame. A worker that doesn't read loses its session, never a command: it is sent again."""
+        """Queues a frame. At FRAME_LIMIT the session ends. The next session sends its commands again."""
         if self.ended.done():
             return
         if len(self.frames) >= FRAME_LIMIT:
@@ -104,7 +104,7 @@ class Session:
         self._begin_to_write()
 
     def end(self, reason: GoodbyeReason.ValueType | None = None, error: FleetError | None = None) -> None:
-        """Ends the stream after what is queued, with a goodbye if a reason is given. Only once."""
+        """Ends the stream after the queued frames and, if a reason is given, a goodbye. Idempotent."""
         if self.ended.done():
             return
         if reason is not None:
@@ -129,8 +129,8 @@ class Session:
             while self.frames:
                 if not await write(self.frames.pop(0)):
                     self._give_up()
-        except Exception:  # a defect, of which the worker's stream would know nothing
-            logger.exception("a write to worker %s has failed", self.hello.name)
+        except Exception:  # a defect, which must end the stream
+            logger.exception("a write to worker %s failed", self.hello.name)
             self._give_up()
         finally:
             self._writing = None
@@ -140,12 +140,12 @@ class Session:
         self.end()
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Waits until all that was queued is sent, or the time is over. None: without end."""
+        """Waits until all queued frames are sent, or the timeout expires. None: no timeout."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=timeout_s)
 
     def drain(self, reconnect_after_s: float, reason: GoodbyeReason.ValueType | None = None) -> None:
-        """Ends the stream, and asks the worker to connect again, not before so many seconds have passed."""
+        """Ends the stream, and asks the worker to reconnect after a delay."""
         drain = Drain(reconnect_after=duration(reconnect_after_s))
         self.send(ConnectResponse(drain=drain))
         self.end(reason)
@@ -153,10 +153,10 @@ class Session:
     async def read_output(
         self, request: ReadOutput, timeout_s: float, *, follow: bool = False
     ) -> OutputChunk:
-        """Asks the worker for a piece of output. Who follows waits for more, and holds up no other reader.
+        """Asks the worker for a chunk of output. Followers have their own places, and delay no other reader.
 
         Raises:
-            FleetError: OUTPUT_UNAVAILABLE, the worker did not answer.
+            FleetError: WORKER_UNAVAILABLE, the worker did not answer.
         """
 
         def send(question_id: str) -> None:
@@ -167,17 +167,17 @@ class Session:
             return await (self._follows if follow else self._reads).ask(send, timeout_s)
         except UnansweredError as error:
             raise FleetError(
-                errors_pb2.ERROR_REASON_OUTPUT_UNAVAILABLE,
+                errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
                 f"worker {self.hello.name} did not send the output: try again when it is connected",
             ) from error
 
     def answer_read(self, chunk: OutputChunk) -> None:
-        """Hands a piece of output to whoever asked."""
+        """Delivers a chunk of output to its reader."""
         self._reads.answer(chunk.read_id, chunk)
         self._follows.answer(chunk.read_id, chunk)
 
     async def plan(self, query: PlanQuery, timeout_s: float) -> PlanAnswer:
-        """Asks the worker what an operation would do.
+        """Asks the worker for the plan of an operation.
 
         Raises:
             FleetError: WORKER_UNAVAILABLE, the worker did not answer.
@@ -192,19 +192,19 @@ class Session:
         except UnansweredError as error:
             name, agent = self.hello.name, self.hello.agent_version or "of an unknown version"
             why = (
-                f"worker {name} went away while it was asked for a plan: ask again when it is connected"
+                f"worker {name} disconnected before it sent a plan: ask again when it is connected"
                 if error.ended
-                else f"worker {name} (agent {agent}) sent no plan within {timeout_s:g} s: it is busy, so ask "
-                "again later, or it is older than plans, so update it"
+                else f"worker {name} (agent {agent}) sent no plan within {timeout_s:g} s: ask again later, "
+                "or update the worker if its agent is older than plans"
             )
             raise FleetError(errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE, why, worker=name) from error
 
     def answer_plan(self, answer: PlanAnswer) -> None:
-        """Hands a plan to whoever asked."""
+        """Delivers a plan to its requester."""
         self._plans.answer(answer.plan_id, answer)
 
     async def list_checkpoints(self, query: CheckpointQuery, timeout_s: float) -> CheckpointAnswer:
-        """Asks the worker for some of the checkpoints on its disk.
+        """Asks the worker for a page of the checkpoints on its disk.
 
         Raises:
             FleetError: WORKER_UNAVAILABLE, the worker did not answer.
@@ -225,5 +225,5 @@ class Session:
             ) from error
 
     def answer_checkpoints(self, answer: CheckpointAnswer) -> None:
-        """Hands a list of checkpoints to whoever asked."""
+        """Delivers a page of checkpoints to its requester."""
         self._checkpoints.answer(answer.query_id, answer)

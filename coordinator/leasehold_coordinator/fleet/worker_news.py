@@ -31,12 +31,12 @@ class WorkerNews:
         self._events = events
         self._published_states: dict[str, WorkerState.ValueType] = {}
         self._published_hellos: dict[str, Hello] = {}
-        """By worker: what its GPUs were when they were published last."""
+        """The hello at the last publication, by worker id. Reveals removed GPUs."""
         self._told_conditions: dict[str, Conditions] = {}
-        """By worker. What is wrong when it first reports after our start is told, also if it was before."""
+        """The published conditions, by worker id. A restart of the coordinator publishes all again."""
 
     def publish(self, known: KnownWorker) -> None:
-        """Tells watchers of a worker and its GPUs."""
+        """Publishes a worker and its GPUs to watchers."""
         worker, gpus = self._reader.worker(known), self._reader.gpus(known)
         if known.reported:
             self._publish_gone_gpus(worker.worker_id, known.hello)
@@ -85,7 +85,7 @@ class WorkerNews:
             self._told_conditions[worker_id] = told
 
     def publish_silent_workers(self) -> None:
-        """Tells watchers of workers whose state has changed by the passing of time."""
+        """Publishes workers whose state has changed only by the passing of time."""
         now, registry = time.monotonic(), self._reader.registry
         for known in registry:
             worker_id, state = known.hello.worker_id, registry.state(known, now)
@@ -99,21 +99,21 @@ class WorkerNews:
                 self._reader.fleet_hub.publish(worker_id, response)
 
     def end_lost_sessions(self) -> None:
-        """Ends the streams of workers that are lost: gRPC answers pings also for an agent that hangs.
+        """Ends the streams of LOST workers: gRPC answers pings also for an agent that hangs.
 
-        What such a worker may be doing is not known, which is told once it has no stream.
+        Commands of a worker become UNKNOWN only once the worker has no stream.
         """
         now = time.monotonic()
         for session in self._reader.sessions.values():
             if (known := session.known) is None or now - known.last_seen < LOST_MIN_S:
-                continue  # nearly all, twice in a second
+                continue  # the common case: this runs twice per second for each worker
             if self._reader.registry.state(known, now) == worker_pb2.WORKER_STATE_LOST:
                 silent_s = now - known.last_seen
                 session.end(
                     session_pb2.GOODBYE_REASON_UNSPECIFIED,
                     FleetError(
                         errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
-                        f"nothing came from worker {session.hello.name} for {silent_s:.0f} s: connect again",
+                        f"worker {session.hello.name} sent nothing for {silent_s:.0f} s: connect again",
                         worker=session.hello.name,
                     ),
                 )

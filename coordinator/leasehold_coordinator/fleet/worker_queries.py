@@ -1,4 +1,4 @@
-"""Questions to a peer that wait for their answers: each has an id, a deadline, and one answer at most."""
+"""Questions to a peer. Each has an id, a deadline, and at most one answer."""
 
 import asyncio
 import uuid
@@ -12,11 +12,11 @@ class UnansweredError(Exception):
     """No answer came.
 
     Attributes:
-        ended: The peer is gone. False: it had its time, and said nothing.
+        ended: The peer has disconnected. False: the peer did not answer in time.
     """
 
     def __init__(self, *, ended: bool) -> None:
-        super().__init__("the peer is gone" if ended else "the peer did not answer in time")
+        super().__init__("the peer has disconnected" if ended else "the peer did not answer in time")
         self.ended = ended
 
 
@@ -25,8 +25,8 @@ class WorkerQueries(Generic[Answer]):
     """The questions of one kind to one peer.
 
     Args:
-        places: Questions that the peer may have at once. Others wait here, so that those nobody waits for any
-            more are never sent.
+        places: Most concurrent questions to the peer. Further questions wait here, and are never sent if
+            their callers are cancelled meanwhile.
     """
 
     __slots__ = ("_count", "_ended", "_places", "_waiting")
@@ -34,22 +34,22 @@ class WorkerQueries(Generic[Answer]):
     def __init__(self, places: int) -> None:
         self._count = places
         self._places: asyncio.Semaphore | None = None
-        """Made with the first question, since most peers are never asked."""
+        """Created by the first question, since most peers are never asked."""
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._ended = False
 
     async def ask(self, send: Callable[[str], None], timeout_s: float) -> Answer:
-        """Asks, and waits for the answer. Whoever is cancelled meanwhile is no longer answered.
+        """Asks, and waits for the answer. A cancelled caller gets no answer.
 
-        A question that was sent keeps its place until its answer comes or its time is over, also where the
-        caller is cancelled: the peer is at work on it.
+        A sent question keeps its place until its answer or its deadline, even if the caller is cancelled,
+        since the peer still works on it.
 
         Args:
-            send: Sends the question with the id that it is given.
-            timeout_s: How long the answer may take, the wait for a place included.
+            send: Sends the question with the given id.
+            timeout_s: How long the answer may take, including the wait for a place.
 
         Raises:
-            UnansweredError: There is none.
+            UnansweredError: No answer came.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -82,13 +82,13 @@ class WorkerQueries(Generic[Answer]):
         return answer.result()
 
     def answer(self, question_id: str, answer: Answer) -> None:
-        """Hands an answer to whoever asked; one that came too late is dropped."""
+        """Delivers an answer to its caller. A late answer is dropped."""
         waiting = self._waiting.get(question_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def end(self) -> None:
-        """The peer is gone: whoever waits is told so, and so is who asks later."""
+        """Fails all waiting and later questions, since the peer has disconnected."""
         self._ended = True
         for waiting in list(self._waiting.values()):
             waiting.cancel()

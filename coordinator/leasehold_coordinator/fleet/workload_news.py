@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 GONE: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERRUPTED,
-    "its worker restarted and does not have it any more: look at its host, then run it again",
+    "the worker restarted and has lost the workload: look for its processes on the host, then run it again",
     concluded_by="coordinator",
 )
-"""The worker did not say that the workload has ended: see :func:`is_presumed`."""
+"""The error of a workload that a worker's hello lacks. The end is only presumed: see :func:`is_presumed`."""
 
 
 async def find_ended(reader: FleetReader, reports: Sequence[Workload]) -> dict[str, Workload | None]:
-    """Those of the reported workloads that have ended as far as is known, by id. None: it was deleted.
+    """The records of reported workloads that have ended, by id. None: it was deleted.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION, a report breaks a rule; STORAGE_UNAVAILABLE.
+        FleetError: PROTOCOL_VIOLATION, a report is invalid. STORAGE_UNAVAILABLE.
     """
     for reported in reports:
         check_workload(reported)
@@ -49,17 +49,17 @@ def news(
     *,
     is_complete: bool = False,
 ) -> list[Workload]:
-    """The workloads that a worker's reports change, as they are to be saved.
+    """The new records of workloads that a worker's reports change. The caller saves them.
 
     Args:
         reader: What is known.
         reports: The workloads.
-        over: What :func:`find_ended` found.
+        over: The result of :func:`find_ended`.
         session: The session that they came on.
         is_complete: Whether the worker has no others: those that it lacks have failed.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION, they are too many.
+        FleetError: PROTOCOL_VIOLATION, the worker has too many unfinished workloads.
     """
     worker_id, now = session.hello.worker_id, now_timestamp()
     changed: list[Workload] = []
@@ -68,20 +68,24 @@ def news(
         known = reader.workloads.get(reported.workload_id)
         owner = known or over.get(reported.workload_id)
         if owner is not None and owner.worker_id != worker_id:
-            logger.warning("worker %s reported %s, which is another's", worker_id, owner.workload_id)
+            logger.warning("worker %s reported %s of another worker", worker_id, owner.workload_id)
         elif known is not None:
             if reported.status.generation > known.status.generation:
                 changed.append(reported_again(known, reported))
         elif owner is None and _is_name_elsewhere(reader, reported.workload_id, worker_id):
-            # An id is looked for before a name: requests for the other workload would go to this one.
-            logger.warning("worker %s reported the name %s as an id", worker_id, reported.workload_id)
+            # Requests find ids before names: a request for the other workload would reach this one.
+            logger.warning(
+                "worker %s reported the id %s, which is the name of another worker's workload",
+                worker_id,
+                reported.workload_id,
+            )
         elif owner is None and reported.workload_id in over and is_ended(reported.status.state):
             continue  # a client deleted it
         elif owner is None:
             changed.append(registered(reported, worker_id, now))
             new += not is_ended(reported.status.state)
         elif is_presumed(owner) and not is_presumed(reported):
-            logger.warning("workload %s is back: its worker still has it", owner.workload_id)
+            logger.warning("workload %s had not ended: its worker reported it again", owner.workload_id)
             changed.append(reported_again(owner, reported))
     if (
         new
@@ -90,7 +94,8 @@ def news(
     ):
         raise FleetError(
             errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-            f"{count} workloads that have not ended are too many for one worker: {WORKLOAD_LIMIT} fit",
+            f"{count} workloads that have not ended are too many for one worker: the limit is "
+            f"{WORKLOAD_LIMIT}",
             field="workload",
         )
     if is_complete:

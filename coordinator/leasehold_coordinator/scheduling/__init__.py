@@ -1,1 +1,1 @@
-"""Which worker and which GPUs suit a workload. Pure."""
+"""The choice of a worker and GPUs for a workload. Pure."""

@@ -1,6 +1,6 @@
-"""Workers that could take a new workload, as the planner sees them. Pure.
+"""The planner's view of workers for a new workload. Pure.
 
-What is known here is necessary, and not enough: the worker has the last word.
+The planner knows only what workers last reported. The chosen worker may still refuse the workload.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ class CandidateGpu:
     """A GPU of a candidate.
 
     Attributes:
-        gpu: What NVML says of it.
-        state: What its slot is doing.
-        lease: What its worker last reported of it.
-        awaited: A command that has not ended names it as one to take.
-        lent: A helper leases it, which gives it back to whoever comes.
+        gpu: The facts of NVML about the GPU.
+        state: The state of its slot.
+        lease: Its last reported lease entry.
+        awaited: An unfinished command will take the GPU by name.
+        lent: A preemptible workload leases the GPU, and yields on request.
     """
 
     gpu: Gpu
@@ -36,12 +36,12 @@ class CandidateGpu:
     lent: bool = False
 
     def is_open_to(self, resources: Resources) -> bool:
-        """Whether a workload with these needs may get it now."""
+        """Whether a workload with these resources may get the GPU now."""
         in_reach = self.state == FREE or (self.state == FOREIGN and resources.allow_foreign)
         return in_reach and not self.awaited and not self.is_crowded_for(resources)
 
     def is_crowded_for(self, resources: Resources) -> bool:
-        """Whether sleeping workloads leave too little of its memory."""
+        """Whether sleeping workloads leave too little of the GPU's memory."""
         wanted_bytes = resources.gpu_memory_bytes
         kept_bytes = self.lease.asleep_bytes if wanted_bytes else 0
         return kept_bytes > 0 and self.gpu.memory_total_bytes - kept_bytes < wanted_bytes
@@ -53,12 +53,12 @@ class Candidate:
 
     Attributes:
         worker_id: Its id.
-        name: What people call it.
+        name: Its name.
         gpus: Its GPUs by UUID, in slot order.
-        promised: GPUs, of those that are free, that commands which have not ended may still take.
-        cordon: It is out of service for new work. None: it isn't.
-        machine: What of its host is free. None: it did not say.
-        most: No candidate after this one has more free GPUs. None: the candidates are in no order.
+        promised: Number of free GPUs that unfinished commands may still take without naming them.
+        cordon: The cordon of the worker. None: not cordoned.
+        machine: Total and free resources of its host. None: unknown.
+        most: Most free GPUs of this and of all later candidates. None: the candidates are unordered.
     """
 
     worker_id: str
@@ -70,26 +70,26 @@ class Candidate:
     most: int | None = None
 
     def suitable(self, resources: Resources) -> list[CandidateGpu]:
-        """Its GPUs of the kind that is wanted, whoever has them."""
+        """The GPUs that match the request, free or not."""
         return [one for one in self.gpus.values() if suits(one.gpu, resources)]
 
     def open_gpus(self, resources: Resources) -> list[CandidateGpu]:
-        """Its GPUs that a workload with these needs may get, of any kind, those of helpers included."""
+        """The GPUs of any kind that a workload may get, including those of preemptible workloads."""
         return [one for one in self.gpus.values() if one.lent or one.is_open_to(resources)]
 
     def room(self, resources: Resources) -> int:
-        """GPUs that a new workload with these needs can get at most, those of helpers included."""
+        """Most GPUs that a new workload can get, including those of preemptible workloads."""
         is_open = self.open_gpus(resources)
         suitable_open = sum(suits(one.gpu, resources) for one in is_open)
         return max(0, min(suitable_open, len(is_open) - self.promised))
 
     def spare(self, resources: Resources) -> int:
-        """GPUs that it can get without a helper giving any back."""
+        """Most GPUs that a new workload can get without preemption."""
         lent = sum(one.lent and suits(one.gpu, resources) for one in self.gpus.values())
         return max(0, self.room(resources) - lent)
 
     def units(self, resources: Resources) -> int | None:
-        """Units that a new workload can get at most. None: the worker does not count its GPUs by units."""
+        """Most units that a new workload can get. None: a matching GPU has no units."""
         units = [one.gpu.units for one in self.open_gpus(resources) if suits(one.gpu, resources)]
         if not all(units):
             return None
@@ -97,7 +97,7 @@ class Candidate:
 
 
 def suits(gpu: Gpu, resources: Resources) -> bool:
-    """Whether a GPU is of the kind that is wanted. What is not known of it speaks for it."""
+    """Whether a GPU matches the request. An unknown property counts as a match."""
     if resources.gpu_uuids and gpu.uuid not in resources.gpu_uuids:
         return False
     if resources.gpu_name and gpu.name != resources.gpu_name:
@@ -109,5 +109,5 @@ def suits(gpu: Gpu, resources: Resources) -> bool:
 
 
 def least_gpus(resources: Resources) -> int:
-    """The fewest GPUs that can satisfy these needs."""
+    """The fewest GPUs that can satisfy a request."""
     return max(resources.gpu_count, 1 if resources.gpu_units else 0)

@@ -1,4 +1,4 @@
-"""On which worker a new workload runs. Pure."""
+"""Chooses the worker of a new workload. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -16,32 +16,33 @@ from leasehold_coordinator.scheduling.shortages import Shortage, shortage_of, wa
 _REMEDIES: Final[dict[ErrorReason.ValueType, str]] = {
     errors_pb2.ERROR_REASON_NO_FREE_GPU: "suspend or stop a workload, or ask for less",
     errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES: "stop a workload, or ask for less",
-    errors_pb2.ERROR_REASON_CORDONED: "`leasehold uncordon` one, or connect another",
+    errors_pb2.ERROR_REASON_CORDONED: "`leasehold uncordon` a worker, or connect another",
 }
-"""What to do about each reason. Where workers lack different things, the first that one lacks counts."""
+"""The remedy by reason. If workers have different shortages, the first of these reasons is reported."""
 
 HEALTH_TEXT_LIMIT: Final = 256
-"""Characters of what is known against a GPU that a refusal repeats."""
+"""Most characters of a GPU's health reason in a refusal."""
 
 _NOT_FREE: Final[dict[SlotState.ValueType, ErrorReason.ValueType]] = {
     lease_pb2.SLOT_STATE_CORDONED: errors_pb2.ERROR_REASON_CORDONED,
     lease_pb2.SLOT_STATE_UNHEALTHY: errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
     lease_pb2.SLOT_STATE_FOREIGN: errors_pb2.ERROR_REASON_FOREIGN_PROCESS,
 }
-"""Reasons of GPUs that nobody leases and that are not free all the same."""
+"""The reasons for GPUs that are neither leased nor free, by state."""
 
 
 def choose_worker(candidates: Iterable[Candidate], resources: Resources) -> Candidate:
-    """The candidate that has what is wanted, and most free GPUs of it; among equals the first by name.
+    """The candidate with the most free matching GPUs among those that satisfy the request, then by name.
 
     Args:
-        candidates: In any order. Those with a :attr:`Candidate.most` are ordered by it, most first, and then
-            by name. No more of these are taken than the choice needs.
-        resources: What is wanted.
+        candidates: Either in any order, or by :attr:`Candidate.most`, most first, and then by name. Ordered
+            candidates are read only as far as the choice needs.
+        resources: The requested resources.
 
     Raises:
-        FleetError: WORKER_UNAVAILABLE without any candidate; CORDONED where all are; INSUFFICIENT_RESOURCES
-            where only CPU, memory or disk lack; else NO_FREE_GPU. It says of each worker why.
+        FleetError: UNKNOWN_GPU. WORKER_UNAVAILABLE, there is no candidate. CORDONED, all candidates are
+            cordoned. INSUFFICIENT_RESOURCES, only CPU, memory or disk are short. NO_FREE_GPU otherwise. The
+            message names the shortage of each worker.
     """
     if resources.gpu_uuids:
         candidates = list(candidates)
@@ -56,7 +57,7 @@ def choose_worker(candidates: Iterable[Candidate], resources: Resources) -> Cand
     best_rank = (0, "")
     for candidate in candidates:
         if best is not None and candidate.most is not None and (-candidate.most, candidate.name) > best_rank:
-            break  # neither this one nor any after it goes first
+            break  # no remaining candidate ranks higher
         shortage = shortage_of(candidate, resources)
         if shortage is not None:
             shortages.append(shortage)
@@ -82,18 +83,20 @@ def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:
     if all(shortage.for_good for shortage in shortages):
         is_about_gpus = reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
         remedy = "ask for less, or for GPUs of another kind" if is_about_gpus else "ask for less"
-    field = "gpu_count" if reason == errors_pb2.ERROR_REASON_NO_FREE_GPU else "resources"
+    field = "spec.resources"
+    if reason == errors_pb2.ERROR_REASON_NO_FREE_GPU:
+        field = "spec.resources.gpu_count"
     return FleetError(reason, f"{wanted_text(resources)}; {whys}: {remedy}", field=field)
 
 
 def check_named_gpus(
     candidates: Sequence[Candidate], gpu_uuids: Sequence[str], resources: Resources
 ) -> Candidate:
-    """The candidate that has these very GPUs, all of them free and of the kind that is wanted.
+    """The candidate with these GPUs, if all are free and match the request.
 
     Raises:
-        FleetError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY, FOREIGN_PROCESS,
-            INSUFFICIENT_RESOURCES, or INVALID_ARGUMENT where the count differs.
+        FleetError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY, FOREIGN_PROCESS or
+            INSUFFICIENT_RESOURCES. INVALID_ARGUMENT, the number of GPUs differs from ``gpu_count``.
     """
     if len(set(gpu_uuids)) != len(gpu_uuids):
         raise FleetError(
@@ -102,8 +105,8 @@ def check_named_gpus(
     if resources.gpu_count not in (0, len(gpu_uuids)):
         raise FleetError(
             errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-            f"{len(gpu_uuids)} GPUs are named and gpu_count is {resources.gpu_count}: make them agree",
-            field="gpu_count",
+            f"{len(gpu_uuids)} GPUs are named and gpu_count is {resources.gpu_count}: leave gpu_count out",
+            field="spec.resources.gpu_count",
         )
     for candidate in candidates:
         if set(gpu_uuids) <= candidate.gpus.keys():
@@ -116,7 +119,7 @@ def check_named_gpus(
     message = (
         f"no connected worker has {unknown[0]}: `leasehold get gpus` lists them"
         if unknown
-        else "the named GPUs are on several workers: name those of one"
+        else "the named GPUs are on several workers: name GPUs of one worker"
     )
     raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_GPU, message, field="gpu_uuids")
 
@@ -126,7 +129,7 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
     if not suits(one.gpu, resources):
         raise FleetError(
             errors_pb2.ERROR_REASON_NO_FREE_GPU,
-            f"{uuid} ({one.gpu.name}) is not of the kind that is wanted: name another, or ask for less",
+            f"{uuid} ({one.gpu.name}) does not match the request: choose another GPU, or ask for less",
             gpu_uuid=uuid,
         )
     if one.is_open_to(resources):
@@ -136,9 +139,9 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
             why = f"is cordoned{cordon_text(one.lease.cordon)}: choose another, or `leasehold uncordon` it"
         case lease_pb2.SLOT_STATE_UNHEALTHY:
             health = f" ({one.lease.health_reason[:HEALTH_TEXT_LIMIT]})" if one.lease.health_reason else ""
-            why = f"is unhealthy{health}: choose another, or mend it and `leasehold gpu reset-health` it"
+            why = f"is unhealthy{health}: choose another, or repair it and run `leasehold gpu reset-health`"
         case lease_pb2.SLOT_STATE_FOREIGN:
-            remedy = "choose another, end or adopt that, or ask with `--allow-foreign`"
+            remedy = "choose another, end or adopt the process, or ask with `--allow-foreign`"
             why = f"is held by {foreign_text(one.lease)}: {remedy}"
         case _ if one.is_crowded_for(resources):
             kept = size(one.lease.asleep_bytes)

@@ -1,4 +1,4 @@
-"""Why a worker can't take a workload, in words that name what it has and who holds it. Pure."""
+"""The reasons why a worker can't take a workload, in words. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ class Shortage:
     """What a worker lacks for a workload.
 
     Attributes:
-        worker: Its name.
+        worker: The worker's name.
         reason: NO_FREE_GPU, CORDONED or INSUFFICIENT_RESOURCES.
-        why: In words.
-        for_good: It would lack it also if nobody had anything of it.
+        why: The shortage in words.
+        for_good: The worker is too small even when it is idle.
     """
 
     worker: str
@@ -42,7 +42,7 @@ class Shortage:
 
 
 def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
-    """The first thing that a worker lacks for a workload. None: nothing that is known here."""
+    """The first shortage of a worker for a workload. None: the coordinator knows of no shortage."""
     if candidate.cordon is not None:
         why = f"is cordoned{cordon_text(candidate.cordon)}"
         return Shortage(candidate.name, errors_pb2.ERROR_REASON_CORDONED, why)
@@ -105,7 +105,7 @@ def _is_too_small(machine: MachineResources, resources: Resources) -> bool:
 
 
 def wanted_text(resources: Resources) -> str:
-    """What is wanted, as the beginning of a sentence."""
+    """The request in words, as the beginning of a message."""
     parts = []
     if resources.gpu_count:
         parts.append(gpus(resources.gpu_count))
@@ -121,5 +121,4 @@ def wanted_text(resources: Resources) -> str:
         parts.append(f"{size(resources.memory_bytes)} memory")
     if resources.disk_bytes:
         parts.append(f"{size(resources.disk_bytes)} disk")
-    is_one = parts == [gpus(1)]
-    return f"{', '.join(parts) or 'a worker'} {'is' if is_one or not parts else 'are'} wanted"
+    return f"requested {', '.join(parts) or 'a worker'}"

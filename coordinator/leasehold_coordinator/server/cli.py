@@ -10,8 +10,8 @@ import click
 from leasehold_coordinator import __version__
 
 GARBAGE_OBJECTS: Final = 10_000
-"""New objects after which Python looks for garbage, in place of 700. A session has hundreds of objects that
-stay, so thousands of hellos made the collector look at all of them again and again."""
+"""Allocations between two garbage collections, instead of Python's 700. A session has hundreds of long-lived
+objects, which frequent collections would scan again during thousands of hellos."""
 
 
 @click.command(name="coordinator")
@@ -54,18 +54,18 @@ def command(
     config_path: Path | None,
     log_level: str | None,
 ) -> None:
-    """Run the coordinator, to which workers connect and clients talk.
+    """Run the coordinator, the server for workers and clients.
 
-    It prints one line to standard output once it serves. It can be stopped at any time: commands are
-    stored before they are answered, and workers come back by themselves.
+    The coordinator prints one line to standard output once it serves. It can be stopped at any time:
+    commands are stored before they are answered, and workers reconnect by themselves.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the server listens: without a traceback
-    gc.disable()  # nothing that is imported is garbage, and looking for some is a tenth of the start
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback on Ctrl-C before the server listens
+    gc.disable()  # imports make no garbage, and collections take a tenth of the start
     from leasehold_coordinator.server import (
-        daemon,  # late: `leasehold coordinator --help` needs nothing of it
+        daemon,  # imported late, which keeps `leasehold coordinator --help` fast
     )
 
-    gc.freeze()  # modules stay, so no later collection has to visit their objects
+    gc.freeze()  # later collections skip the objects of modules
     gc.set_threshold(GARBAGE_OBJECTS)
     gc.enable()
     daemon.run(

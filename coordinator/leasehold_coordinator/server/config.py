@@ -15,11 +15,11 @@ DEFAULT_LISTEN: Final = "127.0.0.1:7400"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 FILE_LIMIT_BYTES: Final = 1_000_000
-"""What a settings file may have."""
+"""Most bytes of a settings file."""
 
 
 def default_database() -> str:
-    """Where a coordinator that nobody configured keeps its store."""
+    """The default path of the store."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return str(Path(base) / "leasehold/coordinator.sqlite3")
 
@@ -28,27 +28,27 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """A coordinator's settings. Its fields are the keys of the file."""
 
     listen: str = DEFAULT_LISTEN
-    """Address to serve on, HOST:PORT; port 0 takes a free one."""
+    """Address to serve on, HOST:PORT. Port 0 takes a free port."""
     database: str = msgspec.field(default_factory=default_database)
     """Path of the SQLite store, or a URL of SQLAlchemy."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0
     """How long events, ended commands and ended workloads are kept, in seconds of service after their end.
-    The host's clock has no part in it."""
+    Jumps of the host's clock have no effect."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
 
 def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
-    """Reads the file, and puts the flags that were given over it.
+    """Reads the settings file. Flags override its settings.
 
     Args:
-        path: The file; None reads the system's, if there is one.
-        flags: Fields by name; None for those that were not given.
+        path: The file. None: the system's file, if it exists.
+        flags: Settings by name. None: not given.
 
     Raises:
-        StartError: The file can't be read, or breaks a rule; the text says which.
+        StartError: The file can't be read, or a setting is invalid.
     """
     file = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
     config = CoordinatorConfig() if file is None else _read(file)
@@ -58,7 +58,7 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise StartError(f"the address {config.listen!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
     if config.log_level not in LOG_LEVELS:
-        raise StartError(f"the log level {config.log_level!r} is none of {', '.join(LOG_LEVELS)}")
+        raise StartError(f"unknown log level {config.log_level!r}: give one of {', '.join(LOG_LEVELS)}")
     if not 0.05 <= config.load_interval_s <= 3600:
         raise StartError(
             f"the load interval {config.load_interval_s:g} s is out of range: give 0.05 to 3600 seconds"
@@ -72,14 +72,14 @@ def _content(path: Path) -> bytes:
     """The content of a settings file.
 
     Raises:
-        OSError: It can't be read, is no regular file, or is too large. A pipe or a device may never end.
+        OSError: The file can't be read, is too large, or is not a regular file. Reading a pipe may never end.
     """
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         data = file.read(FILE_LIMIT_BYTES + 1)
     if len(data) > FILE_LIMIT_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes, which is the limit")
+        raise OSError(errno.EFBIG, f"it has more than {FILE_LIMIT_BYTES} bytes")
     return data
 
 

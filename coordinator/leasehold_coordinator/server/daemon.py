@@ -1,4 +1,4 @@
-"""The coordinator as a daemon: its settings, its log, its umask and its loop."""
+"""The coordinator as a daemon: settings, log, umask and event loop."""
 
 import asyncio
 import logging
@@ -20,15 +20,15 @@ from leasehold_coordinator.server.config import CoordinatorConfig, load_config
 from leasehold_coordinator.server.server import serve
 
 DESCRIPTOR_LIMIT: Final = 65_536
-"""Files and connections that the coordinator opens at most. Each worker and each client has a connection."""
+"""Most open files and connections of the coordinator. Each worker and each client has a connection."""
 
 
 def run(config_path: Path | None, **flags: object) -> None:
-    """Serves until it is stopped. Exits with 2 where it can't start, after one line that says why.
+    """Serves until the process is stopped. If the start fails, prints the reason and exits with 2.
 
     Args:
-        config_path: The settings file. None: the system's, if there is one.
-        flags: Settings by name, which go before those of the file; None for those that were not given.
+        config_path: The settings file. None: the system's file, if it exists.
+        flags: Settings by name, which override the file. None: not given.
     """
     try:
         _serve(load_config(config_path, **flags))
@@ -39,7 +39,7 @@ def run(config_path: Path | None, **flags: object) -> None:
 
 def _serve(config: CoordinatorConfig) -> None:
     _raise_descriptor_limit()
-    os.umask(0o077)  # the store has what workloads were given as secrets
+    os.umask(0o077)  # the store holds environment variables of workloads, which may be secrets
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     handler.addFilter(LineBound())
@@ -55,7 +55,7 @@ def _serve(config: CoordinatorConfig) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raises the soft limit, often 1024, within the hard limit. One host could take up so few connections."""
+    """Raises the soft limit within the hard limit. One host could use up the usual soft limit of 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTOR_LIMIT if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTOR_LIMIT)
     if soft != resource.RLIM_INFINITY and soft < most:

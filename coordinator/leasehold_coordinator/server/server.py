@@ -1,4 +1,4 @@
-"""The coordinator as a whole: builds the parts and serves until it is told to stop."""
+"""Builds the parts of the coordinator, and serves until a signal stops it."""
 
 import asyncio
 import errno
@@ -49,13 +49,13 @@ logger = logging.getLogger(__name__)
 TICK_S: Final = 0.5
 STOP_GRACE_S: Final = 1.0
 RETURNS_PER_S: Final = 1000
-"""Workers that come back in each second after a stop."""
+"""Workers that reconnect per second after a stop of the coordinator."""
 
 LEAST_SPREAD_S: Final = 0.5
-"""Over which few workers come back."""
+"""The shortest time over which workers reconnect, for a small fleet."""
 
 PRUNE_INTERVAL_S: Final = 10.0
-"""Each time 500 rows of each kind may go, and of a store that is too large 10,000 more."""
+"""Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
 
 SERVICES: Final = tuple(
     service.full_name
@@ -75,7 +75,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
 
     Args:
         config: The settings.
-        on_listening: Called with HOST:PORT once it serves.
+        on_listening: Called with HOST:PORT once the coordinator serves.
 
     Raises:
         StartError: The address or the database can't be used.
@@ -94,7 +94,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         address = _listen(server, config.listen)
         await server.start()
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
-        logger.info("%d workloads and %d open commands are back after %.2f s", workloads, commands, loaded_s)
+        logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)
         on_listening(address)
         async with asyncio.TaskGroup() as tasks:
             background = [
@@ -120,7 +120,7 @@ async def _load(fleet: Fleet, database: str) -> None:
 
 
 def _send_away(fleet: Fleet) -> None:
-    """Ends every stream. The workers come back one after the other, to whoever serves then."""
+    """Ends every stream. Workers reconnect spread over time, to the next coordinator on this address."""
     spread_s = max(LEAST_SPREAD_S, len(fleet.sessions) / RETURNS_PER_S)
     for session in list(fleet.sessions.values()):
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
@@ -130,7 +130,7 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
     server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
     services = cast(grpc.aio.Server, _Services(server))
     reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
-    records = RecordChanges(fleet, requests)
+    records = RecordChanges(fleet, requests.decisions)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
         FleetService(reader, requests, records), services
     )
@@ -141,7 +141,7 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     SessionService(fleet, dispatcher).add_to(server)
-    health_servicer = health.aio.HealthServicer()  # the other one's Watch would hold up our end
+    health_servicer = health.aio.HealthServicer()  # Watch of the synchronous servicer would delay the stop
     for name in ("", *SERVICES):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
@@ -151,17 +151,17 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
 
 @final
 class _Services:
-    """A server to which generated code adds services, without registering their methods with gRPC's core.
+    """A server for generated code, which registers no method with gRPC's core.
 
-    gRPC's asyncio server keeps one task for each registered method, and looks at every one of them for each
-    call. All methods that are not registered share one task.
+    gRPC's asyncio server keeps one task for each registered method, and scans all of them at each call. All
+    unregistered methods share one task.
     """
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Registers nothing: the same handlers are added as generic ones."""
+        """Does nothing, since the same handlers are also added as generic handlers."""
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
@@ -174,10 +174,10 @@ def _listen(server: grpc.aio.Server, address: str) -> str:
 
 
 def _check_address(address: str) -> None:
-    """Tries the address before gRPC does, which would log a line of its own and not say why.
+    """Binds the address on trial. gRPC itself would log a line of its own, and would not report the cause.
 
     Raises:
-        StartError: It can't be listened on.
+        StartError: The coordinator can't listen on the address.
     """
     host, _, port = address.rpartition(":")
     refusals: list[OSError] = []
@@ -214,7 +214,7 @@ async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
 
 
 async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
-    """What time brings. No part is left out because another failed."""
+    """Runs all periodic tasks. A failed task does not prevent the others."""
     parts: tuple[Callable[[], Awaitable[None] | None], ...] = (
         fleet.worker_news.end_lost_sessions,
         dispatcher.tick,

@@ -1,16 +1,15 @@
-"""The number of a store's last commit, in a file apart from the store.
+"""The seal: the number of a store's last commit, in a file apart from the store.
 
-SQLite drops the rest of a write-ahead log that has one wrong bit, and opens the database as it was before.
-The store counts its commits, and each number is also written here, before anybody is told of that commit. A
-store whose number is smaller than the number here has lost commits.
+If one bit of a write-ahead log is wrong, SQLite drops the rest of the log and opens the older database. The
+store counts its commits, and also writes each number to the seal before it reports the commit as done. If the
+store's number is smaller than the seal's number, the store has lost commits.
 
-A number is written only after its commit is on disk, so a number that is behind proves nothing and does no
-harm. Numbers are therefore written without waiting for the disk. A killed process loses none of them, because
-the kernel has them. A power loss may take the numbers of the last moments: a second while commits follow each
-other, or the time after which the kernel writes by itself, which is half a minute by default. Commits that a
-disk lost in just these moments are not noticed; all earlier ones are.
+A number is written only after its commit is on disk, so a seal that is behind is harmless. Numbers are
+therefore written without waiting for the disk. The kernel holds them, so a killed process loses none. A power
+loss may lose the newest numbers: those of the last second while commits follow each other, otherwise those of
+the kernel's writeback delay, half a minute by default. A loss of just these commits remains unnoticed.
 
-Numbers go to two places in turn, each with its digest, so that a torn write leaves the number before.
+Numbers go to two places in turn, each with a digest. A torn write leaves the previous number valid.
 """
 
 import os
@@ -23,21 +22,21 @@ from typing import Final, final
 _NUMBER_BYTES: Final = 8
 _DIGEST_BYTES: Final = 16
 _PLACE_BYTES: Final = 512
-"""Disks write this many bytes whole, or not at all."""
+"""The size of a disk sector, which a disk writes completely or not at all."""
 
 SYNC_INTERVAL_S: Final = 1.0
-"""The shortest time between two waits for the disk."""
+"""The shortest time between two calls of fdatasync."""
 
 
 @final
 class CommitSeal:
-    """The open file. Everything here blocks.
+    """The open seal file. All methods block.
 
     Args:
-        path: The file. It is made if it is missing.
+        path: The file, which is created if it is missing.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: The file can't be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,10 +47,10 @@ class CommitSeal:
         self._synced_s = time.monotonic()
 
     def write(self, number: int) -> None:
-        """Keeps the number. Once per second, it is on disk before this returns.
+        """Writes the number. Once per second, also waits until the number is on disk.
 
         Raises:
-            OSError: The disk refuses it.
+            OSError: The write failed.
         """
         data = number.to_bytes(_NUMBER_BYTES, "big")
         os.pwrite(self._descriptor, data + _digest(data), number % 2 * _PLACE_BYTES)
@@ -61,7 +60,7 @@ class CommitSeal:
         self.number = number
 
     def close(self) -> None:
-        """Closes the file, which is then on disk as far as the disk takes it."""
+        """Closes the file, after a last fdatasync whose errors are ignored."""
         with suppress(OSError):
             os.fdatasync(self._descriptor)
         os.close(self._descriptor)

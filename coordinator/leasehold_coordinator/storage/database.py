@@ -1,7 +1,7 @@
-"""The database under the store: opened for one coordinator alone, and brought up to date.
+"""The database under the store: locked for one coordinator, and migrated to the newest tables.
 
-All is written on one connection. Two coordinators on one database would give out the same epochs. A SQLite
-file that has lost commits is refused, before anything of it is changed.
+Two coordinators on one database would give out the same epochs. All writes use one connection. A SQLite file
+that has lost commits is refused before any change.
 """
 
 import logging
@@ -20,13 +20,13 @@ from leasehold_coordinator.storage.store_file import BUSY_TIMEOUT_S, IN_USE, Sto
 logger = logging.getLogger(__name__)
 
 READERS: Final = 4
-"""Connections that are read on at once; each has a cache of its own."""
+"""Concurrent connections for reads, each with a cache of its own."""
 
 CACHE_KIB: Final = 1024
-"""What each connection to a SQLite file keeps in memory of it."""
+"""Page cache of each connection to a SQLite file."""
 
 ADVISORY_LOCK: Final = 0x6C65617365686F6C
-"""The key under which PostgreSQL keeps a database for one coordinator."""
+"""The key of the advisory lock that a coordinator takes on a PostgreSQL database."""
 
 
 @final
@@ -40,13 +40,13 @@ class Database:
 
     @classmethod
     def open(cls, database: str) -> "Database":
-        """Opens a database for this coordinator alone, and brings its tables up to date.
+        """Opens and locks a database for this coordinator, and migrates its tables.
 
         Args:
             database: Path of a SQLite file, or a URL of SQLAlchemy.
 
         Raises:
-            StartError: It can't be opened or written, or another coordinator has it.
+            StartError: The database can't be opened or written, or another coordinator has locked it.
         """
         with ExitStack() as undone:
             try:
@@ -72,16 +72,16 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A transaction of the one who writes.
+        """A transaction on the writer's connection.
 
         Raises:
-            SQLAlchemyError: The database is not ours any more, or can't be written. Nothing was changed.
+            SQLAlchemyError: The lock on the database was lost, or the write failed. Nothing was changed.
         """
         number = 0
         if self.file is not None:
             self.file.require_in_place()
         with self.writer.begin():
-            _take_for_us(self.writer)  # again: a connection that broke has lost it
+            _take_for_us(self.writer)  # taken again, since a broken connection loses the lock
             yield self.writer
             if self.file is not None:
                 number = self.file.count(self.writer)
@@ -90,7 +90,7 @@ class Database:
             self._shorten_log(self.file)
 
     def _shorten_log(self, file: StoreFile) -> None:
-        """Keeps the write-ahead log short. What was committed holds where that fails."""
+        """Keeps the write-ahead log short. A failure does not affect the commit."""
         try:
             file.shorten_log(self.writer)
         except (sqlite3.Error, OSError) as error:
@@ -98,12 +98,12 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A connection to read on, from any thread."""
+        """A connection for reads, from any thread."""
         with self.engine.connect() as connection:
             yield connection
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes all connections, and releases the lock."""
         self.writer.close()
         self.engine.dispose()
         if self.file is not None:
@@ -111,7 +111,7 @@ class Database:
 
 
 def _prepare(engine: sa.Engine) -> sa.Connection:
-    """The connection that all is written on, to a database that is ours and up to date."""
+    """The writer's connection to the locked and migrated database."""
     connection = engine.connect()
     try:
         with connection.begin():
@@ -124,7 +124,7 @@ def _prepare(engine: sa.Engine) -> sa.Connection:
 
 
 def _file_of(url: sa.URL) -> Path | None:
-    """The file that a database is kept in. None: it is on a server, or in memory."""
+    """The file of a database. None: the database is on a server or in memory."""
     name = (url.database or "").removeprefix("file:")
     if url.get_backend_name() != "sqlite" or url.host or name in ("", ":memory:"):
         return None
@@ -132,10 +132,10 @@ def _file_of(url: sa.URL) -> Path | None:
 
 
 def _take_for_us(connection: sa.Connection) -> None:
-    """Takes a database of a PostgreSQL server for as long as this connection lives; a file has its own lock.
+    """Locks a PostgreSQL database for the lifetime of this connection. A SQLite file has its own lock.
 
     Raises:
-        SQLAlchemyError: Another coordinator uses it.
+        SQLAlchemyError: Another coordinator has the lock.
     """
     if connection.dialect.name == "postgresql":
         taken = connection.scalar(sa.select(sa.func.pg_try_advisory_lock(ADVISORY_LOCK)))
@@ -144,7 +144,7 @@ def _take_for_us(connection: sa.Connection) -> None:
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:
-    # Text that is no UTF-8 is one damaged row, and must not end the read of all others.
+    # Invalid UTF-8 means one damaged row, which must not fail the read of all other rows.
     connection.text_factory = _text
     try:
         for pragma in (
@@ -155,7 +155,7 @@ def _set_pragmas(connection: Any, _record: object) -> None:
         ):
             connection.execute(f"PRAGMA {pragma}").close()
     except BaseException:
-        connection.close()  # SQLAlchemy does not know it yet
+        connection.close()  # SQLAlchemy does not know this connection yet
         raise
 
 
@@ -167,14 +167,14 @@ _VERSION: Final = sa.table("alembic_version", sa.column("version_num"))
 
 
 def _migrate(connection: sa.Connection) -> None:
-    """Makes the tables of a new database, and brings those of an older release up to date."""
+    """Creates the tables of a new database, and migrates those of an older release."""
     tables = sa.inspect(connection).get_table_names()
     if not tables:
         METADATA.create_all(connection)
         connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
         connection.execute(sa.insert(_VERSION).values(version_num=NEWEST))
     elif connection.scalar(sa.select(_VERSION.c.version_num)) != NEWEST:
-        # Imported late: it takes as long as all else of a start.
+        # Imported late: the import takes as long as the rest of the start.
         from leasehold_coordinator.storage.migrate import migrate
 
         migrate(connection)

@@ -1,4 +1,4 @@
-"""Alembic: brings the tables of an older release up to date."""
+"""Runs Alembic, which migrates the tables of an older release."""
 
 from importlib.resources import files
 
@@ -9,10 +9,10 @@ import sqlalchemy as sa
 
 
 def migrate(connection: sa.Connection) -> None:
-    """Runs the migrations that a database lacks.
+    """Runs the missing migrations of a database.
 
     Raises:
-        SQLAlchemyError: They can't be run, or the database is of a newer release.
+        SQLAlchemyError: A migration failed, or the database is of a newer release.
     """
     config = alembic.config.Config()
     config.set_main_option("script_location", str(files("leasehold_coordinator") / "storage/migrations"))

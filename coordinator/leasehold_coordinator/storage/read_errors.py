@@ -1,4 +1,4 @@
-"""Errors of the store as refusals."""
+"""Turns errors of the store into refusals."""
 
 import sqlite3
 from typing import Any, Final
@@ -9,15 +9,15 @@ from leasehold.v1 import errors_pb2
 from leasehold_coordinator.errors import FleetError
 
 KEY_SHOWN: Final = 140
-"""Characters of a damaged row's key in messages."""
+"""Most characters of a damaged row's key in a message."""
 
 
 def damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
-    """A damaged row: its table, its key, and the remedy."""
+    """The refusal for a damaged row, with its table, its key and the remedy."""
     (key,) = table.primary_key.columns
     shown = ascii(row._mapping[key.name])[:KEY_SHOWN]
     return FleetError(
-        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
         f"row {shown} of table {table.name} in the coordinator's store is damaged: check the disk, then put "
         "a backup of the store in place, or delete the row",
         table=table.name,
@@ -26,13 +26,13 @@ def damaged(table: sa.Table, row: sa.Row[Any]) -> FleetError:
 
 
 def is_locked(error: Exception) -> bool:
-    """Whether another process holds the SQLite file. Each further try would wait for 10 s."""
+    """Whether another process has locked the SQLite file. Each retry would wait for 10 s."""
     return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def unavailable(done: str) -> FleetError:
-    """STORAGE_UNAVAILABLE, after the log has the cause."""
+    """The refusal STORAGE_UNAVAILABLE. The caller logs the cause."""
     return FleetError(
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-        f"the coordinator's store can't be {done}: look at its log and at the disk",
+        f"the coordinator's store can't be {done}: look at the coordinator's log and at the disk",
     )

@@ -1,7 +1,7 @@
 """The digest of each row of the store, by which a read notices a damaged row.
 
-SQLite has no checksum for the content of a row, and PostgreSQL's may be off. The digest is of the table's
-name and of every other column. Indexes have none: a row that a damaged index hides is not noticed.
+SQLite has no checksums of rows, and those of PostgreSQL may be off. The digest covers the table's name and
+every other column. Indexes have no digest, so a row that a damaged index hides remains unnoticed.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ import sqlalchemy as sa
 COLUMN: Final = "digest"
 
 Values: TypeAlias = Mapping[str, Any] | sa.RowMapping
-"""A row to write, or one that was read: values by column."""
+"""The values of a row by column, to write or as read."""
 
 _DIGEST_BYTES: Final = 16
 _RENEWED_ROWS: Final = 1_000
-"""Rows in memory at once while a migration makes digests."""
+"""Rows per page while a migration computes digests."""
 
 
 def row_digest(table: sa.Table, values: Values) -> bytes | None:
     """The digest of a row, given its values by column.
 
     Returns:
-        None: a value does not have its column's type, as only damage brings about.
+        The digest. None: a value does not have its column's type, which only damage can cause.
     """
     named: list[tuple[str, object]] = []
     for name, kind in _columns(table):
@@ -36,19 +36,19 @@ def row_digest(table: sa.Table, values: Values) -> bytes | None:
         named.append((name, value))
     try:
         data = msgspec.msgpack.encode((str(table.name), named))
-    except UnicodeEncodeError:  # text that was no UTF-8 on disk
+    except UnicodeEncodeError:  # the text on disk was not valid UTF-8
         return None
     return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def is_whole(table: sa.Table, values: Values) -> bool:
-    """Whether a row, all of whose columns were read, has its digest."""
+    """Whether the digest of a row matches its values. All columns must have been read."""
     digest: object = values[COLUMN]
     return digest is not None and digest == row_digest(table, values)
 
 
 def renew(connection: sa.Connection, table: sa.Table) -> None:
-    """Gives each row of a table its digest. A migration calls this once it has changed rows or columns."""
+    """Computes the digest of each row. A migration calls this after a change of rows or columns."""
     (key,) = table.primary_key.columns
     update = (
         sa.update(table).where(key == sa.bindparam("row_key")).values({COLUMN: sa.bindparam("row_digest")})
@@ -63,5 +63,5 @@ def renew(connection: sa.Connection, table: sa.Table) -> None:
 
 @lru_cache(maxsize=16)
 def _columns(table: sa.Table) -> tuple[tuple[str, type], ...]:
-    """Names and types of the columns that count, by name: a migration appends its columns."""
+    """Names and types of the digested columns, sorted by name: the order must not depend on migrations."""
     return tuple(sorted((str(one.name), one.type.python_type) for one in table.columns if one.name != COLUMN))

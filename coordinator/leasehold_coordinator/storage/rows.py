@@ -1,7 +1,7 @@
-"""The rows that the store writes, made of records."""
+"""Turns records into rows of the store."""
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import sqlalchemy as sa
 from leasehold.v1.event_pb2 import Event
@@ -17,7 +17,7 @@ from leasehold_coordinator.storage import schema
 
 @dataclass(frozen=True, slots=True)
 class StoredWorker:
-    """A worker that once connected: its epoch and its last hello, without leases and workloads."""
+    """A stored worker: its epoch and its last hello, without leases and workloads."""
 
     epoch: int
     hello: Hello
@@ -33,11 +33,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """Rows to delete, a few at a time, oldest first: those that had ended so many seconds of service ago.
+    """A deletion of the oldest rows, at most 500, that ended more than ``retention_s`` of service ago.
 
     Attributes:
         table: The table.
-        retention_s: So many seconds of service.
+        retention_s: The age in seconds of service.
         deleted: The keys of the deleted rows, once the write has returned.
     """
 
@@ -54,6 +54,8 @@ class CommandsOf:
         workload_id: The workload.
         deleted: The ids of the deleted commands, once the write has returned.
     """
+
+    table: ClassVar[sa.Table] = schema.commands
 
     workload_id: str
     deleted: list[str] = field(default_factory=list)
@@ -77,7 +79,7 @@ def worker_row(epoch: int, hello: Hello) -> Row:
 
 
 def clock_row() -> Row:
-    """The row that keeps for how long the store has been served."""
+    """The row with the total time in which the store was served."""
     return Row(schema.clock, {"clock_id": "served"})
 
 
@@ -109,6 +111,7 @@ def command_row(stored: StoredCommand) -> Row:
         {
             "command_id": command.command_id,
             "request_id": command.request_id or None,
+            "request_digest": stored.request_digest or None,
             "workload_id": command.workload_id,
             "worker_id": command.worker_id,
             "instance_id": stored.instance_id,

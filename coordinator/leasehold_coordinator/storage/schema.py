@@ -1,6 +1,6 @@
 """The tables. A change here needs a migration in ``migrations/versions``.
 
-Records are the protos themselves: what is queried stands in columns beside them. ``digest`` is of all other
+A record is a serialized proto. Fields that queries use have columns of their own. ``digest`` covers all other
 columns of a row: see :mod:`leasehold_coordinator.storage.row_digests`.
 """
 
@@ -26,8 +26,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0008"
-"""The newest migration, whose tables these are."""
+NEWEST: Final = "0009"
+"""The newest migration. It makes the tables below."""
 
 workers: Final = Table(
     "workers",
@@ -61,6 +61,7 @@ commands: Final = Table(
     METADATA,
     Column("command_id", String, primary_key=True),
     Column("request_id", String, unique=True),
+    Column("request_digest", LargeBinary),
     Column("workload_id", String, nullable=False),
     Column("worker_id", String, nullable=False),
     Column("instance_id", String, nullable=False),
@@ -78,8 +79,8 @@ commands: Final = Table(
 )
 """Commands as ``leasehold.v1.Command``.
 
-Beside it: the worker's instance that it was last sent to ('' before), whether the worker has said that it has
-it, and whether somebody asked to cancel it.
+``instance_id``, ``accepted``, ``cancel_requested`` and ``request_digest`` are fields of
+:class:`leasehold_coordinator.core.command_effects.StoredCommand`.
 """
 
 events: Final = Table(
@@ -96,7 +97,7 @@ events: Final = Table(
     Index("events_by_workload", "workload_id", "event_id"),
     Index("events_by_served_s", "served_s"),
 )
-"""Events as ``leasehold.v1.Event``, whose ids are in the order of their times."""
+"""Events as ``leasehold.v1.Event``. Their ids sort by time."""
 
 deletions: Final = Table(
     "deletions",
@@ -116,10 +117,10 @@ clock: Final = Table(
     Column("served_s", BigInteger),
     Column("digest", LargeBinary),
 )
-"""For how long the store has been served in all, by one row.
+"""The total time in which the store was served, in one row.
 
-Retention counts by this clock, since the host's may jump by weeks. ``served_s`` of another table is its value
-at the end of the row's command, workload or event. Absent: not ended.
+Retention uses this clock, since the host's clock may jump by weeks. ``served_s`` in another table is the
+value of this clock at the end of the row's command, workload or event. Absent: not ended.
 """
 
 commits: Final = Table(
@@ -132,7 +133,7 @@ commits: Final = Table(
 
 
 def put_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Inserts rows, each in the place of the one with its key if there is one. All have the same columns."""
+    """Inserts rows, or replaces rows with the same keys. All rows have the same columns."""
     text, parameters = _upsert(table, connection.dialect, tuple(rows[0]))
     connection.exec_driver_sql(text, [parameters(row) for row in rows])
 
@@ -141,11 +142,11 @@ def put_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]
 def _upsert(
     table: Table, dialect: Dialect, columns: tuple[str, ...]
 ) -> tuple[str, Callable[[dict[str, Any]], Any]]:
-    """The statement as the driver takes it, and what makes the driver's parameters of a row.
+    """The compiled statement, and a function that turns a row into the driver's parameters.
 
-    The values of rows are of types that drivers take. SQLAlchemy would look at each value again.
+    The values already have types of the driver, so SQLAlchemy's conversion of each value is skipped.
     """
-    # Both say it with the same words, and each has a class for them.
+    # Both dialects have the same syntax, but different classes.
     insert = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
     (key,) = table.primary_key.columns
     new = {one.name: insert.excluded[one.name] for one in table.columns if one is not key}
@@ -155,5 +156,5 @@ def _upsert(
 
 
 def event_id_at(time_ns: int) -> str:
-    """What the ids of the events of a moment begin with."""
+    """The beginning of an event's id, by its time."""
     return f"e-{time_ns:019d}"

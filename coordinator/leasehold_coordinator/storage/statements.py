@@ -1,4 +1,4 @@
-"""The statements that write changes to the tables."""
+"""Writes changes to the tables."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -12,11 +12,11 @@ from leasehold_coordinator.storage.row_digests import COLUMN, is_whole, row_dige
 from leasehold_coordinator.storage.rows import Change, CommandsOf, OldRows, Row
 
 DELETE_LIMIT: Final = 500
-"""Rows that are deleted at once, so that others do not wait for long."""
+"""Most rows of one deletion, so that other writes do not wait for long."""
 
 
 def apply_changes(connection: sa.Connection, changes: Iterable[Change], served_s: int) -> None:
-    """Makes the changes, those of one key in their order. Rows of one table are one statement."""
+    """Applies the changes. Changes of one key keep their order. Rows of one table share a statement."""
     rows: dict[sa.Table, list[dict[str, Any]]] = {}
     for change in changes:
         if isinstance(change, Row):
@@ -32,7 +32,7 @@ def apply_changes(connection: sa.Connection, changes: Iterable[Change], served_s
 
 
 def _put(connection: sa.Connection, rows: dict[sa.Table, list[dict[str, Any]]]) -> None:
-    """Writes the rows, and takes them away."""
+    """Writes the collected rows, and clears the collection."""
     for table, of_table in rows.items():
         schema.put_rows(connection, table, of_table)
     rows.clear()
@@ -48,14 +48,15 @@ def _whole(row: Row, served_s: int) -> dict[str, Any]:
 
 
 def _delete(connection: sa.Connection, rows: OldRows | CommandsOf, served_s: int) -> None:
-    table = rows.table if isinstance(rows, OldRows) else schema.commands
-    (key,) = table.primary_key.columns
-    statement = sa.delete(table).where(key.in_(_old_keys(rows, served_s).limit(DELETE_LIMIT))).returning(key)
+    (key,) = rows.table.primary_key.columns
+    statement = (
+        sa.delete(rows.table).where(key.in_(_old_keys(rows, served_s).limit(DELETE_LIMIT))).returning(key)
+    )
     rows.deleted[:] = connection.scalars(statement)  # anew, where a batch is committed again in parts
 
 
 def _old_keys(rows: OldRows | CommandsOf, served_s: int) -> sa.Select[tuple[str]]:
-    """Keys of the rows to delete, each found by an index: those of many events are not looked through."""
+    """Keys of the rows to delete, found by an index instead of a scan over many events."""
     if isinstance(rows, CommandsOf):
         table = schema.commands
         has_ended = sa.and_(table.c.ended, table.c.served_s.is_not(None))
@@ -66,10 +67,10 @@ def _old_keys(rows: OldRows | CommandsOf, served_s: int) -> sa.Select[tuple[str]
 
 
 def read_served_s(database: Database) -> int:
-    """For how long the store had been served when it was last written.
+    """How many seconds the store had been served at its last write.
 
     Raises:
-        FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+        FleetError: STORAGE_DAMAGED, the row is damaged.
     """
     with database.read() as connection:
         row = connection.execute(sa.select(schema.clock)).first()

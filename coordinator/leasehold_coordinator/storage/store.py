@@ -1,8 +1,8 @@
-"""What survives the coordinator: workers, workloads and commands, in SQLite.
+"""The store: workers, workloads, commands and events that survive a restart, in SQLite.
 
-One thread writes, on one connection, one batch after the other. A batch has what was written during the last
-commit, and in the turns of the loop after it until one adds nothing, in its order. It is one transaction. A
-write has returned only when it is on disk (``synchronous=FULL``).
+One thread writes batches on one connection. Each batch is one transaction. A batch collects, in order, the
+writes that arrive during the previous commit, and after it until a turn of the event loop adds no write. A
+write returns only when it is on disk (``synchronous=FULL``).
 """
 
 import asyncio
@@ -41,21 +41,21 @@ Record = TypeVar("Record", bound=Message)
 Found = TypeVar("Found")
 
 QUEUE_LIMIT: Final = 10_000
-"""Writes that may wait. More means a disk that does not keep up: new requests are refused."""
+"""Most waiting writes. Beyond the limit the disk is too slow, and new writes are refused."""
 
 BATCH_LIMIT: Final = 1_000
 TURN_LIMIT: Final = 20
-"""Turns of the loop that a batch waits for at most."""
+"""Most turns of the event loop that a batch waits for."""
 
 KEY_LIMIT: Final = 500
-"""Keys that one query names."""
+"""Most keys of one query."""
 
 TOLD_LIMIT: Final = 1_000
-"""Damaged rows that the log names, each once."""
+"""Most damaged rows that the log names, each once."""
 
 
 ANY_AGE_S: Final = -1.0
-"""The retention of rows that go as soon as they have ended."""
+"""A retention that lets rows of any age be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +66,35 @@ class _Write:
 
 @final
 class Store:
-    """The store. Open it with :meth:`open`, and close it to let the writer finish."""
+    """The store. Open it with :meth:`open`. :meth:`close` waits for the writer."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._opened_s = time.monotonic()
         self._served_before_s = read_served_s(database)
         self._told_damage: set[tuple[str, str]] = set()
-        """Table and key of the damaged rows that the log has."""
+        """Table and key of damaged rows already in the log."""
         self._waiting: list[_Write] = []
-        """What the next batch has, in order."""
+        """Writes of the next batch, in order."""
         self._is_taken = False
-        """Whether a batch is under way, or will be at the end of this turn of the loop."""
+        """Whether a batch is being committed, or its commit is scheduled."""
         self._batches: queue.SimpleQueue[tuple[list[_Write], asyncio.AbstractEventLoop | None]] = (
             queue.SimpleQueue()
         )
-        """For the writer, each with the loop that waits for it. Without a loop it is the last."""
+        """Batches for the writer, each with the waiting event loop. A batch without a loop is the last."""
         self._readers = ThreadPoolExecutor(READERS, "store-reader")
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
         self._writer.start()
 
     @classmethod
     def open(cls, database: str) -> "Store":
-        """Opens the database for this coordinator alone, brings its tables up to date, and starts the writer.
+        """Opens and locks the database, migrates its tables, and starts the writer.
 
         Args:
             database: Path of a SQLite file, or a URL of SQLAlchemy.
 
         Raises:
-            StartError: It can't be opened or written, or another coordinator has it.
+            StartError: The database can't be opened or written, or another coordinator has locked it.
         """
         opened = Database.open(database)
         try:
@@ -120,15 +120,15 @@ class Store:
         if not self._is_taken:
             self._is_taken = True
             loop.call_soon(self._hand_over, loop, 0)
-        await done  # a caller that goes away cancels this, and not the write
+        await done  # a cancellation of the caller does not cancel the write
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, seen: int, turns: int = 1) -> None:
-        """Has the writer commit what waits, once a turn of the loop adds nothing to it.
+        """Passes the waiting writes to the writer once a turn of the event loop adds no write.
 
         Args:
-            loop: The loop.
-            seen: How many writes waited at the turn before.
-            turns: How many turns have passed.
+            loop: The event loop.
+            seen: Number of waiting writes at the previous turn.
+            turns: Number of turns so far.
         """
         if turns < TURN_LIMIT and seen < len(self._waiting) < BATCH_LIMIT:
             loop.call_soon(self._hand_over, loop, len(self._waiting), turns + 1)
@@ -139,9 +139,9 @@ class Store:
     def _answer(
         self, answers: Sequence[tuple[_Write, FleetError | None]], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Tells those who wait for a batch, and has the next one committed after what they do at once."""
+        """Resolves the writes of a batch, and schedules the next batch after their callers have run."""
         for write, error in answers:
-            if write.done.done():  # its caller has gone
+            if write.done.done():  # its caller was cancelled
                 continue
             if error is None:
                 write.done.set_result(None)
@@ -153,7 +153,7 @@ class Store:
 
     @property
     def served_s(self) -> int:
-        """For how many seconds the store has been served in all, as long as somebody writes now and then."""
+        """Seconds in which the store was served, in total. A stop loses the time after the last write."""
         return self._served_before_s + int(time.monotonic() - self._opened_s)
 
     def close(self) -> None:
@@ -170,20 +170,20 @@ class Store:
             answers = self._commit(batch) if batch else []
             if loop is None:
                 return
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
                 loop.call_soon_threadsafe(self._answer, answers, loop)
 
     def _commit(self, batch: list[_Write]) -> list[tuple[_Write, FleetError | None]]:
-        """Commits the writes, one by one where they can't be committed together, and says which failed."""
+        """Commits the writes together, or one by one if that fails. Returns the error of each write."""
         try:
             with self._database.write() as connection:
                 apply_changes(connection, (row for write in batch for row in write.rows), self.served_s)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
-            # The last three: a value that the database has no room for, which its driver refuses itself.
+            # The driver raises the last three itself for a value out of the database's range.
             if len(batch) == 1 or is_locked(error):
                 logger.error("the store can't be written: %s", error)
                 return [(write, unavailable("written")) for write in batch]
-        except Exception:  # without this thread every write would wait for ever
+        except Exception:  # the writer thread must survive, or every write would wait forever
             if len(batch) == 1:
                 logger.exception("a write to the store failed")
                 return [(batch[0], unavailable("written"))]
@@ -206,7 +206,7 @@ class Store:
         return await self._read(lambda connection: list(connection.execute(statement)))
 
     async def used_bytes(self) -> int | None:
-        """What the database holds. None: it is not SQLite's, and has a keeper of its own."""
+        """Bytes in use in the database. None: not SQLite, so its administrator limits its size."""
 
         def count(connection: sa.Connection) -> list[int]:
             if connection.dialect.name != "sqlite":
@@ -218,7 +218,7 @@ class Store:
         return (found[0] - found[1]) * found[2] if found else None
 
     async def ended_counts(self, tables: Sequence[sa.Table]) -> list[int]:
-        """How many rows of each table have ended. Read from an index, all of it."""
+        """Number of ended rows in each table. Scans an index of the table."""
 
         def count(connection: sa.Connection) -> list[int]:
             return [connection.scalar(_count_ended(table)) or 0 for table in tables]
@@ -229,7 +229,7 @@ class Store:
         """Every worker.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         rows = await self._select(sa.select(schema.workers))
         return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
@@ -238,7 +238,7 @@ class Store:
         """Workloads that have not ended, oldest first.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         table = schema.workloads
         rows = await self._select(_not_ended(table))
@@ -248,22 +248,16 @@ class Store:
         """Commands that have not ended, oldest first.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, a row is damaged.
+            FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        table = schema.commands
-        rows = await self._select(_not_ended(table))
-        return [
-            StoredCommand(
-                self._decode(Command, table, row), row.instance_id, row.accepted, row.cancel_requested
-            )
-            for row in rows
-        ]
+        rows = await self._select(_not_ended(schema.commands))
+        return [self._stored_command(row) for row in rows]
 
     async def find_workload(self, id_or_name: str) -> Workload | None:
         """The workload with this id, or the newest with this name.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         table = schema.workloads
         rows = await self._select(
@@ -275,7 +269,7 @@ class Store:
         return self._decode(Workload, table, rows[0]) if rows else None
 
     async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
-        """The workloads with these ids. Damaged rows are left out: their worker's report replaces them."""
+        """The workloads with these ids. Damaged rows are skipped, since reports of workers replace them."""
         table = schema.workloads
         found: list[Workload | None] = []
         for first in range(0, len(workload_ids), KEY_LIMIT):
@@ -297,21 +291,31 @@ class Store:
         """The command with this id.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
-        return await self._one_command(schema.commands.c.command_id == command_id)
+        found = await self._one_command(schema.commands.c.command_id == command_id)
+        return found.command if found is not None else None
 
-    async def find_request(self, request_id: str) -> Command | None:
-        """The command that a request created.
+    async def find_request(self, request_id: str) -> StoredCommand | None:
+        """The command that a request created, with the digest of the request.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, its row is damaged.
+            FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         return await self._one_command(schema.commands.c.request_id == request_id)
 
-    async def _one_command(self, condition: sa.ColumnElement[bool]) -> Command | None:
+    async def _one_command(self, condition: sa.ColumnElement[bool]) -> StoredCommand | None:
         rows = await self._select(sa.select(schema.commands).where(condition))
-        return self._decode(Command, schema.commands, rows[0]) if rows else None
+        return self._stored_command(rows[0]) if rows else None
+
+    def _stored_command(self, row: sa.Row[Any]) -> StoredCommand:
+        return StoredCommand(
+            self._decode(Command, schema.commands, row),
+            row.instance_id,
+            row.accepted,
+            row.cancel_requested,
+            request_digest=row.request_digest or b"",
+        )
 
     async def list_workloads(
         self, *, include_ended: bool, worker_id: str | None, offset: int, size: int
@@ -348,7 +352,7 @@ class Store:
     async def _page(
         self, kind: type[Record], table: sa.Table, statement: sa.Select[Any], offset: int, size: int
     ) -> Page[Record]:
-        """A page of as many rows as fit into an answer, one at least. Others are neither read nor parsed."""
+        """A page of at most ``size`` rows that fit into an answer, but at least one. Parses no other row."""
 
         def read(connection: sa.Connection) -> Page[Record]:
             items: list[Record | None] = []
@@ -364,7 +368,7 @@ class Store:
         return await self._read(read)
 
     def _decode_if_whole(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record | None:
-        """A row's record. None: the row is damaged, which the log says once."""
+        """A row's record. None: the row is damaged, which is logged once."""
         try:
             return self._decode(kind, table, row)
         except FleetError:
@@ -374,7 +378,7 @@ class Store:
         """A row's record.
 
         Raises:
-            FleetError: STORAGE_UNAVAILABLE, the row is damaged.
+            FleetError: STORAGE_DAMAGED, the row is damaged.
         """
         try:
             if is_whole(table, row._mapping):
@@ -385,7 +389,7 @@ class Store:
         told = (error.metadata["table"], error.metadata["key"])
         if told not in self._told_damage and len(self._told_damage) < TOLD_LIMIT:
             self._told_damage.add(told)
-            logger.error("%s; lists leave it out", error.message)
+            logger.error("%s; lists skip the row", error.message)
         raise error
 
 
@@ -394,9 +398,9 @@ def _count_ended(table: sa.Table) -> sa.Select[int]:
 
 
 def _not_ended(table: sa.Table) -> sa.Select[Any]:
-    """Rows that have not ended by either of two columns, oldest first.
+    """Rows that are unfinished by at least one of two columns, oldest first.
 
-    With one of the columns alone, a bit of it would hide a running workload or an open command.
+    With only one column, one damaged bit would hide a running workload or an unfinished command.
     """
     is_open = sa.or_(~table.c.ended, table.c.served_s.is_(None))
     return sa.select(table).where(is_open).order_by(table.c.create_time_ns)

@@ -1,4 +1,4 @@
-"""The SQLite file under a store: taken for one coordinator alone, and refused where it has lost commits."""
+"""The SQLite file of a store: locked for one coordinator, and refused if it has lost commits."""
 
 import fcntl
 import logging
@@ -22,31 +22,31 @@ logger = logging.getLogger(__name__)
 BUSY_TIMEOUT_S: Final = 10
 
 LOG_LIMIT_BYTES: Final = 64 * 2**20
-"""What the write-ahead log may hold before it is emptied even while others read."""
+"""Size of the write-ahead log from which on the store itself truncates the log."""
 
 LOG_INTERVAL_S: Final = 10.0
-"""Between two tries to empty it."""
+"""Least time between two attempts to truncate the log."""
 
 LOG_WAIT_S: Final = 1.0
-"""How long a try waits for those who read. Nothing is written meanwhile."""
+"""How long an attempt waits for readers. Writes wait meanwhile."""
 
 IN_USE: Final = "another coordinator uses it"
 
-NO_NUMBER: Final = "its table commits is damaged: the number of the last commit is no number"
+NO_NUMBER: Final = "its table commits is damaged: the number of the last commit is not an integer"
 
 
 @final
 @dataclass(slots=True)
 class StoreFile:
-    """The SQLite file of a store, taken for this process alone.
+    """The SQLite file of a store, locked for this process.
 
     Attributes:
-        path: The file, without links.
-        lock: It again, with the lock on it.
-        seal: The number of its last commit, in a file apart.
-        number: The same in the file itself.
-        found: Device and inode of the files that bear its names, once it is open.
-        shortened_s: When its write-ahead log was emptied last, by the monotonic clock of the host.
+        path: The file, with symbolic links resolved.
+        lock: An open file that holds the lock.
+        seal: The number of the last commit, in a file of its own.
+        number: The number of the last commit, in the SQLite file.
+        found: Device and inode of the store's files, as found at the start.
+        shortened_s: When the write-ahead log was last truncated, by the monotonic clock.
     """
 
     path: Path
@@ -57,10 +57,10 @@ class StoreFile:
     shortened_s: float = -LOG_INTERVAL_S
 
     def identify(self) -> list[tuple[int, int]]:
-        """Which files bear its names now.
+        """Device and inode of the store's files at present: database, write-ahead log and seal.
 
         Raises:
-            OSError: One of them is gone.
+            OSError: A file is missing.
         """
         return [
             (one.st_dev, one.st_ino)
@@ -68,10 +68,10 @@ class StoreFile:
         ]
 
     def require_in_place(self) -> None:
-        """Refuses to write into files that the next start would not find.
+        """Refuses to write into files that a later start would not find.
 
         Raises:
-            SQLAlchemyError: One of them was deleted or replaced.
+            SQLAlchemyError: A file was deleted or replaced.
         """
         try:
             moved = self.identify() != self.found
@@ -81,10 +81,10 @@ class StoreFile:
             raise sa.exc.InvalidRequestError(f"{self.path.name} or a file beside it was deleted or replaced")
 
     def count(self, connection: sa.Connection) -> int:
-        """Counts a commit within it, and returns its number.
+        """Adds the number of a commit to its transaction, and returns the number.
 
         Raises:
-            SQLAlchemyError: The seal lacks the commit before, and the disk refuses it.
+            SQLAlchemyError: The seal lacks the previous number, and a retry of that write failed.
         """
         if self.seal.number != self.number:
             try:
@@ -95,20 +95,20 @@ class StoreFile:
         return self.number + 1
 
     def keep(self, number: int) -> None:
-        """Keeps the number of a commit. Where that fails the commit holds, and the next waits for it."""
+        """Writes the number of a commit to the seal. After a failure, the next commit tries again first."""
         self.number = number
         try:
             self.seal.write(number)
         except OSError as error:
-            logger.error("the number of a commit can't be kept beside the store: %s", error.strerror)
+            logger.error("the seal of the store can't be written: %s", error.strerror)
 
     def shorten_log(self, connection: sa.Connection) -> None:
-        """Empties the write-ahead log where it has become long, between two transactions.
+        """Truncates a long write-ahead log, between two transactions.
 
-        SQLite does that by itself only at a moment when nobody reads, which may never come.
+        SQLite itself does so only when nobody reads, which may never happen.
 
         Raises:
-            sqlite3.Error: The disk refuses it.
+            sqlite3.Error: The write failed.
         """
         now = time.monotonic()
         if now - self.shortened_s < LOG_INTERVAL_S or _size(f"{self.path}-wal") <= LOG_LIMIT_BYTES:
@@ -122,16 +122,16 @@ class StoreFile:
                 cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_S * 1000}")
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the seal, and releases the lock."""
         self.seal.close()
         self.lock.close()
 
 
 def open_file(path: Path) -> StoreFile:
-    """Takes the file of a store, and looks whether it has lost commits.
+    """Locks the file of a store, and checks it for lost commits.
 
     Raises:
-        StartError: It can't be used, or has.
+        StartError: The file can't be used, or has lost commits.
     """
     with ExitStack() as undone:
         lock = undone.enter_context(_take_file(path))
@@ -147,9 +147,9 @@ def open_file(path: Path) -> StoreFile:
             raise unusable(path, str(error)) from error
         if number < seal.number:
             raise StartError(
-                f"the store {path} has lost commits: it ends at number {number}, and {beside.name} says "
-                f"{seal.number}. Its disk is damaged, or it is an old copy: put a newer one in its place, or "
-                f"delete {beside} to serve what is left"
+                f"the store {path} has lost commits: it ends at number {number}, and {beside.name} at "
+                f"{seal.number}. Its disk is damaged, or it is an old copy: replace it with a newer copy, or "
+                f"delete {beside} to serve the remaining data"
             )
         undone.pop_all()
         return StoreFile(path, lock, seal, number)
@@ -162,12 +162,12 @@ def _size(path: str) -> int:
 
 
 def _last_commit(path: Path) -> int:
-    """The number of a store's last commit; 0 for a new one.
+    """The number of a store's last commit. 0: a new store.
 
-    Nothing is changed: a connection that may write would drop the rest of a damaged log.
+    The connection is read-only: a writable one would drop the rest of a damaged log.
 
     Raises:
-        sqlite3.Error: It can't be read.
+        sqlite3.Error: The file can't be read.
     """
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as reader:
         is_counted = reader.execute("SELECT count(*) FROM sqlite_master WHERE name = 'commits'").fetchone()[0]
@@ -178,14 +178,14 @@ def _last_commit(path: Path) -> int:
 
 
 def _take_file(path: Path) -> IO[bytes]:
-    """Takes the file of a store for this process alone, and keeps everybody else from reading it.
+    """Locks the file of a store for this process, and makes the file unreadable for other users.
 
-    The lock is on the file itself, whatever its name: two coordinators on one store would give out the same
-    epochs. It is flock(2), which SQLite's own locks do not touch. The file is closed last, since a close
-    releases SQLite's locks.
+    The lock is on the file itself, not on its name: two coordinators on one store would give out the same
+    epochs. The lock is flock(2), which is independent of SQLite's own locks. The file must be closed last,
+    since a close releases SQLite's locks.
 
     Raises:
-        StartError: It can't be made or locked, or others may change it.
+        StartError: The file can't be created or locked, or other users may change it.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ def _take_file(path: Path) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _check_file(path, os.fstat(descriptor))
         os.fchmod(descriptor, 0o600)
-        for suffix in ("-wal", "-shm"):  # an older release made them readable
+        for suffix in ("-wal", "-shm"):  # an older release left both readable
             with suppress(FileNotFoundError):
                 Path(f"{path.resolve()}{suffix}").chmod(0o600)
     except BlockingIOError:
@@ -231,5 +231,5 @@ def _check_file(path: Path, found: os.stat_result) -> None:
 
 
 def unusable(database: str | Path, why: str | None) -> StartError:
-    """The refusal to start with a database."""
+    """The error for a database with which the coordinator can't start."""
     return StartError(f"the database {database} can't be used: {why}; choose another with --database")

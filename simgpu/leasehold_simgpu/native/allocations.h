@@ -1,8 +1,8 @@
 /* The device memory that this process has allocated.
  *
- * An allocation reserves a range of virtual addresses, which nothing can read or write, and names the bytes of a GPU
- * that stand for it: an offset in the memory slot of the process there. The address stays the same wherever the
- * process is moved. The bytes are on the GPU while the process is resident, else in `copies`.
+ * An allocation reserves a range of virtual addresses, which nothing can read or write. Its bytes are at an offset in
+ * the memory slot of the process on a GPU. The address does not change when the process is moved. The bytes are on
+ * the GPU while the process is resident, and otherwise in `copies`.
  */
 #ifndef SIMGPU_ALLOCATIONS_H
 #define SIMGPU_ALLOCATIONS_H
@@ -22,8 +22,8 @@ struct allocation {
     struct allocation *next; /* by ordinal, then offset */
 };
 
-/* All of them. Changed under simgpu_objects, and only by calls that pass the gate: while it is closed and drained,
- * the list may be read without. */
+/* All allocations. Changed under simgpu_objects, and only by calls that pass the gate. While the gate is closed and
+ * drained, the list may be read without the lock. */
 extern struct allocation *simgpu_allocations;
 
 /* The id of the next buffer of this process, on a GPU or in pinned host memory. Under simgpu_objects. */

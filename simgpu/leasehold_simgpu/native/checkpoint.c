@@ -2,8 +2,8 @@
  *
  *   RUNNING --Lock--> LOCKED --Checkpoint--> CHECKPOINTED --Restore--> LOCKED --Unlock--> RUNNING
  *
- * Any other call is ILLEGAL_STATE and changes nothing. A restore that runs out of memory wedges the process
- * (NVIDIA/cuda-checkpoint issue 44): it reads CHECKPOINTED, but further restores are OPERATING_SYSTEM.
+ * Any other call returns ILLEGAL_STATE and changes nothing. A restore that runs out of memory wedges the process
+ * (NVIDIA/cuda-checkpoint issue 44): its state is CHECKPOINTED, but further restores return OPERATING_SYSTEM.
  * The target itself copies its memory and changes its state (restore_thread.h). A lock and an unlock are one store of
  * one word.
  */
@@ -29,7 +29,7 @@ static uint32_t state_of(const struct simgpu_process *target) {
     return atomic_load(&target->status) & SIMGPU_STATE_MASK;
 }
 
-/* Changes the state and these bits, and leaves the others. A target that is gone by now stays as it was. */
+/* Changes the state and these bits, and keeps the other bits. Does nothing if the target has ended. */
 static void move_to(const struct channel *channel, uint32_t state, uint32_t set, uint32_t clear) {
     if (!channel_owns_record(channel))
         return;
@@ -65,8 +65,8 @@ EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
     return channel_close(&channel, CUDA_SUCCESS);
 }
 
-/* Closes the gate, waits until no device call and no other work runs, and makes the target LOCKED. The gate is
- * closed in every round: a target that waits since another controller died may open it once more (gate.c). */
+/* Closes the gate, waits until no device call and no other work runs, and makes the target LOCKED. Each round closes
+ * the gate again, because a target that waited when another controller died may reopen it (gate.c). */
 static CUresult drain_and_lock(const struct channel *channel, unsigned timeout_ms) {
     struct simgpu_process *target = channel->target;
     uint64_t start = now_ms(), checked = start;

@@ -1,6 +1,6 @@
-/* The real driver talks to a thread of the target through /proc (NVIDIA/cuda-checkpoint issue 41). What follows
- * from that holds here too: a thread id names its process, one call at a time is served, a stopped target answers
- * no call, and a target that dies in a call ends it with CUDA_ERROR_OPERATING_SYSTEM.
+/* The real driver talks to a thread of the target through /proc (NVIDIA/cuda-checkpoint issue 41). The consequences
+ * are simulated: a thread id names its process, one call at a time is served, a stopped target answers no call, and
+ * the death of a target ends a call with CUDA_ERROR_OPERATING_SYSTEM.
  */
 #include "checkpoint_channel.h"
 
@@ -36,7 +36,8 @@ bool channel_owns_record(const struct channel *channel) {
     return record->pid == channel->pid && record->start_time == channel->start_time;
 }
 
-/* The record of a process, with its start time: one that has come back from an image has another. Under the lock. */
+/* The record of a process, whose start time is updated: a process restored from an image has a new start time. Under
+ * the lock. */
 static struct simgpu_process *find_record(const struct channel *channel) {
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++) {
         struct simgpu_process *record = &channel->host->processes[slot];
@@ -63,7 +64,7 @@ static CUresult find_target(struct channel *channel, int pid) {
     return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
-/* Takes the channel unless another living controller holds it, or one that died has asked for what is not served yet. */
+/* Takes the channel, unless another live controller holds it or the request of a dead controller is not yet served. */
 static bool try_acquire(struct channel *channel) {
     struct simgpu_process *target = channel->target;
     if (!simgpu_lock()) {
@@ -90,8 +91,8 @@ static void release(struct channel *channel) {
     simgpu_unlock();
 }
 
-/* Waits until the target can answer, no peer is in the way, and it serves nobody else. False if it dies first, or the
- * lock can't be had. */
+/* Waits until the target can answer, no peer blocks it, and it serves no other call. False if it dies first, or the
+ * lock is not available. */
 static bool acquire(struct channel *channel) {
     while (process_is_stopped(channel->pid) || peer_is_suspended(channel) || !try_acquire(channel)) {
         simgpu_sleep_us(POLL_US);
@@ -149,7 +150,7 @@ CUresult channel_ask(const struct channel *channel, enum simgpu_request request,
     return (CUresult)target->request_result;
 }
 
-/* Closes the gate, waits until no device call runs, and moves the bytes to where they are in a forced state. */
+/* Closes the gate, waits until no device call runs, and moves the bytes to the place that fits a forced state. */
 static void force_residence(const struct channel *channel, bool resident) {
     struct simgpu_process *target = channel->target;
     atomic_fetch_or(&target->status, SIMGPU_GATE_CLOSED);
@@ -161,8 +162,8 @@ static void force_residence(const struct channel *channel, bool resident) {
     (void)channel_ask(channel, resident ? SIMGPU_PLACE : SIMGPU_EVICT, same);
 }
 
-/* What a fault says about the state afterwards. The bytes follow the state, unless the fault skips the call: then the
- * driver lies, and a process that runs without its bytes reads poison. */
+/* Applies the state of a fault. The bytes follow the state, unless the fault skips the call. After a skipped call, a
+ * process that runs without its bytes reads poison. */
 static void force_state(const struct channel *channel, uint32_t state) {
     struct simgpu_process *target = channel->target;
     bool resident = state != CU_PROCESS_STATE_CHECKPOINTED || channel->fault.keep_memory;

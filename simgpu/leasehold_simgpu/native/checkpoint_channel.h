@@ -1,4 +1,4 @@
-/* The way from a controller to a target process: what every call of the checkpoint API begins and ends with. */
+/* The channel from a controller to a target process: the begin and the end of every checkpoint call. */
 #ifndef SIMGPU_CHECKPOINT_CHANNEL_H
 #define SIMGPU_CHECKPOINT_CHANNEL_H
 
@@ -15,21 +15,21 @@ struct channel {
     CUresult result; /* of a call that channel_open() ended */
 };
 
-/* Finds the target, counts the call, waits for its channel and meets the call's faults. If false the call is over with
- * `channel->result`, else it must end with channel_close(). */
+/* Finds the target, counts the call, waits for its channel and applies the call's faults. If false, the call ends with
+ * `channel->result`. Otherwise it must end with channel_close(). */
 bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int pid);
 
 /* Ends the call. CUDA_ERROR_OPERATING_SYSTEM if the target died in it. */
 CUresult channel_close(struct channel *channel, CUresult result);
 
-/* Has the target's restore thread serve a request (restore_thread.h), and waits until it has. SIMGPU_PLACE needs the
- * map of the GPUs. */
+/* Sends a request to the target's restore thread (restore_thread.h), and waits until it is served. SIMGPU_PLACE needs
+ * the map of the GPUs. */
 CUresult channel_ask(const struct channel *channel, enum simgpu_request request, const uint8_t *new_of);
 
-/* Lets time pass as a copy of so many bytes would. False if the target died. */
+/* Waits for the time of a copy of so many bytes. False if the target died. */
 bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s);
 
-/* Is the record still that of the target? A record is used again once its process is gone. */
+/* Whether the record still belongs to the target. A record is reused after the end of its process. */
 bool channel_owns_record(const struct channel *channel);
 
 bool channel_target_lives(const struct channel *channel);

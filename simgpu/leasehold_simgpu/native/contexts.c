@@ -21,7 +21,7 @@ CUresult simgpu_find_context(CUcontext handle, struct context **context) {
     return CUDA_SUCCESS;
 }
 
-/* Brings a context to life: it takes its memory. Under simgpu_objects. */
+/* Creates a context and allocates its memory. Under simgpu_objects. */
 static CUresult make_alive(struct context *context, uint32_t ordinal, bool primary) {
     CUresult result = simgpu_take_memory(ordinal, 0, 1);
     if (result != CUDA_SUCCESS)
@@ -34,7 +34,7 @@ static CUresult make_alive(struct context *context, uint32_t ordinal, bool prima
     return CUDA_SUCCESS;
 }
 
-/* What ran and what was allocated in it goes with it. Under simgpu_objects. */
+/* Destroys a context with its work and its allocations. Under simgpu_objects. */
 static void end_context(struct context *context) {
     simgpu_free_owned(context, NULL);
     simgpu_give_memory(context->ordinal, 0, 1);
@@ -145,13 +145,13 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device) 
     return create_context(out, flags, device);
 }
 
-/* CUDA 13's form: `parameters` asks for execution affinity or graphics, which simgpu has not. */
+/* CUDA 13's form: `parameters` requests execution affinity or graphics, which simgpu lacks. */
 EXPORT CUresult cuCtxCreate_v4(CUcontext *out, const void *parameters, unsigned flags, CUdevice device) {
     (void)parameters;
     return create_context(out, flags, device);
 }
 
-/* The small struct stays: another thread's stack may still name it, and must find it destroyed. */
+/* The struct is kept: another thread's stack may still refer to it, and must see that it is destroyed. */
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
     CUresult result = simgpu_enter("cuCtxDestroy", NEEDS_GATE, NULL);
     if (result != CUDA_SUCCESS)
@@ -249,7 +249,7 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *version) {
     return result;
 }
 
-/* Work runs as it is submitted, so there is never any to wait for. */
+/* Work completes when it is submitted, so there is nothing to wait for. */
 EXPORT CUresult cuCtxSynchronize(void) {
     CUresult result = simgpu_enter("cuCtxSynchronize", NEEDS_CONTEXT, NULL);
     return result != CUDA_SUCCESS ? result : simgpu_leave(CUDA_SUCCESS);

@@ -1,4 +1,4 @@
-/* Copies and fills. Streams run in order and at once, so the asynchronous forms are the synchronous ones. */
+/* Copies and fills. Streams complete work at once and in order, so asynchronous forms equal the synchronous ones. */
 #include "driver.h"
 
 #include <errno.h>

@@ -1,12 +1,12 @@
-/* A target that dies some seconds after the call that killed it: the driver has answered CUDA_ERROR_OPERATING_SYSTEM by
- * then, while the kernel still writes the core dump (NVIDIA/cuda-checkpoint issue 58). */
+/* A target that dies some seconds after the call that killed it. The driver has returned CUDA_ERROR_OPERATING_SYSTEM
+ * already, while the kernel still writes the core dump (NVIDIA/cuda-checkpoint issue 58). */
 #ifndef SIMGPU_DELAYED_DEATH_H
 #define SIMGPU_DELAYED_DEATH_H
 
 #include "state.h"
 
-/* Lets the process die of the fault's signal after the fault's delay, even if the caller has ended by then. Until then
- * no call on it succeeds, and no device call of it returns. */
+/* Kills the process by the fault's signal after the fault's delay, even if the caller has ended. Until then no call on
+ * the process succeeds, and none of its device calls returns. */
 void simgpu_doom(struct simgpu_process *process, const struct simgpu_fault *fault);
 
 bool simgpu_is_doomed(const struct simgpu_process *process);

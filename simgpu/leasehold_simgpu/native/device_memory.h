@@ -14,8 +14,8 @@
 
 #define DEVICE_MEMORY_PAGE_BYTES 4096u
 
-/* Device memory that is on no GPU reads as this byte, and so does memory that was not written since it was allocated
- * or released. Holes of the files stand for such memory, so the poison takes no room. */
+/* The value of device memory that is on no GPU, or that was not written since its allocation or release. Holes in the
+ * files stand for such memory, so poison takes no space. */
 #define DEVICE_MEMORY_POISON 0xdb
 
 /* An open slot of a GPU. */
@@ -23,7 +23,7 @@ struct device_memory {
     int file; /* -1: slot 0, which is on no GPU */
 };
 
-/* Opens a slot, and makes its file if there is none. Must end with device_memory_close(). False: see errno. */
+/* Opens a slot, and creates a missing file. Must end with device_memory_close(). False: see errno. */
 bool device_memory_open(struct device_memory *memory, uint32_t gpu, uint32_t slot);
 void device_memory_close(struct device_memory *memory);
 
@@ -31,14 +31,14 @@ void device_memory_close(struct device_memory *memory);
 bool device_memory_read(const struct device_memory *memory, uint64_t offset, void *to, size_t bytes);
 bool device_memory_write(const struct device_memory *memory, uint64_t offset, const void *from, size_t bytes);
 
-/* Finds the first bytes from `*start` to `end` that were written: `*start` to `*stop`. Both are `end` if there are none.
- * False: see errno. */
+/* Finds the first written bytes between `*start` and `end`, and stores their range in `*start` and `*stop`. If there
+ * are none, both are `end`. False: see errno. */
 bool device_memory_find_data(const struct device_memory *memory, uint64_t end, uint64_t *start, uint64_t *stop);
 
-/* Releases the pages of an allocation: they are poison from then on. False: some still have their values, see errno. */
+/* Releases the pages of an allocation, which are poison from then on. False: some keep their values, see errno. */
 bool device_memory_erase(uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes);
 
-/* Removes the files of slots that nobody has. */
+/* Removes the files of unused slots. */
 void device_memory_erase_slots(bool (*has_owner)(uint32_t gpu, uint32_t slot));
 
 #endif

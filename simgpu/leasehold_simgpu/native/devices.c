@@ -1,4 +1,4 @@
-/* Devices: what a process may ask of a GPU without a context. These calls answer while the process is locked. */
+/* Devices: queries that need no context. They answer while the process is locked. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@ struct simgpu_gpu *simgpu_device(CUdevice device) {
     return &simgpu_host()->gpus[simgpu_gpu_of(simgpu_self, (uint32_t)device)];
 }
 
-/* The beginning of every call here: cuInit was called, `out` is there, and so is the device. */
+/* Begins every call here: checks that cuInit was called, that `out` is not NULL, and that the device exists. */
 static CUresult begin(const char *call, const void *out, CUdevice device, struct simgpu_gpu **gpu) {
     CUresult result = simgpu_enter(call, NEEDS_DRIVER, NULL);
     if (result != CUDA_SUCCESS)

@@ -1,4 +1,4 @@
-/* What the parts of the simulated libcuda.so.1 share: one process's side of the driver. */
+/* Shared declarations of the simulated libcuda.so.1: one process's side of the driver. */
 #ifndef SIMGPU_DRIVER_H
 #define SIMGPU_DRIVER_H
 
@@ -20,7 +20,7 @@ struct context {
 /* The record of this process on the host; NULL before cuInit, and in a child forked after it. */
 extern struct simgpu_process *simgpu_self;
 
-/* Its id. After a return from an image the record may be another's. */
+/* Its id. After a restore from an image, the record may belong to another process. */
 extern uint64_t simgpu_record_id;
 
 /* Guards the objects of this process: contexts, allocations, pools. Taken before simgpu_lock(). */
@@ -33,25 +33,25 @@ enum call_kind {
     NEEDS_CONTEXT,  /* as NEEDS_GATE, and a living current context on a GPU that is not lost */
 };
 
-/* Starts a driver call: meets its faults, waits at the gate and finds the current context (`context` may be NULL).
+/* Starts a driver call: applies its faults, waits at the gate and finds the current context (`context` may be NULL).
  * Every NEEDS_GATE or NEEDS_CONTEXT call that began with CUDA_SUCCESS must end with simgpu_leave(). */
 CUresult simgpu_enter(const char *call, enum call_kind kind, struct context **context);
 
 /* Ends a call that passed the gate, so that a lock may proceed. Returns `result`. */
 CUresult simgpu_leave(CUresult result);
 
-/* The GPU that the CUDA device is on now, or NULL if there is no such device. */
+/* The present GPU of a CUDA device, or NULL if the device does not exist. */
 struct simgpu_gpu *simgpu_device(CUdevice device);
 
 /* The context of this handle, or of the calling thread when NULL. */
 CUresult simgpu_find_context(CUcontext handle, struct context **context);
 
-/* Takes `bytes` on the GPU of a device of this process: CUDA_ERROR_OUT_OF_MEMORY if they are not there. A context
- * counts as `contexts` of 1. */
+/* Reserves `bytes` on the GPU of a device of this process, or returns CUDA_ERROR_OUT_OF_MEMORY. For a context,
+ * `contexts` is 1. */
 CUresult simgpu_take_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts);
 void simgpu_give_memory(uint32_t ordinal, uint64_t bytes, uint32_t contexts);
 
-/* Frees what a context, or with NULL the memory pool, still holds. Under simgpu_objects. */
+/* Frees the remaining allocations of a context, or with NULL those of the memory pool. Under simgpu_objects. */
 void simgpu_free_owned(const struct context *context, const struct memory_pool *pool);
 
 /* Allocates on a device, for a pool if one is given. It lives no longer than the context. */

@@ -1,5 +1,5 @@
-/* cuGetExportTable hands out tables of private functions. The CUDA runtime and NVIDIA's own tools need them; NVIDIA
- * documents none, so simgpu has none. The runtime would tell its program that the driver is too old. */
+/* cuGetExportTable returns tables of private functions for the CUDA runtime and NVIDIA's own tools. NVIDIA documents
+ * none, so simgpu has none. Without the line below, the runtime would only report a driver that is too old. */
 #include <stdatomic.h>
 #include <stdio.h>
 

@@ -20,8 +20,8 @@ void simgpu_sleep_us(uint64_t microseconds) {
         ;
 }
 
-/* The fault that holds for a call. One for this pid goes before one for anyone; among equals the older one goes first.
- * Those that wait for later calls count this one. */
+/* The active fault of a call. A fault with this pid precedes a fault without a pid, and an older fault precedes a newer
+ * one. Faults that wait for later calls count this call. */
 static struct simgpu_fault *find(struct simgpu_host *host, const char *call, pid_t pid) {
     struct simgpu_fault *best = NULL;
     for (int slot = 0; slot < SIMGPU_MAX_FAULTS; slot++) {

@@ -7,8 +7,8 @@
 
 #include "state.h"
 
-/* Finds the fault for a call, counts it down, and lives through its delay, hang and signal. Returns false, and an
- * empty fault, if there is none. The caller then honours the rest. */
+/* Finds the fault of a call, counts it down, and executes its delay, hang and signal. The caller applies the other
+ * fields. Returns false and an empty fault if there is none. */
 bool simgpu_meet_fault(const char *call, pid_t pid, struct simgpu_fault *met);
 
 /* A fault that changes nothing. */

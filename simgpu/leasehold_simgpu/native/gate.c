@@ -1,8 +1,8 @@
 /* The gate that every device call of a process passes.
  *
- * A caller first counts itself in, then looks at the gate, and counts itself out again if it is closed; a lock
- * first closes the gate, then waits until nobody is in. Both orders are sequentially consistent, so a lock never
- * misses a call. Waiting sleeps on the status word: it costs no CPU.
+ * A caller first increments the count, then checks the gate, and decrements the count again if the gate is closed. A
+ * lock first closes the gate, then waits until the count is 0. Both orders are sequentially consistent, so a lock never
+ * misses a call. A waiter sleeps on the status word and uses no CPU.
  */
 #include "driver.h"
 #include "delayed_death.h"
@@ -15,10 +15,10 @@
 
 static bool channel_is_in_use(const struct simgpu_process *self) {
     pid_t owner = *(volatile const int32_t *)&self->channel_pid;
-    return owner != 0 && process_start_time(owner) != 0; /* which time is no matter: after an image it reads otherwise */
+    return owner != 0 && process_start_time(owner) != 0; /* any start time: an image changes it */
 }
 
-/* A controller that died while it waited for this process to drain left the gate closed on a running process. */
+/* Reopens the gate if a controller died while it waited for this process to drain. */
 static void reopen_if_abandoned(struct simgpu_process *self, uint32_t status) {
     if ((status & SIMGPU_STATE_MASK) != CU_PROCESS_STATE_RUNNING || channel_is_in_use(self) || simgpu_is_doomed(self))
         return;
@@ -26,7 +26,7 @@ static void reopen_if_abandoned(struct simgpu_process *self, uint32_t status) {
         simgpu_wake_word(&self->status);
 }
 
-/* False: the process was away for so long that its record is another's. */
+/* False: the record was given to another process while this one was in an image. */
 static bool pass_gate(struct simgpu_process *self) {
     for (;;) {
         if (self->id != simgpu_record_id)

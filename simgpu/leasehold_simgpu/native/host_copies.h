@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One run of bytes that were written. What was never written is not copied: it takes no memory on either side. */
+/* One range of written bytes. Bytes that were never written are not copied, and take no memory on either side. */
 struct host_copy {
     uint64_t offset; /* physical: in the memory slot */
     size_t bytes;
@@ -14,7 +14,7 @@ struct host_copy {
     struct host_copy *next;
 };
 
-/* Adds copies of what was written from `offset` on. False: see errno, which is ENOMEM if the host has no memory. */
+/* Adds copies of the written bytes from `offset` on. False: see errno, which is ENOMEM if the host has no memory. */
 bool host_copies_make(struct host_copy **copies, uint32_t gpu, uint32_t slot, uint64_t offset, uint64_t bytes);
 
 /* Writes the copies to the same offsets of a slot, and keeps them. False if the GPU cannot be written. */

@@ -1,4 +1,4 @@
-/* cuInit: a process enters the host's books. */
+/* cuInit: registers a process with the host. */
 #include "driver.h"
 #include "faults.h"
 #include "memory_slots.h"
@@ -26,8 +26,8 @@ static void forget_in_child(void) {
     simgpu_self = NULL;
 }
 
-/* A free record, or one whose process is gone: one that can come back only if there is no other, and then the one that
- * began first. Under the lock. */
+/* A free record, or one of an ended process. If only processes remain that may return from an image, the record of the
+ * oldest one. Under the lock. */
 static struct simgpu_process *free_record(struct simgpu_host *host) {
     struct simgpu_process *oldest = NULL;
     for (int slot = 0; slot < SIMGPU_MAX_PROCESSES; slot++) {

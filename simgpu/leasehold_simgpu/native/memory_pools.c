@@ -1,5 +1,5 @@
-/* Stream-ordered allocation. A pool books what came from it; what is freed goes back to the GPU at once, whatever
- * the release threshold says. */
+/* Stream-ordered allocation. A pool counts its allocations. Freed memory returns to the GPU at once, independent of the
+ * release threshold. */
 #include "driver.h"
 
 #include <stdlib.h>

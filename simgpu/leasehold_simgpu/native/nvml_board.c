@@ -1,5 +1,5 @@
-/* What tools like gpustat and nvitop ask of any board, and what is the same for each that simgpu has: a passive
- * data-centre board on Linux without a display, that only computes. */
+/* Queries of tools like gpustat and nvitop whose answers are the same for all simulated boards: passive data-centre
+ * boards on Linux, without a display. */
 #include "nvml.h"
 
 #include <stdio.h>

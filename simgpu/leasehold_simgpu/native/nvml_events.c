@@ -1,4 +1,4 @@
-/* Xid events. A set remembers, for each GPU that was registered in it, which Xid of that GPU comes next. */
+/* Xid events. A set stores the number of the next Xid for each registered GPU. */
 #include "nvml.h"
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
     return NVML_SUCCESS;
 }
 
-/* The next Xid that the set has not delivered. A set that fell behind the ring goes on with the oldest there is. */
+/* The next undelivered Xid of the set. A set that fell behind the ring continues with the oldest Xid in the ring. */
 static bool take(nvmlEventSet_t set, uint32_t gpu, nvmlEventData_t *data) {
     struct simgpu_gpu *record = &simgpu_host()->gpus[gpu];
     if (!set->registered[gpu] || atomic_load(&record->xids_raised) == set->next[gpu] || !simgpu_lock())

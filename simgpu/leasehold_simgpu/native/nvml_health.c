@@ -1,5 +1,5 @@
-/* What NVML says of a device's memory repairs and slowdowns. Chips from Ampere on remap rows of their memory, older
- * ones retire pages: each answers NOT_SUPPORTED to the other (NVIDIA GPU Memory Error Management, "Row Remapping"). */
+/* NVML's readings of memory repairs and slowdowns. Chips from Ampere on remap rows, and older chips retire pages. Each
+ * answers NOT_SUPPORTED to queries of the other (NVIDIA GPU Memory Error Management, "Row Remapping"). */
 #include "nvml.h"
 
 #define AMPERE_COMPUTE_MAJOR 8

@@ -1,5 +1,5 @@
-/* Functions that exist and answer NOT_SUPPORTED, as NVML does for a reading that a GPU does not have. Tools ask for these
- * of every GPU and show nothing for them; a function that is missing looks like an old driver. */
+/* Functions that exist and answer NOT_SUPPORTED, as NVML does for readings that a GPU lacks. Tools call them for every
+ * GPU and then show nothing. A missing function would look like an old driver. */
 #include "nvml.h"
 
 #define UNSUPPORTED(X)                 \

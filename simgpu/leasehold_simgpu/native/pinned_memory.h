@@ -1,4 +1,4 @@
-/* Pinned host memory: memory of the process that GPUs reach by the same address. It takes nothing on a GPU. */
+/* Pinned host memory: memory of the process that GPUs access at the same address. It takes no memory of a GPU. */
 #ifndef SIMGPU_PINNED_MEMORY_H
 #define SIMGPU_PINNED_MEMORY_H
 

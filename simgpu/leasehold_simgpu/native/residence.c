@@ -7,7 +7,7 @@
 #include "device_memory.h"
 #include "memory_slots.h"
 
-/* Changes the state and these bits, and leaves the others. */
+/* Changes the state and these bits, and keeps the other bits. */
 static void move_to(struct simgpu_process *self, uint32_t state, uint32_t set, uint32_t clear) {
     uint32_t status = atomic_load(&self->status) & ~(SIMGPU_STATE_MASK | clear);
     simgpu_set_status(self, status | set | state);
@@ -68,7 +68,7 @@ CUresult residence_evict(struct simgpu_process *self) {
     return CUDA_SUCCESS;
 }
 
-/* Is there room on the GPUs that the map leads to? Under the lock. */
+/* Whether the destination GPUs have enough free memory. Under the lock. */
 static CUresult find_room(struct simgpu_host *host, const struct simgpu_process *self) {
     for (uint32_t ordinal = 0; ordinal < self->visible_count; ordinal++) {
         uint32_t gpu = self->destination[simgpu_gpu_of(self, ordinal)];

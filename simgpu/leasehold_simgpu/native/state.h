@@ -2,12 +2,12 @@
  *
  * leasehold_simgpu/layout.py states the same layout for Python, and a test compares the two field by field.
  *
- * Any process may be killed at any instruction. So: the file lock is a flock, which the kernel takes back from
- * the dead; a process record counts only while a process with its pid AND its restore thread lives; and each change
- * of a process's state is one store of one word, `status`, so that no reader ever sees half of it.
+ * Any process may be killed at any instruction. So the file lock is a flock, which the kernel releases at the end of a
+ * process. A process record counts only while a process with its pid AND its restore thread live. Each change of a
+ * process's state is one store of one word, `status`, so that no reader sees half of a change.
  *
- * A process that is CHECKPOINTED may be written to disk by CRIU, end, and be brought back later. So its record stays
- * when it ends, and is taken for another process only when no other slot is left.
+ * CRIU may write a CHECKPOINTED process to disk, end it, and restore it later. So its record stays after its end, and
+ * is reused only if no other record is free.
  */
 #ifndef SIMGPU_STATE_H
 #define SIMGPU_STATE_H
@@ -62,8 +62,8 @@ struct simgpu_gpu {
     _Atomic uint32_t xids_raised;    /* grows; whoever raises one writes it first, under the lock */
 };
 
-/* What to do instead of, or besides, a call. `pid` is the target of a checkpoint call and the caller of any
- * other; 0 is anyone. */
+/* A fault of a call. `pid` is the target of a checkpoint call, or the caller of another call. 0 stands for every
+ * process. */
 struct simgpu_fault {
     uint64_t id;   /* 0: the slot is free */
     char call[56]; /* without version suffix: cuMemAlloc, nvmlDeviceGetCount */
@@ -163,28 +163,28 @@ struct simgpu_host *simgpu_host(void);
 /* The path of a file in the directory of the host. False if it is too long. */
 bool simgpu_path(char *path, size_t size, const char *name);
 
-/* The lock over everything but `status`, `in_flight`, `busy`, `calls` and the request. Not recursive. Held for microseconds.
- * False, with a line on standard error: a process was stopped while it held the lock, and does not go on. A real driver
- * has no such lock, so others must not hang. */
+/* The lock over everything except `status`, `in_flight`, `busy`, `calls` and the request. Not recursive. Held for
+ * microseconds. False, with a line on standard error: a process holds the lock and stays stopped. A real driver has no
+ * such lock, so others must not hang. */
 __attribute__((warn_unused_result)) bool simgpu_lock(void);
 void simgpu_unlock(void);
 
 /* The GPU that the CUDA device `ordinal` of the process is on now. */
 uint32_t simgpu_gpu_of(const struct simgpu_process *process, uint32_t ordinal);
 
-/* The bytes that a process takes, or would take if it were resident, on the GPU it has as `ordinal`. */
+/* The bytes of a process on its GPU `ordinal`. For a process that is not resident: the bytes that it would take. */
 uint64_t simgpu_bytes_of(const struct simgpu_host *host, const struct simgpu_process *process, uint32_t ordinal);
 
 /* The bytes taken on a GPU by living resident processes other than `except` (may be NULL), and hogged. Under the
  * lock. */
 uint64_t simgpu_used_bytes(struct simgpu_host *host, uint32_t gpu, const struct simgpu_process *except);
 
-/* Does the process of this record live, with the driver in it? An exec keeps the pid, but ends the restore thread. CRIU
- * brings pid and threads back, with a start time of its own, and in a time namespace in which those of all processes
- * read otherwise: so the thread decides, and no start time. */
+/* Whether the process of this record lives with its driver. An exec keeps the pid, but ends the restore thread. CRIU
+ * restores pid and threads, with a new start time, and in a time namespace that shifts all start times. So the thread
+ * decides, and not the start time. */
 bool simgpu_record_is_live(const struct simgpu_process *process);
 
-/* May the process of this record be away, to be brought back from an image of it? Then the record waits for it. */
+/* Whether the process of this record may have ended with an image, so that the record is kept for its restore. */
 bool simgpu_record_can_return(const struct simgpu_process *process);
 
 /* Stores a new status and wakes everyone who waits for one. */

@@ -1,4 +1,4 @@
-/* Streams and events. Work is done when it is submitted, so a stream is a name and an event is a time stamp. */
+/* Streams and events. Work completes when it is submitted, so a stream is only a name and an event a time stamp. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* A call whose work is done by the time it is made: it only has to pass the gate. */
+/* A call without work of its own, which only has to pass the gate. */
 static CUresult nothing_to_do(const char *call) {
     CUresult result = simgpu_enter(call, NEEDS_CONTEXT, NULL);
     return result != CUDA_SUCCESS ? result : simgpu_leave(CUDA_SUCCESS);

@@ -1,4 +1,4 @@
-/* What a target has or uses that keeps calls on it from succeeding. */
+/* Properties of a target that make calls on it fail or hang. */
 #ifndef SIMGPU_TARGET_MARKS_H
 #define SIMGPU_TARGET_MARKS_H
 
@@ -8,7 +8,7 @@
  * multicast group. */
 CUresult checkpoint_obstacle(const struct channel *channel);
 
-/* Is a peer of the target not RUNNING? Then no call on the target returns. */
+/* Whether a peer of the target is not RUNNING. No call on the target returns then. */
 bool peer_is_suspended(const struct channel *channel);
 
 #endif

@@ -1,5 +1,5 @@
-/* CUDA_VISIBLE_DEVICES: indices, or UUIDs cut to any unique length. As the CUDA programming guide says, only the
- * devices before the first entry that names none are visible. A repeated entry counts as naming none. */
+/* CUDA_VISIBLE_DEVICES: indices, or unique prefixes of UUIDs. By the CUDA programming guide, only the devices before
+ * the first invalid entry are visible. A repeated entry counts as invalid. */
 #include "visible_devices.h"
 
 #include <ctype.h>

@@ -1,4 +1,4 @@
-/* Which GPUs CUDA_VISIBLE_DEVICES leaves to a process. */
+/* The GPUs that a process sees by CUDA_VISIBLE_DEVICES. */
 #ifndef SIMGPU_VISIBLE_DEVICES_H
 #define SIMGPU_VISIBLE_DEVICES_H
 

@@ -109,7 +109,7 @@ def test_a_swap_can_be_planned(leasehold: CommandLine, holders: ScriptedCoordina
     done = leasehold("remap", "one", "two", "--swap", "--dry-run")
     assert (done.code, done.stdout) == (0, "one, two: remap would start\n")
     [request] = holders.asked(workload_service_pb2.PlanRequest)
-    moves = request.operation.remap.moves
+    moves = request.remap.moves
     assert [move.workload_id for move in moves] == ["id-of-one", "id-of-two"]
 
 

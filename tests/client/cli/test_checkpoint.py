@@ -192,7 +192,7 @@ def test_a_plan_tells_its_policy_steps_and_tiers(
         "  on disk           2.0 GiB needed  ? available",
     ]
     [request] = scripted.asked(workload_service_pb2.PlanRequest)
-    assert request.operation == Operation(checkpoint=operation_pb2.CheckpointOperation())
+    assert request.checkpoint == operation_pb2.CheckpointOperation()
     plan.tiers[2].ClearField("needed_bytes")
     assert leasehold("suspend", "one", "--dry-run").stdout.splitlines()[0] == "one: suspend would start"
     plan.destinations.append(DestinationPlan(gpu_uuid=A, needed_bytes=GIB))

@@ -37,10 +37,10 @@ def test_suspend_says_how_only_where_it_is_told(
     assert leasehold("suspend", "one", "--dry-run", "--force", *options.split()).code == 0
     [request] = scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
     [plan] = scripted.asked(workload_service_pb2.PlanRequest)
-    for operation in (request.operation, plan.operation.suspend):
+    for operation in (request.operation, plan.suspend):
         assert operation.HasField("policy") == (wanted is not None)
         assert operation.policy == (wanted or EvictionPolicy())
-    assert (request.operation.force, plan.operation.suspend.force) == (False, True)
+    assert (request.operation.force, plan.suspend.force) == (False, True)
 
 
 HOOKS = [

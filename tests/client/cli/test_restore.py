@@ -69,6 +69,6 @@ def test_wake_and_restore_are_one(leasehold: CommandLine, scripted: ScriptedCoor
     done = leasehold(verb, "one", "--to", "alpha/1", "--checkpoint", "k-1", "--dry-run")
     assert done.stdout == f"one: {verb} would have nothing to do\n"
     [planned] = scripted.asked(workload_service_pb2.PlanRequest)
-    assert planned.operation.restore == wanted
+    assert planned.restore == wanted
     shown = " ".join(leasehold(verb, "--help").stdout.split())
     assert "`leasehold wake` and `leasehold restore` are the same" in shown

@@ -90,7 +90,7 @@ def test_output_of_a_worker_out_of_contact_is_waited_for_once_it_has_begun(
         request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
     ) -> Iterator[ReadWorkloadOutputResponse]:
         if len(scripted.asked(ReadWorkloadOutputRequest)) == 2:
-            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+            refuse(context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "out of contact", 0.05)
         yield from piece_by_piece(request, context)
 
     scripted.answers["ReadWorkloadOutput"] = read
@@ -100,7 +100,7 @@ def test_output_of_a_worker_out_of_contact_is_waited_for_once_it_has_begun(
 
 def test_output_that_is_not_to_be_had_is_an_error_at_once(scripted: ScriptedCoordinator) -> None:
     def read(request: Any, context: grpc.ServicerContext) -> Iterator[ReadWorkloadOutputResponse]:
-        refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "OUTPUT_UNAVAILABLE", "out of contact")
+        refuse(context, grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE", "out of contact", 0.05)
         yield from ()
 
     scripted.answers["ReadWorkloadOutput"] = read
@@ -228,10 +228,10 @@ def test_a_plan_is_asked_for_with_the_operation_of_its_verb(scripted: ScriptedCo
         assert client.plan_remap({"one": [(A, B)], "two": [(B, A)]}, lock_timeout_s=1) == plan
     suspend, restore, remap = scripted.asked(workload_service_pb2.PlanRequest)
     assert (suspend.workload, restore.workload, remap.workload) == ("one", "one", "")
-    assert suspend.operation.suspend.lock_timeout.ToMilliseconds() == 500
-    assert list(restore.operation.restore.gpu_uuids) == [B, A]
-    assert [move.workload_id for move in remap.operation.remap.moves] == ["one", "two"]
-    assert remap.operation.remap.lock_timeout.ToMilliseconds() == 1000
+    assert suspend.suspend.lock_timeout.ToMilliseconds() == 500
+    assert list(restore.restore.gpu_uuids) == [B, A]
+    assert [move.workload_id for move in remap.remap.moves] == ["one", "two"]
+    assert remap.remap.lock_timeout.ToMilliseconds() == 1000
 
 
 def test_a_cancel_returns_the_command_and_is_asked_for_again_when_its_answer_is_lost(

@@ -1,17 +1,16 @@
 """A creating call whose answer is lost: it is asked for again by the same id, and never done twice."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 from leasehold.v1 import command_pb2, fleet_service_pb2, worker_pb2, workload_service_pb2
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 from leasehold_client.coordinator import retry as resuming
 
 from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
+from tests.ports import free_port
 
 CALLS = {
     "CreateWorkload": lambda client: client.run(workload_service_pb2.CreateWorkloadRequest().spec),
@@ -93,9 +92,56 @@ def test_a_coordinator_that_stays_full_is_a_refusal(
 
 
 def refuse_for_now(context: grpc.ServicerContext) -> None:
-    info, retry = any_pb2.Any(), any_pb2.Any()
-    info.Pack(error_details_pb2.ErrorInfo(reason="TOO_MANY_COMMANDS", domain="leasehold"))
-    retry.Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=50_000_000)))
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    status = status_pb2.Status(code=code.value[0], message="it is full", details=[info, retry])
-    context.abort_with_status(rpc_status.to_status(status))
+    refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_COMMANDS", "it is full", 0.05)
+
+
+@pytest.mark.parametrize("reason", ["WORKER_UNAVAILABLE", "STORAGE_UNAVAILABLE", "OF_A_NEWER_COORDINATOR"])
+def test_a_refusal_with_a_delay_is_asked_for_again(scripted: ScriptedCoordinator, reason: str) -> None:
+    def refuse_the_first(request: Any, context: grpc.ServicerContext) -> Any:
+        if len(scripted.requests) == 1:
+            refuse(context, grpc.StatusCode.UNAVAILABLE, reason, "worker alpha is STALE", 0.05)
+        return workload_service_pb2.SuspendWorkloadResponse(
+            command=command(command_pb2.COMMAND_STATE_PENDING)
+        )
+
+    scripted.answers["SuspendWorkload"] = refuse_the_first
+    waits: list[LeaseholdError] = []
+    with Client(scripted.address, waits.append) as client:
+        client.suspend("one")
+    first, second = scripted.requests
+    assert first == second
+    assert [error.reason for error in waits] == [reason]
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+def test_a_delay_beyond_the_limit_is_not_waited_out(
+    scripted: ScriptedCoordinator, code: grpc.StatusCode
+) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, code, "WORKER_UNAVAILABLE", "worker alpha is LOST", 60
+    )
+    with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="alpha is LOST") as error:
+        client.suspend("one")
+    assert (len(scripted.requests), error.value.retry_after_s) == (1, 60)
+    assert not isinstance(error.value, NoCoordinatorError)
+
+
+def test_a_coordinator_that_is_just_starting_is_waited_for(scripted: ScriptedCoordinator) -> None:
+    port = free_port()
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
+        workers=[worker_pb2.Worker(name="alpha")]
+    )
+    waits: list[LeaseholdError] = []
+    server: list[grpc.Server] = []
+
+    def begin(error: LeaseholdError) -> None:
+        waits.append(error)
+        if not server:
+            server.append(grpc.server(ThreadPoolExecutor(1), handlers=[scripted]))
+            assert server[0].add_insecure_port(f"127.0.0.1:{port}") == port
+            server[0].start()
+
+    with Client(f"127.0.0.1:{port}", begin) as client:
+        assert [worker.name for worker in client.workers()] == ["alpha"]
+    server[0].stop(None).wait()
+    assert isinstance(waits[0], NoCoordinatorError)

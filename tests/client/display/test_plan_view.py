@@ -69,7 +69,7 @@ def test_a_plan_is_shown_and_nothing_is_begun(leasehold: CommandLine, scripted: 
         "  warning: it holds pinned memory",
     ]
     [request] = scripted.asked(workload_service_pb2.PlanRequest)
-    assert request.operation.remap.lock_timeout.ToMilliseconds() == 2500
+    assert request.remap.lock_timeout.ToMilliseconds() == 2500
     assert not [asked for asked in scripted.requests if hasattr(asked, "request_id")]
 
 
@@ -137,7 +137,7 @@ def test_a_plan_for_programs_has_the_fields_of_the_proto(
     assert document["host_memory"]["needed_bytes"] == str(4 * GIB)
     assert document["destinations"][1] == {"gpu_uuid": C, "gpu_name": "H100"}
     [request] = scripted.asked(workload_service_pb2.PlanRequest)
-    assert list(request.operation.restore.gpu_uuids) == [B]
+    assert list(request.restore.gpu_uuids) == [B]
 
 
 def test_members_of_several_workloads_are_told_apart(

@@ -1,5 +1,7 @@
 """The verbs against a scripted coordinator: what they send, print and exit with."""
 
+import os
+import time
 from pathlib import Path
 
 import grpc
@@ -9,6 +11,8 @@ from leasehold.v1.command_pb2 import CommandResult
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse, workload
+from tests.ports import free_port
+from tests.prefork import COMMAND_LINE, COORDINATOR, Forked
 
 PENDING, RUNNING = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_RUNNING
 
@@ -65,8 +69,30 @@ def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
     verb, *others = arguments.split()
     done = bare_leasehold(verb, "--coordinator", "127.0.0.1:1", *others)
     assert (done.code, done.stdout) == (3, "")
-    assert done.stderr.startswith("leasehold: no coordinator answers at 127.0.0.1:1")
-    assert len(done.stderr.splitlines()) == 1
+    waiting, error = done.stderr.splitlines()
+    assert waiting == "leasehold: waiting up to 0.1 s for a coordinator at 127.0.0.1:1"
+    assert error.startswith("leasehold: no coordinator answers at 127.0.0.1:1")
+
+
+def test_a_verb_waits_for_a_coordinator_that_is_just_starting(tmp_path: Path) -> None:
+    port = free_port()
+    listen = ["--listen", f"127.0.0.1:{port}", "--database", str(tmp_path / "store.sqlite3")]
+    told = tmp_path / "stderr"
+    with told.open("w") as stderr, (tmp_path / "coordinator.log").open("w") as log:
+        arguments = ["get", "workers", "--coordinator", f"127.0.0.1:{port}"]
+        verb = Forked(COMMAND_LINE, arguments, stdout=stderr, stderr=stderr, env=os.environ)
+        while "waiting" not in told.read_text():
+            assert verb.poll() is None, told.read_text()
+            time.sleep(0.01)
+        coordinator = Forked(COORDINATOR, listen, stdout=log, stderr=log, env=os.environ)
+        try:
+            assert verb.wait(20) == 0, told.read_text()
+        finally:
+            coordinator.terminate()
+            assert coordinator.wait(20) == 0
+    first, *others = told.read_text().splitlines()
+    assert first == f"leasehold: waiting up to 5 s for a coordinator at 127.0.0.1:{port}"
+    assert not [line for line in others if line.startswith("leasehold:")]
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,12 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     assert status is not None
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
-    assert info.domain == "leasehold"
+    assert info.domain == "leasehold.dev"
     assert call_error.details()
+    bad = error_details_pb2.BadRequest()
+    fields = [one.field for detail in status.details if detail.Unpack(bad) for one in bad.field_violations]
+    wanted = call_error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert fields == ([info.metadata["field"]] if wanted else [])
     return call_error.code(), info.reason
 
 
@@ -249,12 +253,12 @@ def test_refusals_carry_their_code_and_reason_and_change_nothing(
         ),
         (
             lambda: calls.ListWorkloads(ListWorkloadsRequest(page_token="?")),
-            code.OUT_OF_RANGE,
+            code.INVALID_ARGUMENT,
             "INVALID_TOKEN",
         ),
         (
             lambda: list(calls.WatchWorkloads(WatchWorkloadsRequest(resume_token="?"))),
-            code.OUT_OF_RANGE,
+            code.INVALID_ARGUMENT,
             "INVALID_TOKEN",
         ),
     ]
@@ -320,11 +324,11 @@ def test_a_worker_out_of_contact(coordinator: CoordinatorProcess, worker: Script
     while coordinator.fleet.GetWorker(fleet_service_pb2.GetWorkerRequest(worker="alpha")).worker.state == 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    gone = (grpc.StatusCode.FAILED_PRECONDITION, "WORKER_UNAVAILABLE")
+    gone = (grpc.StatusCode.UNAVAILABLE, "WORKER_UNAVAILABLE")
     assert refusal(lambda: suspend(coordinator)) == gone
     assert refusal(lambda: suspend(coordinator, validate_only=True)) == gone
     assert refusal(lambda: coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC))) == gone
-    assert refusal(lambda: list(read_output(coordinator)))[1] == "OUTPUT_UNAVAILABLE"
+    assert refusal(lambda: list(read_output(coordinator)))[1] == "WORKER_UNAVAILABLE"
 
 
 def test_what_was_sent_is_unknown_until_its_worker_returns(

@@ -64,8 +64,8 @@ def test_epochs_grow_over_reconnects_and_restarts(
     assert state(coordinator) == worker_pb2.WORKER_STATE_UNCONFIRMED
     assert list(coordinator.fleet.ListGpus(ListGpusRequest()).unreachable) == ["worker-alpha"]
     unconfirmed = coordinator.fleet.GetWorker(GetWorkerRequest(worker="alpha")).worker
-    counts = ("gpu_count", "free_gpu_count", "pending_claimers", "parked_workload_count")
-    assert not any(unconfirmed.HasField(count) for count in counts)
+    counts = {"gpu_count", "free_gpu_count", "pending_claimers", "parked_workload_count"}
+    assert not counts & {field.name for field, _ in unconfirmed.ListFields()}
     epochs.append(coordinator.connect().welcome().epoch)
     epochs.append(coordinator.connect(make_hello(last_epoch=100)).welcome().epoch)
     assert epochs == [1, 2, 3, 101]
@@ -245,7 +245,7 @@ def test_a_write_that_fails_ends_the_session(
 
     asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == (
-        ["a write to worker alpha has failed"] if error else []
+        ["a write to worker alpha failed"] if error else []
     )
 
 

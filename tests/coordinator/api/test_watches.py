@@ -206,7 +206,7 @@ def watch_workloads(bench: Bench) -> AsyncGenerator[WatchWorkloadsResponse]:
     requests = CommandCreation(bench.fleet, bench.dispatcher)
     reader = bench.fleet.reader
     service = WorkloadService(
-        reader, requests, RecordChanges(bench.fleet, requests), Plans(reader, bench.dispatcher)
+        reader, requests, RecordChanges(bench.fleet, requests.decisions), Plans(reader, bench.dispatcher)
     )
     watching = service.WatchWorkloads(WatchWorkloadsRequest(), cast("Context", None))
     return cast("AsyncGenerator[WatchWorkloadsResponse]", watching)

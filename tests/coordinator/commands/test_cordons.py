@@ -17,7 +17,7 @@ from leasehold.v1.lease_pb2 import Cordon, GpuLease
 from leasehold.v1.operation_pb2 import CordonOperation, ResetGpuHealthOperation, UncordonOperation
 from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
-from leasehold.v1.workload_service_pb2 import AdoptProcessRequest, CreateWorkloadRequest
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 
 from tests.coordinator.api.test_command_service import SPEC, ended, refusal, start, suspend
 from tests.coordinator.conftest import CoordinatorProcess
@@ -88,11 +88,6 @@ def test_a_request_is_answered_with_its_command_again(
     first = cordon(coordinator, request_id="r-1")
     assert cordon(coordinator, request_id="r-1").command_id == first.command_id
     assert cordon(coordinator, request_id="r-2").command_id != first.command_id
-    for call in (
-        lambda: coordinator.workloads.CreateWorkload(CreateWorkloadRequest(request_id="r-1", spec=SPEC)),
-        lambda: coordinator.workloads.AdoptProcess(AdoptProcessRequest(request_id="r-1")),
-    ):
-        assert refusal(call) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
 
 
 def test_what_breaks_a_rule_is_refused(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:

@@ -15,6 +15,7 @@ from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, SuspendWork
 from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.command_ledger import SENT_LIMIT, UNFINISHED_LIMIT
 from leasehold_coordinator.errors import FleetError
@@ -132,14 +133,14 @@ def test_a_refusal_that_rests_on_a_creation_is_told_once_that_is_stored(tmp_path
         second = desk.run("one")
         busy = asyncio.create_task(
             desk.requests.operate(
-                request_id="",
+                key=RequestKey("", b""),
                 workload="one",
                 operation=Operation(suspend=SuspendOperation()),
                 expected_generation=None,
                 timeout=None,
             )
         )
-        await desk.until(lambda: desk.requests._deciding.locked())
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         await asyncio.sleep(0)
         assert not second.done()
         assert not busy.done()
@@ -161,7 +162,7 @@ def test_what_a_creation_took_is_free_again_if_it_could_not_be_stored(tmp_path: 
         first = desk.run("" if gpus else "one", gpus=gpus)
         await desk.gate.reached.wait()
         second = desk.run("" if gpus else "one", gpus=gpus)
-        await desk.until(lambda: desk.requests._deciding.locked())
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         desk.gate.opened.set()
         assert await reason(first) == FULL.reason
         workload, command = await second
@@ -194,7 +195,7 @@ def test_an_answer_that_names_earlier_commands_waits_until_they_are_stored(tmp_p
             desk.requests.suspend_worker(SuspendWorkerRequest(worker="alpha", operation=SuspendOperation()))
         )
         late = desk.run()
-        await desk.until(lambda: desk.requests._deciding.locked())
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         await asyncio.sleep(0)
         assert not whole.done()
         assert len(desk.fleet.ledger.commands) == 1
@@ -209,9 +210,9 @@ def test_a_worker_is_deleted_with_the_commands_that_are_being_stored(tmp_path: P
         asked = desk.run()
         await desk.gate.reached.wait()
         del bench.fleet.sessions["worker-alpha"]
-        records = RecordChanges(desk.fleet, desk.requests)
+        records = RecordChanges(desk.fleet, desk.requests.decisions)
         deleting = asyncio.create_task(records.delete_worker(DeleteWorkerRequest(worker="alpha")))
-        await desk.until(lambda: desk.requests._deciding.locked())
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         desk.gate.opened.set()
         workload, command = await asked
         assert command is not None

@@ -137,7 +137,7 @@ def test_a_workload_whose_state_is_not_known_is_restored_and_not_suspended(
     started = start(coordinator, worker)
     worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=reported(started, UNKNOWN, 2))))
     until(lambda: state_of(coordinator) == UNKNOWN)
-    with pytest.raises(grpc.RpcError, match="restore it, which looks at its processes afresh, or stop it"):
+    with pytest.raises(grpc.RpcError, match="restore it, which examines its processes again, or stop it"):
         suspend(coordinator)
     operation = RestoreOperation(gpu_uuids=gpu_uuids)
     coordinator.workloads.RestoreWorkload(RestoreWorkloadRequest(workload="one", operation=operation))

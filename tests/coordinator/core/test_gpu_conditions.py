@@ -107,12 +107,12 @@ def test_changes_in_words() -> None:
     assert told(entry(cordon=CORDON), entry()) == ["is back in service"]
     other = ForeignProcess(pid=8)
     assert told(entry(foreign_processes=[STRANGER]), entry(foreign_processes=[other])) == [
-        "is held by pid 8, which no workload has",
+        "is held by pid 8, which belongs to no workload",
         "is no longer held by pid 7 of bob (python train.py)",
     ]
     child = ForeignProcess(pid=9, workload_id="w-1", workload_name="one")
     assert told(entry(), entry(foreign_processes=[STRANGER, child])) == [
-        "is held by pid 7 of bob (python train.py), which no workload has",
+        "is held by pid 7 of bob (python train.py), which belongs to no workload",
         "is held by pid 9, of workload one, which does not lease it: suspend and restore one",
     ]
     assert next(iter(changes(Conditions(), Conditions(CORDON)))).gpu is None

@@ -167,7 +167,7 @@ def test_workers_are_found_by_id_or_by_a_name_that_is_unique() -> None:
     assert registry.find("worker-3").hello.name == "twin"
     for wanted, match in (
         ("twin", "2 workers are named"),
-        ("nobody", "the known ones are alpha, twin, twin"),
+        ("nobody", "the known workers are alpha, twin, twin"),
     ):
         with pytest.raises(FleetError, match=match):
             registry.find(wanted)
@@ -206,7 +206,7 @@ def test_an_impossible_time_is_found_at_any_depth(moment: Timestamp) -> None:
     frame = ConnectRequest(worker_load=WorkerLoad(gpu_leases=leases))
     check_values(frame)
     frame.worker_load.gpu_leases[1].sample.sample_time.CopyFrom(moment)
-    with pytest.raises(FleetError, match=r"pool\[1\]\.sample\.sample_time: .* impossible time"):
+    with pytest.raises(FleetError, match=r"leases\[1\]\.sample\.sample_time: .* impossible time"):
         check_values(frame)
 
 

@@ -66,7 +66,7 @@ def test_a_strategy_that_nobody_knows_is_named(axis: str) -> None:
     field, message = refused(lambda: check_operation(operation))
     assert field == f"operation.policy.{axis}"
     wanted = "RETAIN, OFFLOAD, DISCARD" if axis == "weight_strategy" else "KEEP_RUNNING, CUDA_SUSPEND"
-    assert f"9 is no strategy that this coordinator knows: give {wanted}" in message
+    assert f"unknown strategy 9: give {wanted}" in message
     spec = WorkloadSpec(arguments=["program"], eviction=policy)
     assert refused(lambda: check_spec(spec))[0] == f"spec.eviction.{axis}"
 
@@ -129,4 +129,4 @@ def test_states_allow_operations(operation: Operation, allowed: set[WorkloadStat
 def test_the_timeout_of_a_hook_is_bounded(seconds: int) -> None:
     hook = Hook(name="one", timeout=Duration(seconds=seconds))
     field, _ = refused(lambda: check_spec(WorkloadSpec(arguments=["program"], hooks=[hook])))
-    assert field == "spec.hooks.timeout"
+    assert field == "spec.hooks[0].timeout"

@@ -159,7 +159,7 @@ def test_bad_reads(running: CoordinatorProcess) -> None:
             ),
             (
                 lambda: commands.ListCommands(ListCommandsRequest(page_token=far)),
-                Code.OUT_OF_RANGE,
+                Code.INVALID_ARGUMENT,
                 "INVALID_TOKEN",
             ),
             (
@@ -169,7 +169,7 @@ def test_bad_reads(running: CoordinatorProcess) -> None:
             ),
             (
                 lambda: list(fleet.WatchFleet(WatchFleetRequest(resume_token="0.9"))),
-                Code.OUT_OF_RANGE,
+                Code.INVALID_ARGUMENT,
                 "INVALID_TOKEN",
             ),
         ],
@@ -189,7 +189,7 @@ def test_without_any_worker(coordinator: CoordinatorProcess) -> None:
         [
             (
                 lambda: coordinator.workloads.CreateWorkload(create),
-                Code.FAILED_PRECONDITION,
+                Code.UNAVAILABLE,
                 "WORKER_UNAVAILABLE",
             )
         ],

@@ -111,7 +111,7 @@ def test_a_refusal_says_of_each_worker_why() -> None:
     reason, message = refusal(Resources(gpu_count=1), alpha, beta)
     assert reason == NO_FREE_GPU
     assert message == (
-        "1 GPU is wanted; alpha: 4 GPUs, 2 leased, 1 cordoned, 1 unhealthy; "
+        "requested 1 GPU; alpha: 4 GPUs, 2 leased, 1 cordoned, 1 unhealthy; "
         "beta: is cordoned (repair, by ann): suspend or stop a workload, or ask for less"
     )
 
@@ -122,7 +122,7 @@ def test_a_refusal_says_of_each_worker_why() -> None:
         (
             candidate("a", True, False),
             Resources(gpu_count=2),
-            "2 GPUs are wanted; a: 2 GPUs, 1 free, 1 leased",
+            "requested 2 GPUs; a: 2 GPUs, 1 free, 1 leased",
         ),
         (
             candidate("a", True, promised=1),
@@ -135,9 +135,13 @@ def test_a_refusal_says_of_each_worker_why() -> None:
         (
             candidate("a", True),
             Resources(gpu_count=1, gpu_name="A100"),
-            "1 GPU, A100 are wanted; a: 1 GPU, 1 of",
+            "requested 1 GPU, A100; a: 1 GPU, 1 of",
         ),
-        (candidate("a", True), Resources(gpu_count=1, gpu_memory_bytes=81 * GIB), "81.0 GiB each are wanted"),
+        (
+            candidate("a", True),
+            Resources(gpu_count=1, gpu_memory_bytes=81 * GIB),
+            "requested 1 GPU, 81.0 GiB each; ",
+        ),
         (
             of_gpus("a", one_gpu("GPU-a", units=4)),
             Resources(gpu_count=1, acceptable_gpu_units=[2, 8]),
@@ -146,7 +150,7 @@ def test_a_refusal_says_of_each_worker_why() -> None:
         (
             of_gpus("a", one_gpu("GPU-a", units=4), one_gpu("GPU-b", units=2)),
             Resources(gpu_units=7),
-            "GPUs of 7 units are wanted; a: 2 GPUs, 2 free, 6 units free",
+            "requested GPUs of 7 units; a: 2 GPUs, 2 free, 6 units free",
         ),
         (of_gpus("a", one_gpu("GPU-a", LEASED, units=4)), Resources(gpu_units=1), "a: 1 GPU, 1 leased"),
     ],
@@ -216,8 +220,8 @@ def test_a_gpu_with_foreign_processes_is_taken_where_that_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
-        (Resources(cpu_millicores=2500), "2.5 cores are wanted; a: 1.5 of 8 cores free; b: is"),
-        (Resources(memory_bytes=2 * GIB), "2.0 GiB memory are wanted; a: 1.0 GiB of 16.0 GiB memory free"),
+        (Resources(cpu_millicores=2500), "requested 2.5 cores; a: 1.5 of 8 cores free; b: is"),
+        (Resources(memory_bytes=2 * GIB), "requested 2.0 GiB memory; a: 1.0 GiB of 16.0 GiB memory free"),
         (Resources(disk_bytes=11 * GIB, gpu_count=1), "a: 10.0 GiB of 100.0 GiB disk free"),
     ],
 )
@@ -234,7 +238,7 @@ def test_where_only_the_machine_lacks_something_that_is_the_reason(resources: Re
 def test_a_cordoned_worker_takes_nothing_at_all() -> None:
     reason, message = refusal(Resources(), candidate("a", True, cordon=REPAIR))
     assert reason == errors_pb2.ERROR_REASON_CORDONED
-    assert message.startswith("a worker is wanted; a: is cordoned (repair, by ann): `leasehold uncordon`")
+    assert message.startswith("requested a worker; a: is cordoned (repair, by ann): `leasehold uncordon`")
 
 
 def test_a_refusal_names_only_the_first_of_many_workers() -> None:

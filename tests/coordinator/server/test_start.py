@@ -33,7 +33,7 @@ def refused(*arguments: str) -> str:
     [
         (b"listen = ", "is not valid"),
         (b"\xff\xfe", "is not valid"),
-        (b'log_level = "loud"', "'loud' is none of debug, info, warning, error"),
+        (b'log_level = "loud"', "unknown log level 'loud': give one of debug, info, warning, error"),
         (b'load_interval_s = "soon"', "is not valid"),
         (b"load_interval_s = nan", "out of range"),
         (b'listen = ":7400"', "is not HOST:PORT"),

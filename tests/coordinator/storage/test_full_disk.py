@@ -61,7 +61,7 @@ def test_a_worker_that_cannot_be_let_in_now_is_not_refused(tmp_path: Path) -> No
             async with stream_to(bench) as call:
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await call.read()
-        assert error.value.code() == grpc.StatusCode.INTERNAL
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
         assert error.value.details() == "the disk is full"
         assert not [message for message in await told(bench) if "disk" in message]
 

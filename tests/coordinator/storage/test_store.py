@@ -68,13 +68,14 @@ PENDING, SUCCEEDED = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STAT
 def test_what_was_written_is_there_after_a_new_start(tmp_path: Path) -> None:
     path = tmp_path / "folder/store.sqlite3"
     hello = Hello(worker_id="worker-1", name="alpha", workloads=[workload(1, RUNNING)])
+    of_request = StoredCommand(command(1, PENDING, "r1"), "i1", request_digest=b"digest")
 
     async def write(store: Store) -> None:
         await store.write(
             worker_row(3, hello),
             workload_row(workload(1, RUNNING)),
             workload_row(workload(2, EXITED)),
-            command_row(StoredCommand(command(1, PENDING, "r1"), "i1")),
+            command_row(of_request),
             command_row(StoredCommand(command(2, SUCCEEDED), "i1")),
         )
         await store.write(worker_row(4, hello))
@@ -84,8 +85,7 @@ def test_what_was_written_is_there_after_a_new_start(tmp_path: Path) -> None:
         assert (worker.epoch, worker.hello.name, len(worker.hello.workloads)) == (4, "alpha", 0)
         assert await store.live_workloads() == [workload(1, RUNNING)]
         (stored,) = await store.open_commands()
-        assert (stored.command, stored.instance_id) == (command(1, PENDING, "r1"), "i1")
-        assert await store.find_request("r1") == command(1, PENDING, "r1")
+        assert stored == await store.find_request("r1") == of_request
         assert await store.find_command("c-2") == command(2, SUCCEEDED)
         assert await store.find_command("c-3") is None
 
@@ -310,6 +310,7 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN served_s"))
         for table in ("workers", "workloads", "commands"):
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN digest"))
+        connection.execute(sa.text("ALTER TABLE commands DROP COLUMN request_digest"))
         connection.execute(sa.text("DROP INDEX commands_by_workload_and_time"))
         connection.execute(sa.text("CREATE INDEX ix_commands_workload_id ON commands (workload_id)"))
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0002'"))

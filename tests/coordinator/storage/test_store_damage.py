@@ -221,7 +221,7 @@ def test_a_damaged_row_of_history_refuses_those_who_read_it(
         for _ in range(2):
             with pytest.raises(FleetError, match=r"row 'w-2' of table workloads .* is damaged") as error:
                 await store.find_workload("w-2")
-            assert error.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+            assert error.value.reason == errors_pb2.ERROR_REASON_STORAGE_DAMAGED
         page = await store.list_workloads(include_ended=True, worker_id=None, offset=0, size=3)
         assert [one and one.workload_id for one in page.items] == ["w-3", None, "w-1"]
         assert [one.workload_id for one in await store.find_workloads(["w-1", "w-2"])] == ["w-1"]

@@ -210,7 +210,7 @@ def test_a_name_that_two_have_names_neither(coordinator: CoordinatorProcess, wor
     for workload_id in ("w-1", "w-2"):
         tell(worker, claimed(workload_id))
         wait_workload(coordinator, workload_id)
-    with pytest.raises(grpc.RpcError, match="name one by its id, of w-1, w-2"):
+    with pytest.raises(grpc.RpcError, match="give an id, one of w-1, w-2"):
         find(coordinator, "mine")
     assert refusal(lambda: release(coordinator, "mine"))[1] == "UNKNOWN_WORKLOAD"
     assert find(coordinator, "w-2").name == "mine"

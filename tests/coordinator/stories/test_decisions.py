@@ -5,15 +5,17 @@ import itertools
 
 import grpc
 import pytest
+from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.workload_pb2 import Resources, Workload
 from leasehold_coordinator.api.rpc_errors import abort
+from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.command_states import OUTCOMES, TRANSITIONS, is_terminal, may_follow
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet import change_hub
 from leasehold_coordinator.fleet.change_hub import Hub, Subscription
 from leasehold_coordinator.scheduling.planner import check_named_gpus
@@ -67,41 +69,53 @@ class Context:
         raise Aborted
 
 
-CODES = {
-    "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
-    "DUPLICATE_GPU": grpc.StatusCode.INVALID_ARGUMENT,
-    "INVALID_TOKEN": grpc.StatusCode.OUT_OF_RANGE,
-    "WORKLOAD_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
-    "WORKLOAD_BUSY": grpc.StatusCode.ABORTED,
-    "GENERATION_MISMATCH": grpc.StatusCode.ABORTED,
-    "TOO_MANY_COMMANDS": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "TOO_MANY_CALLS": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "TOO_MANY_WORKERS": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "NO_FREE_GPU": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "INSUFFICIENT_RESOURCES": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "ALREADY_REGISTERED": grpc.StatusCode.ALREADY_EXISTS,
-    "NOT_PERMITTED": grpc.StatusCode.PERMISSION_DENIED,
-    "UNSUPPORTED_CAPABILITY": grpc.StatusCode.UNIMPLEMENTED,
-    "STORAGE_UNAVAILABLE": grpc.StatusCode.INTERNAL,
-    "INTERNAL": grpc.StatusCode.INTERNAL,
+DELAYS_S = {
+    "WORKER_UNAVAILABLE": 1,
+    "WORKER_DRAINING": 1,
+    "STORAGE_UNAVAILABLE": 1,
+    "TOO_MANY_COMMANDS": 1,
+    "TOO_MANY_CALLS": 1,
 }
 
 
-@pytest.mark.parametrize("name", [name.removeprefix("ERROR_REASON_") for name in ErrorReason.keys()[1:]])
-def test_every_reason_travels_with_its_code_and_facts(name: str) -> None:
+def details_of(error: FleetError) -> tuple[status_pb2.Status, dict[str, any_pb2.Any]]:
+    """The status that a call ends with, and its details by type."""
     context = Context()
-    error = FleetError(ErrorReason.Value(f"ERROR_REASON_{name}"), "a sentence", gpu_uuid="GPU-a")
     with pytest.raises(Aborted):
         asyncio.run(abort(context, error))  # type: ignore[arg-type]  # the part of it that is used
-    default = (
-        grpc.StatusCode.NOT_FOUND if name.startswith("UNKNOWN_") else grpc.StatusCode.FAILED_PRECONDITION
-    )
-    assert context.ended == (CODES.get(name, default), "a sentence")
-    details = dict(context.metadata)  # type: ignore[call-overload]  # pairs
-    status = status_pb2.Status.FromString(details["grpc-status-details-bin"])
+    trailers = dict(context.metadata)  # type: ignore[call-overload]  # pairs
+    assert sum(len(value) * 4 / 3 for value in trailers.values()) + 3 * len(error.message.encode()) < 8000
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    assert context.ended == (status_code(error.reason), error.message)
+    assert status.code == status_code(error.reason).value[0]
+    return status, {detail.type_url.rpartition(".")[2]: detail for detail in status.details}
+
+
+@pytest.mark.parametrize("name", [name.removeprefix("ERROR_REASON_") for name in ErrorReason.keys()[1:]])
+def test_every_reason_travels_with_its_details(name: str) -> None:
+    error = FleetError(ErrorReason.Value(f"ERROR_REASON_{name}"), "a sentence", field="spec.hooks[1].name")
+    status, details = details_of(error)
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
-    assert (info.reason, info.domain, dict(info.metadata)) == (name, "leasehold", {"gpu_uuid": "GPU-a"})
+    assert (info.reason, info.domain, dict(info.metadata)) == (
+        name,
+        "leasehold.dev",
+        {"field": "spec.hooks[1].name"},
+    )
+    retry, bad = error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
+    assert ("RetryInfo" in details) == (name in DELAYS_S)
+    if name in DELAYS_S:
+        assert details["RetryInfo"].Unpack(retry)
+        assert retry.retry_delay.ToSeconds() == DELAYS_S[name]
+    assert ("BadRequest" in details) == (status_code(error.reason) == grpc.StatusCode.INVALID_ARGUMENT)
+    if "BadRequest" in details:
+        assert details["BadRequest"].Unpack(bad)
+        (violation,) = bad.field_violations
+        assert (violation.field, violation.description) == ("spec.hooks[1].name", "a sentence")
+
+
+def test_the_longest_refusal_fits_into_the_trailers() -> None:
+    details_of(invalid("x" * 900, "é" * 5000))
 
 
 def test_named_gpus_leave_room_for_what_is_promised() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
-from leasehold.worker.v1.session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.agent.member_recovery import MemberRecovery
@@ -37,7 +36,7 @@ SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
 def leave_halfway(journal: Journal, workload: Workload, command_id: str) -> None:
     """Writes down that the suspend of a workload was under way."""
     workload_id = workload.workload_id
-    command = Command(
+    command = CommandSpec(
         command_id=command_id, workload_id=workload_id, operation=Operation(suspend=SuspendOperation())
     )
     running_update = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_RUNNING)

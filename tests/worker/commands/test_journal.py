@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.gpu_pb2 import GPU_HEALTH_ECC_FAILED
 from leasehold.v1.operation_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold.worker.v1.session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal, open_journal
@@ -226,7 +225,9 @@ async def test_a_disk_that_does_not_answer_refuses_in_time_and_what_it_writes_la
     monkeypatch.setattr("leasehold_worker.commands.journal_file.BUSY_TIMEOUT_S", 60.0)
     monkeypatch.setattr("leasehold_worker.commands.journal.WRITE_TIMEOUT_S", 0.05)
     intent = Intent("lock", ())
-    ended = Entry(Command(command_id="c1"), 1, 0.0, CommandUpdate(state=command_pb2.COMMAND_STATE_REJECTED))
+    ended = Entry(
+        CommandSpec(command_id="c1"), 1, 0.0, CommandUpdate(state=command_pb2.COMMAND_STATE_REJECTED)
+    )
     told: list[str] = []
     async with open_journal(path) as journal:
         with refusing(path):

@@ -3,9 +3,8 @@
 import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.operation_pb2 import Move, Operation, RemapOperation, SuspendOperation
-from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec, CommandUpdate
 from leasehold_worker.commands.ledger import (
     ACKNOWLEDGED_LIMIT,
     LOCAL_PREFIX,
@@ -38,7 +37,7 @@ ACCEPTED, RUNNING, SUCCEEDED, REJECTED, CANCELLED = (
 def frame(
     command_id: str = "c1", workload_id: str = "w1", *, epoch: int = EPOCH, cancel: bool = False
 ) -> CommandFrame:
-    command = Command(
+    command = CommandSpec(
         command_id=command_id,
         workload_id=workload_id,
         timeout=duration_pb2.Duration(seconds=60),
@@ -48,7 +47,7 @@ def frame(
 
 
 def question(command_id: str = "c1") -> CommandFrame:
-    return CommandFrame(epoch=EPOCH, command=Command(command_id=command_id), ask=True)
+    return CommandFrame(epoch=EPOCH, command=CommandSpec(command_id=command_id), ask=True)
 
 
 def told(effects: list[Effect]) -> list[tuple[int, int]]:
@@ -237,7 +236,7 @@ def test_a_command_ends_once() -> None:
 
 def test_commands_of_the_workers_own_need_no_acknowledgement() -> None:
     ended = [
-        Entry(Command(command_id=f"{prefix}{number}"), 0, 0.0, outcome(f"{prefix}{number}"))
+        Entry(CommandSpec(command_id=f"{prefix}{number}"), 0, 0.0, outcome(f"{prefix}{number}"))
         for prefix, count in ((LOCAL_PREFIX, 3), ("c", UNACKNOWLEDGED_LIMIT))
         for number in range(count)
     ]

@@ -5,9 +5,8 @@ from typing import Protocol, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.operation_pb2 import Operation
-from leasehold.worker.v1.session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 
 from leasehold_worker.commands.ledger import (
     Entry,
@@ -30,7 +29,7 @@ class CarryOut(Protocol):
 class Perform(Protocol):
     """Performs the operation of a command, with further commands where needed."""
 
-    async def __call__(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
+    async def __call__(self, command: CommandSpec, progress: Progress, carry_out: CarryOut) -> None:
         """Performs the operation.
 
         Raises:

@@ -14,9 +14,9 @@ from typing import Final, final
 import trio
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command, CommandState
+from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.operation_pb2 import Operation
-from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec, CommandUpdate
 
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.execution import Execution, Perform
@@ -149,7 +149,7 @@ class Commands:
             The outcome. REJECTED with WORKLOAD_BUSY: another command of the workload has not ended.
         """
         command_id = f"{LOCAL_PREFIX}{uuid.uuid4().hex[:16]}"
-        command = Command(
+        command = CommandSpec(
             command_id=command_id, workload_id=workload_id, operation=operation, timeout=LOCAL_TIMEOUT
         )
         if expected_generation is not None:
@@ -191,7 +191,7 @@ class Commands:
         entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
         self._finish(entry.command, FAILED if error else SUCCEEDED, error, progress, 0.0)
 
-    def _refusal(self, command: Command) -> OperationError | None:
+    def _refusal(self, command: CommandSpec) -> OperationError | None:
         if self._closed and not is_local(command.command_id):
             return OperationError(
                 errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: choose another worker"
@@ -300,11 +300,11 @@ class Commands:
         del self._executions[command.command_id]
         self._finish(command, outcome_of(error, progress), error, progress, time.monotonic() - started)
 
-    def _enter(self, command: Command, phase: str) -> None:
+    def _enter(self, command: CommandSpec, phase: str) -> None:
         self._carry_out(self._ledger.progress(command.command_id, phase))
         crash_point(f"phase-{phase}")
 
-    async def _intend(self, command: Command, intent: Intent) -> None:
+    async def _intend(self, command: CommandSpec, intent: Intent) -> None:
         await self._journal.write(
             ("intents", command.command_id), journal_file.keep_intent(command.command_id, intent)
         )
@@ -312,7 +312,7 @@ class Commands:
 
     def _finish(
         self,
-        command: Command,
+        command: CommandSpec,
         state: CommandState.ValueType,
         error: OperationError | None,
         progress: Progress,

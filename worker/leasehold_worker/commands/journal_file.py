@@ -15,8 +15,7 @@ from typing import Final, TypeAlias, final
 
 import msgspec
 from google.protobuf.message import DecodeError
-from leasehold.v1.command_pb2 import Command
-from leasehold.worker.v1.session_pb2 import CommandUpdate
+from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal_records import (
@@ -307,7 +306,7 @@ def _verify(path: Path, seal: JournalSeal) -> None:
 def _entry(row: tuple[str, bytes, int, float, bytes, int, float | None, bytes]) -> Entry:
     _, command, epoch, received_s, update, cancel_requested, acknowledged_s, _ = row
     return Entry(
-        Command.FromString(command),
+        CommandSpec.FromString(command),
         epoch,
         received_s,
         CommandUpdate.FromString(update),

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Final, TypeAlias, final
 
 from leasehold.v1 import errors_pb2
-from leasehold.v1.command_pb2 import Command, CommandState
-from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate
+from leasehold.v1.command_pb2 import CommandState
+from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec, CommandUpdate
 
 from leasehold_worker.commands.states import ACCEPTED, CANCELLED, REJECTED, RUNNING, TRANSITIONS, is_terminal
 from leasehold_worker.errors import OperationError
@@ -51,7 +51,7 @@ class Entry:
         acknowledged_s: Time of the coordinator's acknowledgement. None: there is none.
     """
 
-    command: Command
+    command: CommandSpec
     epoch: int
     received_s: float
     update: CommandUpdate
@@ -211,7 +211,7 @@ class CommandLedger:
         self._refused[update.command_id] = update
         return [Refuse(update)]
 
-    def _why_not(self, command: Command) -> OperationError | None:
+    def _why_not(self, command: CommandSpec) -> OperationError | None:
         for workload_id in workload_ids(command):
             if any(workload_id in workload_ids(entry.command) for entry in self._open.values()):
                 return OperationError(
@@ -282,7 +282,7 @@ def is_local(command_id: str) -> bool:
     return command_id.startswith(LOCAL_PREFIX)
 
 
-def workload_ids(command: Command) -> Sequence[str]:
+def workload_ids(command: CommandSpec) -> Sequence[str]:
     """The workloads of a command. Empty: it is about the worker or its GPUs."""
     if command.operation.HasField("remap"):
         return [move.workload_id for move in command.operation.remap.moves]

@@ -56,10 +56,14 @@ ERROR_LIMIT: Final = 1500
 METADATA_LIMIT: Final = 200
 """Characters of each metadata value in a refusal."""
 
+DOMAIN: Final = "leasehold.dev"
+"""``google.rpc.ErrorInfo.domain`` of every refusal."""
+
 _CODES: Final = {
     errors_pb2.ERROR_REASON_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD: grpc.StatusCode.NOT_FOUND,
     errors_pb2.ERROR_REASON_UNKNOWN_GPU: grpc.StatusCode.NOT_FOUND,
+    errors_pb2.ERROR_REASON_UNKNOWN_PROCESS: grpc.StatusCode.NOT_FOUND,
     errors_pb2.ERROR_REASON_WORKLOAD_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     errors_pb2.ERROR_REASON_ALREADY_REGISTERED: grpc.StatusCode.ALREADY_EXISTS,
     errors_pb2.ERROR_REASON_NOT_PERMITTED: grpc.StatusCode.PERMISSION_DENIED,
@@ -70,7 +74,7 @@ _CODES: Final = {
     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY: grpc.StatusCode.UNIMPLEMENTED,
     errors_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
 }
-"""The gRPC code of each reason; the others are FAILED_PRECONDITION."""
+"""The gRPC codes of docs/errors.md, for the reasons of this API; the others are FAILED_PRECONDITION."""
 
 Context: TypeAlias = grpc.ServicerContext
 Answer = TypeVar("Answer")
@@ -360,7 +364,7 @@ def _abort(context: Context, error: OperationError) -> NoReturn:
     """Ends a call with a refusal, in the form of the coordinator's API."""
     reason = ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
     facts = {name: fact[:METADATA_LIMIT] for name, fact in error.metadata.items()}
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="leasehold", metadata=facts)
+    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=facts)
     detail = any_pb2.Any()
     detail.Pack(info)
     code = _CODES.get(error.reason, grpc.StatusCode.FAILED_PRECONDITION)

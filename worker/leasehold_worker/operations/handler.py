@@ -10,8 +10,8 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2, operation_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.eviction_pb2 import ProcessStrategy
+from leasehold.worker.v1.session_pb2 import CommandSpec
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.execution import CarryOut
@@ -105,7 +105,7 @@ class Operations:
         self.preflight = preflight
         """Makes the plans of suspends, restores and remaps."""
 
-    async def perform(self, command: Command, progress: Progress, carry_out: CarryOut) -> None:
+    async def perform(self, command: CommandSpec, progress: Progress, carry_out: CarryOut) -> None:
         """Carries out a command.
 
         Raises:

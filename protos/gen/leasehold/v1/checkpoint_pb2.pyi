@@ -30,24 +30,24 @@ class _CheckpointKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Checkp
     CHECKPOINT_KIND_UNSPECIFIED: _CheckpointKind.ValueType  # 0
     """Never sent."""
     CHECKPOINT_KIND_IMAGE: _CheckpointKind.ValueType  # 1
-    """CRIU's image of the processes of a workload."""
+    """A CRIU image of the processes of a workload."""
     CHECKPOINT_KIND_APPLICATION: _CheckpointKind.ValueType  # 2
-    """What an application has saved of itself."""
+    """The state that an application saved."""
 
 class CheckpointKind(_CheckpointKind, metaclass=_CheckpointKindEnumTypeWrapper):
-    """What a checkpoint on disk is made of."""
+    """The content of a checkpoint on disk."""
 
 CHECKPOINT_KIND_UNSPECIFIED: CheckpointKind.ValueType  # 0
 """Never sent."""
 CHECKPOINT_KIND_IMAGE: CheckpointKind.ValueType  # 1
-"""CRIU's image of the processes of a workload."""
+"""A CRIU image of the processes of a workload."""
 CHECKPOINT_KIND_APPLICATION: CheckpointKind.ValueType  # 2
-"""What an application has saved of itself."""
+"""The state that an application saved."""
 Global___CheckpointKind: _TypeAlias = CheckpointKind  # noqa: Y015
 
 @_typing.final
 class Checkpoint(_message.Message):
-    """Something on a worker's disk that a workload can be brought back from."""
+    """A state of a workload on a worker's disk, from which the workload can be restored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -86,32 +86,34 @@ class Checkpoint(_message.Message):
     checkpoint_id: _builtins.str
     """Unique in the fleet."""
     kind: Global___CheckpointKind.ValueType
-    """What it is made of."""
+    """The content."""
     worker_id: _builtins.str
-    """Worker that has it in its image directory."""
+    """The worker whose image directory has the checkpoint."""
     workload_id: _builtins.str
-    """Workload that it is of."""
+    """The workload."""
     workload_name: _builtins.str
-    """What people called that workload."""
+    """The workload's name."""
     size_bytes: _builtins.int
-    """Bytes on disk."""
+    """Size on disk, in bytes."""
     in_use: _builtins.bool
-    """A parked workload of worker_id needs it, or one that is about to be parked as it."""
+    """Whether a parked workload of worker_id needs the checkpoint, or a workload that is being suspended."""
     owner_worker_id: _builtins.str
-    """Worker that made it. Others that share the directory delete it by force only. Empty: unknown."""
+    """The worker that wrote the checkpoint. Other workers that share the directory delete it with force only.
+    Empty: unknown.
+    """
     problem: _builtins.str
-    """Why nothing can be restored from it, as far as its header or manifest says. Empty: nothing is known against it."""
+    """Why the checkpoint can't be restored, according to its header or manifest. Empty: no problem is known."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was finished."""
+        """Time at which the checkpoint was complete."""
 
     @_builtins.property
     def kernel(self) -> _workload_pb2.Kernel:
-        """The application that saved itself. Absent: it is an image."""
+        """The application that saved its state. Absent for an image."""
 
     @_builtins.property
     def custom(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What the application says of it."""
+        """Metadata from the application."""
 
     def __init__(
         self,

@@ -181,10 +181,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The caller's host has its share of the calls or streams that the coordinator serves at once."""
     ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 74
     """The workload runs and is not ready yet."""
+    ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 75
+    """The request_id belongs to an earlier request with another method or content."""
+    ERROR_REASON_STORAGE_DAMAGED: _ErrorReason.ValueType  # 76
+    """A row of the coordinator's store is damaged."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
-    prefix, in google.rpc.ErrorInfo.reason with the domain "leasehold"; in frames it travels in Error.
+    prefix, in google.rpc.ErrorInfo.reason with the domain "leasehold.dev"; in frames it travels in Error.
     docs/errors.md says of each what to do.
     """
 
@@ -344,6 +348,10 @@ ERROR_REASON_TOO_MANY_CALLS: ErrorReason.ValueType  # 73
 """The caller's host has its share of the calls or streams that the coordinator serves at once."""
 ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 74
 """The workload runs and is not ready yet."""
+ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 75
+"""The request_id belongs to an earlier request with another method or content."""
+ERROR_REASON_STORAGE_DAMAGED: ErrorReason.ValueType  # 76
+"""A row of the coordinator's store is damaged."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

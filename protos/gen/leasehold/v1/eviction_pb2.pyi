@@ -24,25 +24,25 @@ class _WeightStrategy:
 class _WeightStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WeightStrategy.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WEIGHT_STRATEGY_UNSPECIFIED: _WeightStrategy.ValueType  # 0
-    """As if RETAIN."""
+    """Same as RETAIN."""
     WEIGHT_STRATEGY_RETAIN: _WeightStrategy.ValueType  # 1
-    """They stay in device memory."""
+    """The weights stay in device memory."""
     WEIGHT_STRATEGY_OFFLOAD: _WeightStrategy.ValueType  # 2
-    """They go to host memory."""
+    """The weights move to host memory."""
     WEIGHT_STRATEGY_DISCARD: _WeightStrategy.ValueType  # 3
-    """They are dropped, and loaded again on waking."""
+    """The weights are dropped, and loaded again on restore."""
 
 class WeightStrategy(_WeightStrategy, metaclass=_WeightStrategyEnumTypeWrapper):
-    """What a framework does with its weights before its processes are dealt with."""
+    """Treatment of the weights by the framework, before the process strategy."""
 
 WEIGHT_STRATEGY_UNSPECIFIED: WeightStrategy.ValueType  # 0
-"""As if RETAIN."""
+"""Same as RETAIN."""
 WEIGHT_STRATEGY_RETAIN: WeightStrategy.ValueType  # 1
-"""They stay in device memory."""
+"""The weights stay in device memory."""
 WEIGHT_STRATEGY_OFFLOAD: WeightStrategy.ValueType  # 2
-"""They go to host memory."""
+"""The weights move to host memory."""
 WEIGHT_STRATEGY_DISCARD: WeightStrategy.ValueType  # 3
-"""They are dropped, and loaded again on waking."""
+"""The weights are dropped, and loaded again on restore."""
 Global___WeightStrategy: _TypeAlias = WeightStrategy  # noqa: Y015
 
 class _ProcessStrategy:
@@ -52,34 +52,34 @@ class _ProcessStrategy:
 class _ProcessStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProcessStrategy.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     PROCESS_STRATEGY_UNSPECIFIED: _ProcessStrategy.ValueType  # 0
-    """As if CUDA_SUSPEND."""
+    """Same as CUDA_SUSPEND."""
     PROCESS_STRATEGY_KEEP_RUNNING: _ProcessStrategy.ValueType  # 1
-    """They run on, and keep a CUDA context."""
+    """The processes continue, and keep a CUDA context."""
     PROCESS_STRATEGY_CUDA_SUSPEND: _ProcessStrategy.ValueType  # 2
-    """The driver moves device memory to host memory; the processes stay."""
+    """The driver moves device memory to host memory. The processes remain."""
     PROCESS_STRATEGY_CHECKPOINT: _ProcessStrategy.ValueType  # 3
-    """An image goes to disk; the processes end."""
+    """CRIU writes an image to disk, and the processes end."""
     PROCESS_STRATEGY_STOP: _ProcessStrategy.ValueType  # 4
-    """They end, and their state is lost."""
+    """The processes end, and their state is lost."""
 
 class ProcessStrategy(_ProcessStrategy, metaclass=_ProcessStrategyEnumTypeWrapper):
-    """What happens to the processes of a workload that gives up its GPUs."""
+    """Treatment of the processes of a workload that gives up its GPUs."""
 
 PROCESS_STRATEGY_UNSPECIFIED: ProcessStrategy.ValueType  # 0
-"""As if CUDA_SUSPEND."""
+"""Same as CUDA_SUSPEND."""
 PROCESS_STRATEGY_KEEP_RUNNING: ProcessStrategy.ValueType  # 1
-"""They run on, and keep a CUDA context."""
+"""The processes continue, and keep a CUDA context."""
 PROCESS_STRATEGY_CUDA_SUSPEND: ProcessStrategy.ValueType  # 2
-"""The driver moves device memory to host memory; the processes stay."""
+"""The driver moves device memory to host memory. The processes remain."""
 PROCESS_STRATEGY_CHECKPOINT: ProcessStrategy.ValueType  # 3
-"""An image goes to disk; the processes end."""
+"""CRIU writes an image to disk, and the processes end."""
 PROCESS_STRATEGY_STOP: ProcessStrategy.ValueType  # 4
-"""They end, and their state is lost."""
+"""The processes end, and their state is lost."""
 Global___ProcessStrategy: _TypeAlias = ProcessStrategy  # noqa: Y015
 
 @_typing.final
 class EvictionPolicy(_message.Message):
-    """How a workload gives up its GPUs: first the weights, then the processes."""
+    """How a workload gives up its GPUs: the weight strategy first, then the process strategy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -87,12 +87,13 @@ class EvictionPolicy(_message.Message):
     PROCESS_STRATEGY_FIELD_NUMBER: _builtins.int
     ESCALATE_TO_FIELD_NUMBER: _builtins.int
     weight_strategy: Global___WeightStrategy.ValueType
-    """The first axis."""
+    """Treatment of the weights."""
     process_strategy: Global___ProcessStrategy.ValueType
-    """The second axis."""
+    """Treatment of the processes."""
     escalate_to: Global___ProcessStrategy.ValueType
-    """The strongest process strategy that may be used in place of that, one after the other: where one fails and
-    was undone, where host memory is short, and where a parked workload must make room. UNSPECIFIED: no other.
+    """The strongest process strategy that may replace process_strategy. The stronger ones are tried one after the other
+    if one fails and is rolled back, if host memory is short, or if a parked workload must make room.
+    UNSPECIFIED: none.
     """
     def __init__(
         self,

@@ -27,48 +27,48 @@ class _GpuHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuHealth.V
     GPU_HEALTH_UNSPECIFIED: _GpuHealth.ValueType  # 0
     """Not reported."""
     GPU_HEALTH_OK: _GpuHealth.ValueType  # 1
-    """Nothing is known against it."""
+    """No fault is known."""
     GPU_HEALTH_ECC_FAILED: _GpuHealth.ValueType  # 2
-    """Uncorrectable memory errors."""
+    """The GPU has uncorrectable memory errors."""
     GPU_HEALTH_LOST: _GpuHealth.ValueType  # 3
-    """It no longer answers."""
+    """The GPU no longer answers."""
     GPU_HEALTH_ROW_REMAP_FAILED: _GpuHealth.ValueType  # 4
-    """Its memory needs a reset before rows can be remapped, or remapping failed."""
+    """Memory rows could not be remapped, or their remapping needs a reset of the GPU."""
     GPU_HEALTH_XID_ERROR: _GpuHealth.ValueType  # 5
     """The driver reported an Xid error that calls for a reset."""
     GPU_HEALTH_MIG_ENABLED: _GpuHealth.ValueType  # 6
-    """It was split by MIG after the worker started."""
+    """MIG was enabled after the worker's start."""
     GPU_HEALTH_THROTTLED: _GpuHealth.ValueType  # 7
-    """It runs slower than it could; it still takes work."""
+    """The GPU is throttled. It still accepts work."""
     GPU_HEALTH_PAGES_RETIRED: _GpuHealth.ValueType  # 8
-    """Pages of its memory were retired, or wait for a reset to be."""
+    """Memory pages are retired, or will be with the next reset."""
 
 class GpuHealth(_GpuHealth, metaclass=_GpuHealthEnumTypeWrapper):
-    """Whether a GPU can be trusted with work."""
+    """Whether a GPU is fit for work."""
 
 GPU_HEALTH_UNSPECIFIED: GpuHealth.ValueType  # 0
 """Not reported."""
 GPU_HEALTH_OK: GpuHealth.ValueType  # 1
-"""Nothing is known against it."""
+"""No fault is known."""
 GPU_HEALTH_ECC_FAILED: GpuHealth.ValueType  # 2
-"""Uncorrectable memory errors."""
+"""The GPU has uncorrectable memory errors."""
 GPU_HEALTH_LOST: GpuHealth.ValueType  # 3
-"""It no longer answers."""
+"""The GPU no longer answers."""
 GPU_HEALTH_ROW_REMAP_FAILED: GpuHealth.ValueType  # 4
-"""Its memory needs a reset before rows can be remapped, or remapping failed."""
+"""Memory rows could not be remapped, or their remapping needs a reset of the GPU."""
 GPU_HEALTH_XID_ERROR: GpuHealth.ValueType  # 5
 """The driver reported an Xid error that calls for a reset."""
 GPU_HEALTH_MIG_ENABLED: GpuHealth.ValueType  # 6
-"""It was split by MIG after the worker started."""
+"""MIG was enabled after the worker's start."""
 GPU_HEALTH_THROTTLED: GpuHealth.ValueType  # 7
-"""It runs slower than it could; it still takes work."""
+"""The GPU is throttled. It still accepts work."""
 GPU_HEALTH_PAGES_RETIRED: GpuHealth.ValueType  # 8
-"""Pages of its memory were retired, or wait for a reset to be."""
+"""Memory pages are retired, or will be with the next reset."""
 Global___GpuHealth: _TypeAlias = GpuHealth  # noqa: Y015
 
 @_typing.final
 class Gpu(_message.Message):
-    """A physical GPU, as NVML describes it. What NVML can't say is absent, never zero."""
+    """A physical GPU, as described by NVML. An unknown value is absent, never zero."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -85,29 +85,29 @@ class Gpu(_message.Message):
     NUMA_NODE_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
-    """NVML's UUID, "GPU-…": the only name of a GPU on the wire and in storage."""
+    """NVML's UUID, "GPU-…". The only identifier of a GPU on the wire and in storage."""
     slot: _builtins.int
-    """Place in the worker's pool, from 0. Fixed while the worker runs."""
+    """Position in the worker's pool, from 0. Constant while the worker runs."""
     name: _builtins.str
-    """Product name, such as "NVIDIA H100 80GB HBM3". GPUs with equal names have the same chip."""
+    """Product name, such as "NVIDIA H100 80GB HBM3". GPUs with the same name have the same chip."""
     memory_total_bytes: _builtins.int
-    """Memory in bytes. Absent: NVML couldn't say."""
+    """Memory in bytes. Absent: unknown to NVML."""
     compute_capability: _builtins.str
-    """CUDA compute capability, such as "9.0". Absent: NVML couldn't say."""
+    """CUDA compute capability, such as "9.0". Absent: unknown to NVML."""
     pci_bus_id: _builtins.str
-    """PCI address, such as "00000000:17:00.0". Absent: NVML couldn't say."""
+    """PCI address, such as "00000000:17:00.0". Absent: unknown to NVML."""
     pci_device_id: _builtins.str
-    """PCI device and vendor id, such as "0x233010DE". Absent: NVML couldn't say."""
+    """PCI device and vendor id, such as "0x233010DE". Absent: unknown to NVML."""
     serial: _builtins.str
-    """Board serial number. Absent: the board has none or NVML couldn't say."""
+    """Serial number of the board. Absent: none, or unknown to NVML."""
     mig_enabled: _builtins.bool
-    """Whether the GPU is split by MIG. A MIG GPU can't be checkpointed. Absent: NVML couldn't say."""
+    """Whether MIG is enabled. A GPU with MIG can't be checkpointed. Absent: unknown to NVML."""
     persistence_mode: _builtins.bool
-    """Whether persistence mode is on. Absent: NVML couldn't say."""
+    """Whether persistence mode is enabled. Absent: unknown to NVML."""
     numa_node: _builtins.int
-    """NUMA node of the host. Absent: the host has one node, or the kernel couldn't say."""
+    """NUMA node of the host. Absent: the host has one node, or the kernel reports none."""
     units: _builtins.int
-    """Throughput units: what the GPU counts beside others, from the worker's table of models."""
+    """Throughput units: the relative performance of the GPU, from the worker's table of models."""
     def __init__(
         self,
         *,
@@ -165,7 +165,7 @@ Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
 
 @_typing.final
 class GpuSample(_message.Message):
-    """What NVML measured on one GPU. What it can't say is absent, never zero."""
+    """NVML's measurements of one GPU. An unknown value is absent, never zero."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -178,22 +178,22 @@ class GpuSample(_message.Message):
     TEMPERATURE_CELSIUS_FIELD_NUMBER: _builtins.int
     ECC_UNCORRECTED_ERRORS_FIELD_NUMBER: _builtins.int
     utilization_percent: _builtins.int
-    """Share of time in which a kernel ran, 0 to 100. Absent: unknown."""
+    """Share of the time in which a CUDA kernel ran, 0 to 100. Absent: unknown."""
     encoder_utilization_percent: _builtins.int
-    """Share of time in which the encoder was busy, 0 to 100. Absent: unknown."""
+    """Share of the time in which the video encoder was busy, 0 to 100. Absent: unknown."""
     decoder_utilization_percent: _builtins.int
-    """Share of time in which the decoder was busy, 0 to 100. Absent: unknown."""
+    """Share of the time in which the video decoder was busy, 0 to 100. Absent: unknown."""
     memory_used_bytes: _builtins.int
-    """Memory in use by anybody, in bytes. Absent: unknown."""
+    """Memory in use by all processes, in bytes. Absent: unknown."""
     memory_total_bytes: _builtins.int
     """Memory in bytes. Absent: unknown."""
     temperature_celsius: _builtins.int
     """Temperature of the chip in degrees Celsius. Absent: unknown."""
     ecc_uncorrected_errors: _builtins.int
-    """Uncorrectable memory errors since the driver was loaded. Absent: unknown or ECC is off."""
+    """Number of uncorrectable memory errors since the driver was loaded. Absent: unknown, or ECC is disabled."""
     @_builtins.property
     def sample_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was measured."""
+        """Time of the measurement."""
 
     def __init__(
         self,
@@ -244,16 +244,16 @@ Global___GpuSample: _TypeAlias = GpuSample  # noqa: Y015
 
 @_typing.final
 class GpuPair(_message.Message):
-    """One GPU takes the place of another in a process that is restored."""
+    """A substitution of one GPU by another in a restored process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OLD_UUID_FIELD_NUMBER: _builtins.int
     NEW_UUID_FIELD_NUMBER: _builtins.int
     old_uuid: _builtins.str
-    """UUID of the GPU that the process had."""
+    """UUID of the process's GPU before the operation."""
     new_uuid: _builtins.str
-    """UUID of the GPU that it gets. Equal to old_uuid: it stays."""
+    """UUID of the process's GPU after the operation. Equal to old_uuid: no change."""
     def __init__(
         self,
         *,

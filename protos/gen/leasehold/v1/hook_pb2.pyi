@@ -28,31 +28,31 @@ class _HookPhase:
 class _HookPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HookPhase.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     HOOK_PHASE_UNSPECIFIED: _HookPhase.ValueType  # 0
-    """Right for vllm, sglang and kernel, which know both ways; not valid for others."""
+    """For vllm, sglang and kernel, which have a call before suspend and one after restore. Invalid for the others."""
     HOOK_PHASE_BEFORE_SUSPEND: _HookPhase.ValueType  # 1
-    """On the way down, before the members are locked."""
+    """Before a suspend, before the members are locked."""
     HOOK_PHASE_AFTER_RESTORE: _HookPhase.ValueType  # 2
-    """On the way up, after the members run again."""
+    """After a restore, once the members run again."""
     HOOK_PHASE_READINESS: _HookPhase.ValueType  # 3
-    """A readiness probe, for command and http: called again and again from the start of the program until it succeeds."""
+    """A readiness probe, for command and http. It is repeated from the start of the program until it succeeds."""
 
 class HookPhase(_HookPhase, metaclass=_HookPhaseEnumTypeWrapper):
-    """When a hook of one call is called."""
+    """The moment at which a hook with one call is called."""
 
 HOOK_PHASE_UNSPECIFIED: HookPhase.ValueType  # 0
-"""Right for vllm, sglang and kernel, which know both ways; not valid for others."""
+"""For vllm, sglang and kernel, which have a call before suspend and one after restore. Invalid for the others."""
 HOOK_PHASE_BEFORE_SUSPEND: HookPhase.ValueType  # 1
-"""On the way down, before the members are locked."""
+"""Before a suspend, before the members are locked."""
 HOOK_PHASE_AFTER_RESTORE: HookPhase.ValueType  # 2
-"""On the way up, after the members run again."""
+"""After a restore, once the members run again."""
 HOOK_PHASE_READINESS: HookPhase.ValueType  # 3
-"""A readiness probe, for command and http: called again and again from the start of the program until it succeeds."""
+"""A readiness probe, for command and http. It is repeated from the start of the program until it succeeds."""
 Global___HookPhase: _TypeAlias = HookPhase  # noqa: Y015
 
 @_typing.final
 class Hook(_message.Message):
-    """Something to call in or for a workload around suspend and restore, or until it is ready. Hooks are called in their
-    order on the way down, and those that know both ways in reverse order on the way up.
+    """A call into a workload around suspend and restore, or until the workload is ready. Hooks are called in their order
+    before a suspend. vllm, sglang and kernel hooks are called in reverse order after a restore.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -70,28 +70,28 @@ class Hook(_message.Message):
     FREES_MEMORY_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name for logs and errors."""
+    """Name in logs and errors."""
     phase: Global___HookPhase.ValueType
-    """When it is called. On rollback, the hooks of AFTER_RESTORE are called too, and what others did is undone."""
+    """The moment of the call. A rollback calls the hooks of AFTER_RESTORE too, and undoes the calls of the others."""
     frees_memory: _builtins.bool
-    """On the way down it makes the workload free device memory, which is checked with NVML. Always so of vllm and
-    sglang, unless the weights are retained.
+    """The call before a suspend makes the workload free device memory, which the worker verifies with NVML. Always true
+    of vllm and sglang, unless the weights are retained.
     """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may take. Absent: 30 s."""
+        """Timeout of the call. Absent: 30 s."""
 
     @_builtins.property
     def command(self) -> Global___CommandHook:
-        """Program and arguments, run on the worker as the worker's user."""
+        """A program, run on the worker's host as the worker's user."""
 
     @_builtins.property
     def http(self) -> Global___HttpHook:
-        """HTTP request made by the worker."""
+        """An HTTP request by the worker."""
 
     @_builtins.property
     def signal(self) -> Global___SignalHook:
-        """Signal sent to the workload's first process."""
+        """A signal to the workload's first process."""
 
     @_builtins.property
     def vllm(self) -> Global___VllmHook:
@@ -103,15 +103,15 @@ class Hook(_message.Message):
 
     @_builtins.property
     def kernel(self) -> Global___KernelHook:
-        """The application's own kernel, which it serves by leasehold_client.kernel."""
+        """The application's kernel, served with leasehold_client.kernel."""
 
     @_builtins.property
     def weight_strategies(self) -> _containers.RepeatedScalarFieldContainer[_eviction_pb2.WeightStrategy.ValueType]:
-        """Weight strategies that it is called for. Empty: all."""
+        """Weight strategies for which the hook is called. Empty: all."""
 
     @_builtins.property
     def drain(self) -> Global___WorkDrain:
-        """How work in flight is drained before it is called on the way down. Absent: not at all."""
+        """How requests in flight are drained before the call before a suspend. Absent: not at all."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ Global___Hook: _TypeAlias = Hook  # noqa: Y015
 
 @_typing.final
 class WorkDrain(_message.Message):
-    """Drains work in flight: new work is not admitted any more, then what is under way is waited for."""
+    """Drains requests in flight: new ones are refused, then the worker waits for the others to finish."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -155,15 +155,15 @@ class WorkDrain(_message.Message):
     ADMIT_AGAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stop_admitting(self) -> Global___HttpHook:
-        """Stops admitting."""
+        """Stops the admission of requests."""
 
     @_builtins.property
     def idle(self) -> Global___HttpHook:
-        """Asked again and again, until it answers with 2xx."""
+        """Repeated until the status is 2xx: no request is in flight."""
 
     @_builtins.property
     def admit_again(self) -> Global___HttpHook:
-        """Admits again, on the way up and on rollback."""
+        """Resumes the admission, after a restore and on rollback."""
 
     def __init__(
         self,
@@ -182,16 +182,16 @@ Global___WorkDrain: _TypeAlias = WorkDrain  # noqa: Y015
 
 @_typing.final
 class HookCredential(_message.Message):
-    """Where a bearer token is, which the worker reads right before each request and shows to nobody else."""
+    """The source of a bearer token. The worker reads the token before each request, and shows it in no log or answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FILE_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_VARIABLE_FIELD_NUMBER: _builtins.int
     file: _builtins.str
-    """File on the worker's host that holds it, and nothing else."""
+    """A file on the worker's host with the token and nothing else."""
     environment_variable: _builtins.str
-    """Variable of the workload's environment, or else of the worker's."""
+    """A variable of the workload's environment, or else of the worker's."""
     def __init__(
         self,
         *,
@@ -210,7 +210,7 @@ Global___HookCredential: _TypeAlias = HookCredential  # noqa: Y015
 
 @_typing.final
 class VllmHook(_message.Message):
-    """Has a vLLM server put its weights away and take them back: sleep, is_sleeping, wake_up, reset_prefix_cache."""
+    """Calls a vLLM server to release and reload its weights: sleep, is_sleeping, wake_up, reset_prefix_cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -220,18 +220,18 @@ class VllmHook(_message.Message):
     WAKE_TAGS_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     url: _builtins.str
-    """Address of the server, such as "http://127.0.0.1:8000". It must serve its development routes."""
+    """Address of the server, such as "http://127.0.0.1:8000". The server must serve its development routes."""
     suspend_method: _builtins.str
-    """Method of collective_rpc that drops the communicators on the way down. Empty: none."""
+    """Method of collective_rpc that closes the communicators before a suspend. Empty: none."""
     resume_method: _builtins.str
-    """Method of collective_rpc that makes them anew on the way up. Empty: none."""
+    """Method of collective_rpc that opens new communicators after a restore. Empty: none."""
     @_builtins.property
     def wake_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tags that are woken one after the other. Empty: all at once."""
+        """Tags for wake_up, one call each. Empty: one call for all."""
 
     @_builtins.property
     def credential(self) -> Global___HookCredential:
-        """Sent as "Authorization: Bearer". Absent: nothing is."""
+        """The token of the header "Authorization: Bearer". Absent: no header."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ Global___VllmHook: _TypeAlias = VllmHook  # noqa: Y015
 
 @_typing.final
 class SglangHook(_message.Message):
-    """Has an SGLang server release and resume its memory occupation."""
+    """Calls an SGLang server to release and resume its memory occupation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -265,11 +265,11 @@ class SglangHook(_message.Message):
     """Address of the server, such as "http://127.0.0.1:30000"."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tags. Empty: those of the weight strategy."""
+        """Tags of the calls. Empty: the tags of the weight strategy."""
 
     @_builtins.property
     def credential(self) -> Global___HookCredential:
-        """Sent as "Authorization: Bearer". Absent: nothing is."""
+        """The token of the header "Authorization: Bearer". Absent: no header."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ Global___SglangHook: _TypeAlias = SglangHook  # noqa: Y015
 
 @_typing.final
 class KernelHook(_message.Message):
-    """Has the application prepare and become quiescent on the way down, and go on as before on the way up."""
+    """Calls the application to prepare and quiesce before a suspend, and to continue after a restore."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -307,8 +307,9 @@ Global___KernelHook: _TypeAlias = KernelHook  # noqa: Y015
 
 @_typing.final
 class CommandHook(_message.Message):
-    """Runs a program; it fails when the exit status is not 0. {workload}, {workload_id}, {phase} (before_suspend,
-    after_restore or rollback), {policy} and {members} (process ids, joined by commas) in its arguments are replaced.
+    """Runs a program. An exit status other than 0 is a failure. These placeholders in the arguments are replaced:
+    {workload}, {workload_id}, {phase} (before_suspend,
+    after_restore or rollback), {policy} and {members} (process ids, joined by commas).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -333,7 +334,9 @@ Global___CommandHook: _TypeAlias = CommandHook  # noqa: Y015
 
 @_typing.final
 class HttpHook(_message.Message):
-    """Makes an HTTP request; it fails when the status is not 2xx. Its address and body are templates as CommandHook's."""
+    """Makes an HTTP request. A status other than 2xx is a failure. The address and body have the placeholders of
+    CommandHook.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -349,7 +352,7 @@ class HttpHook(_message.Message):
     """Body. Empty: none."""
     @_builtins.property
     def credential(self) -> Global___HookCredential:
-        """Sent as "Authorization: Bearer". Absent: nothing is."""
+        """The token of the header "Authorization: Bearer". Absent: no header."""
 
     def __init__(
         self,
@@ -377,7 +380,7 @@ class SignalHook(_message.Message):
 
     SIGNAL_NUMBER_FIELD_NUMBER: _builtins.int
     signal_number: _builtins.int
-    """Number of the signal on Linux."""
+    """Signal number on Linux."""
     def __init__(
         self,
         *,

@@ -33,23 +33,23 @@ class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType],
     TIER_UNSPECIFIED: _Tier.ValueType  # 0
     """Never sent."""
     TIER_DEVICE: _Tier.ValueType  # 1
-    """Device memory that is not freed."""
+    """Device memory: the bytes stay there."""
     TIER_HOST: _Tier.ValueType  # 2
-    """The host's memory."""
+    """Host memory."""
     TIER_DISK: _Tier.ValueType  # 3
-    """The worker's image directory."""
+    """The image directory of the worker."""
 
 class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
-    """Where the bytes of a parked workload are."""
+    """A storage tier for the bytes of a parked workload."""
 
 TIER_UNSPECIFIED: Tier.ValueType  # 0
 """Never sent."""
 TIER_DEVICE: Tier.ValueType  # 1
-"""Device memory that is not freed."""
+"""Device memory: the bytes stay there."""
 TIER_HOST: Tier.ValueType  # 2
-"""The host's memory."""
+"""Host memory."""
 TIER_DISK: Tier.ValueType  # 3
-"""The worker's image directory."""
+"""The image directory of the worker."""
 Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
 class _CheckResult:
@@ -61,32 +61,32 @@ class _CheckResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CheckResu
     CHECK_RESULT_UNSPECIFIED: _CheckResult.ValueType  # 0
     """Never sent."""
     CHECK_RESULT_PASSED: _CheckResult.ValueType  # 1
-    """What was looked at is as it must be."""
+    """The condition is met."""
     CHECK_RESULT_WARNING: _CheckResult.ValueType  # 2
-    """It would not stop anything, and deserves attention."""
+    """The operation would begin, and the finding deserves attention."""
     CHECK_RESULT_REFUSED: _CheckResult.ValueType  # 3
-    """It stops the operation."""
+    """The operation is refused."""
     CHECK_RESULT_NOT_CHECKED: _CheckResult.ValueType  # 4
-    """It could not be looked at."""
+    """The condition could not be checked."""
 
 class CheckResult(_CheckResult, metaclass=_CheckResultEnumTypeWrapper):
-    """How a check came out."""
+    """The result of a check."""
 
 CHECK_RESULT_UNSPECIFIED: CheckResult.ValueType  # 0
 """Never sent."""
 CHECK_RESULT_PASSED: CheckResult.ValueType  # 1
-"""What was looked at is as it must be."""
+"""The condition is met."""
 CHECK_RESULT_WARNING: CheckResult.ValueType  # 2
-"""It would not stop anything, and deserves attention."""
+"""The operation would begin, and the finding deserves attention."""
 CHECK_RESULT_REFUSED: CheckResult.ValueType  # 3
-"""It stops the operation."""
+"""The operation is refused."""
 CHECK_RESULT_NOT_CHECKED: CheckResult.ValueType  # 4
-"""It could not be looked at."""
+"""The condition could not be checked."""
 Global___CheckResult: _TypeAlias = CheckResult  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
-    """What an operation would do, found by the very checks that it begins with. Making it changes nothing."""
+    """The effects of an operation, from the checks that the operation itself begins with. A plan changes nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -104,54 +104,54 @@ class Plan(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     already_there: _builtins.bool
-    """There is nothing to do."""
+    """Whether there is nothing to do."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberPlan]:
-        """The CUDA processes that are concerned, found afresh."""
+        """The CUDA processes that the operation would touch."""
 
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.GpuPair]:
-        """The pairs that the driver would get, completed to all GPUs of the host. Empty: none are needed."""
+        """The GPU pairs for the driver, completed to all GPUs of the host. Empty: no pairs are needed."""
 
     @_builtins.property
     def released_gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs of the GPUs that would be given up."""
+        """UUIDs of the GPUs that would be released."""
 
     @_builtins.property
     def destinations(self) -> _containers.RepeatedCompositeFieldContainer[Global___DestinationPlan]:
-        """The GPUs that would be taken, in the order of the workloads and their GPUs."""
+        """The GPUs that would be claimed, in the order of the workloads and their GPUs."""
 
     @_builtins.property
     def host_memory(self) -> Global___HostMemoryPlan:
-        """Host memory that parking needs. Absent: nothing is parked."""
+        """The host memory for parked device memory. Absent: nothing is parked."""
 
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Check]:
-        """Each condition that was looked at."""
+        """The checks."""
 
     @_builtins.property
     def estimate(self) -> Global___Estimate:
-        """How long it would take. Absent: that can't be said, because it is refused before anything is known."""
+        """The duration. Absent: unknown, because the operation is refused before its size is known."""
 
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[_errors_pb2.Error]:
-        """Why it would be refused: everything that was found, each with its remedy. Empty: it would be begun."""
+        """All reasons of a refusal, each with its remedy. Empty: the operation would begin."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Things that would not stop it and still deserve attention."""
+        """Findings that don't stop the operation."""
 
     @_builtins.property
     def policy(self) -> _eviction_pb2.EvictionPolicy:
-        """How the workload would be parked, or was. Absent: the operation parks and wakes nothing."""
+        """The eviction policy of the suspend, or of the suspend that a restore reverts. Absent: neither."""
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What would be done, in order, in words."""
+        """The steps in order, for people."""
 
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierPlan]:
-        """Where bytes would go, or come from."""
+        """The storage tiers that bytes would move to or from."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
 class TierPlan(_message.Message):
-    """Bytes of one tier."""
+    """The bytes in one tier."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,11 +199,11 @@ class TierPlan(_message.Message):
     NEEDED_BYTES_FIELD_NUMBER: _builtins.int
     AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     tier: Global___Tier.ValueType
-    """Which."""
+    """The tier."""
     needed_bytes: _builtins.int
-    """What would be kept there, in bytes. Absent: only the application knows."""
+    """Needed size in bytes. Absent: only the application knows."""
     available_bytes: _builtins.int
-    """What is left of it for this, in bytes. Absent: unknown, or it is not bounded."""
+    """Available size in bytes. Absent: unknown, or not limited."""
     def __init__(
         self,
         *,
@@ -235,10 +235,10 @@ class MemberPlan(_message.Message):
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
-    """Workload that it belongs to."""
+    """The workload."""
     @_builtins.property
     def member(self) -> _workload_pb2.Member:
-        """The process, with its state and its device memory by GPU."""
+        """The process, with its state and device memory by GPU."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ Global___MemberPlan: _TypeAlias = MemberPlan  # noqa: Y015
 
 @_typing.final
 class DestinationPlan(_message.Message):
-    """A GPU that would be taken."""
+    """A GPU that would be claimed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -265,13 +265,13 @@ class DestinationPlan(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     NEEDED_BYTES_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
-    """NVML's UUID."""
+    """UUID of the GPU."""
     gpu_name: _builtins.str
-    """Product name: only equal ones can take each other's place."""
+    """Product name. Only GPUs with the same name can replace each other."""
     free_bytes: _builtins.int
-    """Device memory that will be free when it is needed, in bytes. Absent: NVML couldn't say."""
+    """Device memory that will be free for the operation, in bytes. Absent: unknown to NVML."""
     needed_bytes: _builtins.int
-    """Device memory that is needed on it, in bytes. Absent: NVML couldn't say."""
+    """Device memory that the operation needs on this GPU, in bytes. Absent: unknown to NVML."""
     def __init__(
         self,
         *,
@@ -297,7 +297,7 @@ Global___DestinationPlan: _TypeAlias = DestinationPlan  # noqa: Y015
 
 @_typing.final
 class HostMemoryPlan(_message.Message):
-    """Host memory for parked bytes."""
+    """The host memory for parked device memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -307,11 +307,11 @@ class HostMemoryPlan(_message.Message):
     needed_bytes: _builtins.int
     """Memory that parking needs, in bytes. Absent: NVML reports no device memory of a member."""
     available_bytes: _builtins.int
-    """What the host has left for it: MemAvailable, less the reserve and what other operations were promised.
-    Absent: the kernel doesn't say.
+    """Available memory of the host: MemAvailable, less the reserve and the reservations of other operations.
+    Absent: unknown.
     """
     cgroup_available_bytes: _builtins.int
-    """What the tightest cgroup of a member has left for it, in bytes. Absent: none has a limit."""
+    """Available memory of the most limited cgroup of a member, in bytes. Absent: no limit."""
     def __init__(
         self,
         *,
@@ -340,7 +340,7 @@ Global___HostMemoryPlan: _TypeAlias = HostMemoryPlan  # noqa: Y015
 
 @_typing.final
 class Check(_message.Message):
-    """One condition."""
+    """A condition for an operation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -349,13 +349,13 @@ class Check(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What was looked at, such as "driver", "mig" or "host_memory"."""
+    """Name of the check, such as "driver", "mig" or "host_memory"."""
     result: Global___CheckResult.ValueType
-    """How it came out."""
+    """The result."""
     detail: _builtins.str
-    """What was found, and the remedy where there is need of one."""
+    """The finding, with the remedy if one is needed."""
     workload_id: _builtins.str
-    """Workload that it is about. Empty: all workloads of the plan."""
+    """The workload. Empty: all workloads of the plan."""
     def __init__(
         self,
         *,
@@ -374,17 +374,17 @@ Global___Check: _TypeAlias = Check  # noqa: Y015
 
 @_typing.final
 class Estimate(_message.Message):
-    """How long something would take."""
+    """An estimated duration."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DURATION_FIELD_NUMBER: _builtins.int
     BASIS_FIELD_NUMBER: _builtins.int
     basis: _builtins.str
-    """How the estimate was made, for people."""
+    """The basis of the estimate, for people."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """The time."""
+        """The duration."""
 
     def __init__(
         self,

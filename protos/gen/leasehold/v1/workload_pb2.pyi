@@ -32,29 +32,29 @@ class _WorkloadOrigin:
 class _WorkloadOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkloadOrigin.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WORKLOAD_ORIGIN_UNSPECIFIED: _WorkloadOrigin.ValueType  # 0
-    """As if RUN."""
+    """Same as RUN."""
     WORKLOAD_ORIGIN_RUN: _WorkloadOrigin.ValueType  # 1
-    """A worker started it. What is left of it when its first process ends is killed."""
+    """A worker started it. Remaining processes are killed when the first process ends."""
     WORKLOAD_ORIGIN_EXEC: _WorkloadOrigin.ValueType  # 2
-    """Somebody started it on the worker's host by `leasehold exec`. As with RUN, nothing of it is left."""
+    """`leasehold exec` started it on the worker's host. Remaining processes are killed, as with RUN."""
     WORKLOAD_ORIGIN_CLAIM: _WorkloadOrigin.ValueType  # 3
-    """A process of the worker's host claimed GPUs for itself. It is let go when it gives them back."""
+    """A process of the worker's host claimed GPUs for itself. It continues after it releases them."""
     WORKLOAD_ORIGIN_ADOPT: _WorkloadOrigin.ValueType  # 4
-    """It was running, and was taken in by its process id. It is let go when it is released."""
+    """It was running, and was adopted by its process id. It continues after its release."""
 
 class WorkloadOrigin(_WorkloadOrigin, metaclass=_WorkloadOriginEnumTypeWrapper):
-    """How Leasehold came to know a workload, which decides what becomes of its processes at the end."""
+    """How a workload was registered. The origin decides what happens to its processes at the end."""
 
 WORKLOAD_ORIGIN_UNSPECIFIED: WorkloadOrigin.ValueType  # 0
-"""As if RUN."""
+"""Same as RUN."""
 WORKLOAD_ORIGIN_RUN: WorkloadOrigin.ValueType  # 1
-"""A worker started it. What is left of it when its first process ends is killed."""
+"""A worker started it. Remaining processes are killed when the first process ends."""
 WORKLOAD_ORIGIN_EXEC: WorkloadOrigin.ValueType  # 2
-"""Somebody started it on the worker's host by `leasehold exec`. As with RUN, nothing of it is left."""
+"""`leasehold exec` started it on the worker's host. Remaining processes are killed, as with RUN."""
 WORKLOAD_ORIGIN_CLAIM: WorkloadOrigin.ValueType  # 3
-"""A process of the worker's host claimed GPUs for itself. It is let go when it gives them back."""
+"""A process of the worker's host claimed GPUs for itself. It continues after it releases them."""
 WORKLOAD_ORIGIN_ADOPT: WorkloadOrigin.ValueType  # 4
-"""It was running, and was taken in by its process id. It is let go when it is released."""
+"""It was running, and was adopted by its process id. It continues after its release."""
 Global___WorkloadOrigin: _TypeAlias = WorkloadOrigin  # noqa: Y015
 
 class _GpuPreference:
@@ -64,29 +64,29 @@ class _GpuPreference:
 class _GpuPreferenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuPreference.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     GPU_PREFERENCE_UNSPECIFIED: _GpuPreference.ValueType  # 0
-    """As if LOWEST_SLOT."""
+    """Same as LOWEST_SLOT."""
     GPU_PREFERENCE_LOWEST_SLOT: _GpuPreference.ValueType  # 1
-    """The first in the order of the pool."""
+    """The first GPUs in the order of the pool."""
     GPU_PREFERENCE_SAME_AS_BEFORE: _GpuPreference.ValueType  # 2
-    """Those that a workload of the same name had last, then the lowest slot."""
+    """The last GPUs of a workload with the same name, then the lowest slot."""
     GPU_PREFERENCE_SAME_NUMA_NODE: _GpuPreference.ValueType  # 3
-    """All on one NUMA node if possible, then the lowest slot."""
+    """GPUs of one NUMA node if possible, then the lowest slot."""
     GPU_PREFERENCE_MOST_FREE_MEMORY: _GpuPreference.ValueType  # 4
-    """Those with the most free memory."""
+    """The GPUs with the most free memory."""
 
 class GpuPreference(_GpuPreference, metaclass=_GpuPreferenceEnumTypeWrapper):
-    """Which GPUs are taken where several would do."""
+    """A preference among acceptable GPUs."""
 
 GPU_PREFERENCE_UNSPECIFIED: GpuPreference.ValueType  # 0
-"""As if LOWEST_SLOT."""
+"""Same as LOWEST_SLOT."""
 GPU_PREFERENCE_LOWEST_SLOT: GpuPreference.ValueType  # 1
-"""The first in the order of the pool."""
+"""The first GPUs in the order of the pool."""
 GPU_PREFERENCE_SAME_AS_BEFORE: GpuPreference.ValueType  # 2
-"""Those that a workload of the same name had last, then the lowest slot."""
+"""The last GPUs of a workload with the same name, then the lowest slot."""
 GPU_PREFERENCE_SAME_NUMA_NODE: GpuPreference.ValueType  # 3
-"""All on one NUMA node if possible, then the lowest slot."""
+"""GPUs of one NUMA node if possible, then the lowest slot."""
 GPU_PREFERENCE_MOST_FREE_MEMORY: GpuPreference.ValueType  # 4
-"""Those with the most free memory."""
+"""The GPUs with the most free memory."""
 Global___GpuPreference: _TypeAlias = GpuPreference  # noqa: Y015
 
 class _MemberOrder:
@@ -96,21 +96,21 @@ class _MemberOrder:
 class _MemberOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberOrder.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MEMBER_ORDER_UNSPECIFIED: _MemberOrder.ValueType  # 0
-    """SEQUENTIAL for members with CUDA_CHECKPOINT_JOB_FILE in their environment, else PARALLEL."""
+    """SEQUENTIAL with CUDA_CHECKPOINT_JOB_FILE in the environment of a member, else PARALLEL."""
     MEMBER_ORDER_PARALLEL: _MemberOrder.ValueType  # 1
-    """At once: ranks that communicate by NCCL block each other otherwise."""
+    """Simultaneous calls. Ranks that communicate by NCCL block each other otherwise."""
     MEMBER_ORDER_SEQUENTIAL: _MemberOrder.ValueType  # 2
-    """One after the other, and in the same order on the way back: jobs that share memory by CUDA IPC."""
+    """One call after the other, in the same order for a restore. For jobs that share memory by CUDA IPC."""
 
 class MemberOrder(_MemberOrder, metaclass=_MemberOrderEnumTypeWrapper):
-    """How the members of a group operation are called."""
+    """The order of the driver calls to the members of a group."""
 
 MEMBER_ORDER_UNSPECIFIED: MemberOrder.ValueType  # 0
-"""SEQUENTIAL for members with CUDA_CHECKPOINT_JOB_FILE in their environment, else PARALLEL."""
+"""SEQUENTIAL with CUDA_CHECKPOINT_JOB_FILE in the environment of a member, else PARALLEL."""
 MEMBER_ORDER_PARALLEL: MemberOrder.ValueType  # 1
-"""At once: ranks that communicate by NCCL block each other otherwise."""
+"""Simultaneous calls. Ranks that communicate by NCCL block each other otherwise."""
 MEMBER_ORDER_SEQUENTIAL: MemberOrder.ValueType  # 2
-"""One after the other, and in the same order on the way back: jobs that share memory by CUDA IPC."""
+"""One call after the other, in the same order for a restore. For jobs that share memory by CUDA IPC."""
 Global___MemberOrder: _TypeAlias = MemberOrder  # noqa: Y015
 
 class _WorkloadState:
@@ -120,73 +120,77 @@ class _WorkloadState:
 class _WorkloadStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkloadState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WORKLOAD_STATE_UNSPECIFIED: _WorkloadState.ValueType  # 0
-    """Not reported."""
+    """Unknown."""
     WORKLOAD_STATE_PENDING: _WorkloadState.ValueType  # 1
-    """Asked for; its worker hasn't started it."""
+    """Created, and not started by its worker."""
     WORKLOAD_STATE_RUNNING: _WorkloadState.ValueType  # 2
-    """It runs, and holds its lease."""
+    """Running, with its lease."""
     WORKLOAD_STATE_SUSPENDING: _WorkloadState.ValueType  # 3
-    """It is being suspended."""
+    """A suspend is in progress."""
     WORKLOAD_STATE_SUSPENDED: _WorkloadState.ValueType  # 4
-    """Parked: its device memory is in host memory and it holds no GPU."""
+    """Parked: its device memory is in host memory, and it holds no GPU."""
     WORKLOAD_STATE_RESTORING: _WorkloadState.ValueType  # 5
-    """It is being restored."""
+    """A restore is in progress."""
     WORKLOAD_STATE_REMAPPING: _WorkloadState.ValueType  # 6
-    """It is being moved to other GPUs."""
+    """A remap is in progress."""
     WORKLOAD_STATE_CHECKPOINTED: _WorkloadState.ValueType  # 7
-    """Parked: an image is on disk, and its processes are gone."""
+    """Parked: its CRIU image is on disk, and its processes have ended."""
     WORKLOAD_STATE_STOPPING: _WorkloadState.ValueType  # 8
-    """It is being stopped."""
+    """A stop is in progress."""
     WORKLOAD_STATE_EXITED: _WorkloadState.ValueType  # 9
-    """It ended: status.exit says how."""
+    """Ended, as told by status.exit."""
     WORKLOAD_STATE_FAILED: _WorkloadState.ValueType  # 10
-    """It could not be started, or is gone without a trace of how it ended."""
+    """The start failed, or the workload disappeared and nobody saw how it ended."""
     WORKLOAD_STATE_WEDGED: _WorkloadState.ValueType  # 11
-    """A member can neither be restored nor unlocked. It can only be stopped."""
+    """A member can neither be restored nor unlocked. The workload can only be stopped."""
     WORKLOAD_STATE_UNKNOWN: _WorkloadState.ValueType  # 12
-    """A driver call on a member did not return, and its state could not be read since."""
+    """A driver call to a member did not return, and the member's state can't be read."""
     WORKLOAD_STATE_RELEASED: _WorkloadState.ValueType  # 13
-    """It ended for Leasehold: it was let go, and goes on without us."""
+    """Released: its processes continue outside Leasehold."""
     WORKLOAD_STATE_SLEEPING: _WorkloadState.ValueType  # 14
-    """Parked: its weights are away and it holds no lease. Its processes run on, and keep a CUDA context on their GPUs."""
+    """Parked: its weights are off the GPU, and it holds no lease. Its processes continue with a CUDA context on their
+    GPUs.
+    """
     WORKLOAD_STATE_STOPPED: _WorkloadState.ValueType  # 15
-    """Parked: its processes have ended. Waking starts its program again, with its application's last checkpoint."""
+    """Parked: its processes have ended. A restore starts its program again, with the last application checkpoint."""
 
 class WorkloadState(_WorkloadState, metaclass=_WorkloadStateEnumTypeWrapper):
-    """Where a workload stands."""
+    """The state of a workload."""
 
 WORKLOAD_STATE_UNSPECIFIED: WorkloadState.ValueType  # 0
-"""Not reported."""
+"""Unknown."""
 WORKLOAD_STATE_PENDING: WorkloadState.ValueType  # 1
-"""Asked for; its worker hasn't started it."""
+"""Created, and not started by its worker."""
 WORKLOAD_STATE_RUNNING: WorkloadState.ValueType  # 2
-"""It runs, and holds its lease."""
+"""Running, with its lease."""
 WORKLOAD_STATE_SUSPENDING: WorkloadState.ValueType  # 3
-"""It is being suspended."""
+"""A suspend is in progress."""
 WORKLOAD_STATE_SUSPENDED: WorkloadState.ValueType  # 4
-"""Parked: its device memory is in host memory and it holds no GPU."""
+"""Parked: its device memory is in host memory, and it holds no GPU."""
 WORKLOAD_STATE_RESTORING: WorkloadState.ValueType  # 5
-"""It is being restored."""
+"""A restore is in progress."""
 WORKLOAD_STATE_REMAPPING: WorkloadState.ValueType  # 6
-"""It is being moved to other GPUs."""
+"""A remap is in progress."""
 WORKLOAD_STATE_CHECKPOINTED: WorkloadState.ValueType  # 7
-"""Parked: an image is on disk, and its processes are gone."""
+"""Parked: its CRIU image is on disk, and its processes have ended."""
 WORKLOAD_STATE_STOPPING: WorkloadState.ValueType  # 8
-"""It is being stopped."""
+"""A stop is in progress."""
 WORKLOAD_STATE_EXITED: WorkloadState.ValueType  # 9
-"""It ended: status.exit says how."""
+"""Ended, as told by status.exit."""
 WORKLOAD_STATE_FAILED: WorkloadState.ValueType  # 10
-"""It could not be started, or is gone without a trace of how it ended."""
+"""The start failed, or the workload disappeared and nobody saw how it ended."""
 WORKLOAD_STATE_WEDGED: WorkloadState.ValueType  # 11
-"""A member can neither be restored nor unlocked. It can only be stopped."""
+"""A member can neither be restored nor unlocked. The workload can only be stopped."""
 WORKLOAD_STATE_UNKNOWN: WorkloadState.ValueType  # 12
-"""A driver call on a member did not return, and its state could not be read since."""
+"""A driver call to a member did not return, and the member's state can't be read."""
 WORKLOAD_STATE_RELEASED: WorkloadState.ValueType  # 13
-"""It ended for Leasehold: it was let go, and goes on without us."""
+"""Released: its processes continue outside Leasehold."""
 WORKLOAD_STATE_SLEEPING: WorkloadState.ValueType  # 14
-"""Parked: its weights are away and it holds no lease. Its processes run on, and keep a CUDA context on their GPUs."""
+"""Parked: its weights are off the GPU, and it holds no lease. Its processes continue with a CUDA context on their
+GPUs.
+"""
 WORKLOAD_STATE_STOPPED: WorkloadState.ValueType  # 15
-"""Parked: its processes have ended. Waking starts its program again, with its application's last checkpoint."""
+"""Parked: its processes have ended. A restore starts its program again, with the last application checkpoint."""
 Global___WorkloadState: _TypeAlias = WorkloadState  # noqa: Y015
 
 class _KernelHealth:
@@ -196,25 +200,25 @@ class _KernelHealth:
 class _KernelHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KernelHealth.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     KERNEL_HEALTH_UNSPECIFIED: _KernelHealth.ValueType  # 0
-    """It can't tell."""
+    """Unknown."""
     KERNEL_HEALTH_HEALTHY: _KernelHealth.ValueType  # 1
-    """It works as it should."""
+    """The application works."""
     KERNEL_HEALTH_DEGRADED: _KernelHealth.ValueType  # 2
-    """It works, and not as it should."""
+    """The application works with restrictions."""
     KERNEL_HEALTH_UNHEALTHY: _KernelHealth.ValueType  # 3
-    """It does not work."""
+    """The application does not work."""
 
 class KernelHealth(_KernelHealth, metaclass=_KernelHealthEnumTypeWrapper):
-    """How an application says that it is."""
+    """The health that an application reports."""
 
 KERNEL_HEALTH_UNSPECIFIED: KernelHealth.ValueType  # 0
-"""It can't tell."""
+"""Unknown."""
 KERNEL_HEALTH_HEALTHY: KernelHealth.ValueType  # 1
-"""It works as it should."""
+"""The application works."""
 KERNEL_HEALTH_DEGRADED: KernelHealth.ValueType  # 2
-"""It works, and not as it should."""
+"""The application works with restrictions."""
 KERNEL_HEALTH_UNHEALTHY: KernelHealth.ValueType  # 3
-"""It does not work."""
+"""The application does not work."""
 Global___KernelHealth: _TypeAlias = KernelHealth  # noqa: Y015
 
 class _MemberState:
@@ -224,49 +228,49 @@ class _MemberState:
 class _MemberStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MEMBER_STATE_UNSPECIFIED: _MemberState.ValueType  # 0
-    """Not reported."""
+    """Unknown."""
     MEMBER_STATE_RUNNING: _MemberState.ValueType  # 1
-    """It runs."""
+    """The process runs."""
     MEMBER_STATE_LOCKED: _MemberState.ValueType  # 2
-    """Its CUDA calls block; device memory is where it was."""
+    """CUDA calls of the process block. Its device memory is on its GPUs."""
     MEMBER_STATE_CHECKPOINTED: _MemberState.ValueType  # 3
-    """Its device memory is in host memory."""
+    """The device memory is in host memory."""
     MEMBER_STATE_FAILED: _MemberState.ValueType  # 4
-    """The driver gave up on it."""
+    """The driver reports a failure."""
     MEMBER_STATE_CHECKPOINTING: _MemberState.ValueType  # 5
     """The driver is writing to custom storage."""
     MEMBER_STATE_RESTORING: _MemberState.ValueType  # 6
     """The driver is reading from custom storage."""
     MEMBER_STATE_WEDGED: _MemberState.ValueType  # 7
-    """The driver says CHECKPOINTED, but it can't be restored any more."""
+    """The driver reports CHECKPOINTED, but the process can't be restored any more."""
     MEMBER_STATE_UNKNOWN: _MemberState.ValueType  # 8
-    """A call did not return, or answered something that we can't decode."""
+    """A driver call did not return, or returned an unknown state."""
     MEMBER_STATE_GONE: _MemberState.ValueType  # 9
-    """The process is gone."""
+    """The process has ended."""
 
 class MemberState(_MemberState, metaclass=_MemberStateEnumTypeWrapper):
-    """The driver's state of a process, with two of ours."""
+    """The driver's state of a process, and three states of Leasehold: WEDGED, UNKNOWN and GONE."""
 
 MEMBER_STATE_UNSPECIFIED: MemberState.ValueType  # 0
-"""Not reported."""
+"""Unknown."""
 MEMBER_STATE_RUNNING: MemberState.ValueType  # 1
-"""It runs."""
+"""The process runs."""
 MEMBER_STATE_LOCKED: MemberState.ValueType  # 2
-"""Its CUDA calls block; device memory is where it was."""
+"""CUDA calls of the process block. Its device memory is on its GPUs."""
 MEMBER_STATE_CHECKPOINTED: MemberState.ValueType  # 3
-"""Its device memory is in host memory."""
+"""The device memory is in host memory."""
 MEMBER_STATE_FAILED: MemberState.ValueType  # 4
-"""The driver gave up on it."""
+"""The driver reports a failure."""
 MEMBER_STATE_CHECKPOINTING: MemberState.ValueType  # 5
 """The driver is writing to custom storage."""
 MEMBER_STATE_RESTORING: MemberState.ValueType  # 6
 """The driver is reading from custom storage."""
 MEMBER_STATE_WEDGED: MemberState.ValueType  # 7
-"""The driver says CHECKPOINTED, but it can't be restored any more."""
+"""The driver reports CHECKPOINTED, but the process can't be restored any more."""
 MEMBER_STATE_UNKNOWN: MemberState.ValueType  # 8
-"""A call did not return, or answered something that we can't decode."""
+"""A driver call did not return, or returned an unknown state."""
 MEMBER_STATE_GONE: MemberState.ValueType  # 9
-"""The process is gone."""
+"""The process has ended."""
 Global___MemberState: _TypeAlias = MemberState  # noqa: Y015
 
 @_typing.final
@@ -329,34 +333,34 @@ class Workload(_message.Message):
     ANNOTATIONS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
-    """Made by the coordinator (or by the worker for one that is registered there); unique in the fleet."""
+    """Generated by the coordinator, or by the worker that registered the workload. Unique in the fleet."""
     name: _builtins.str
-    """What people call it: unique among the workloads that have not ended."""
+    """Name, unique among the workloads that have not ended."""
     worker_id: _builtins.str
-    """Worker that it lives on."""
+    """The workload's worker."""
     origin: Global___WorkloadOrigin.ValueType
-    """How Leasehold came to know it."""
+    """How the workload was registered."""
     user: _builtins.str
-    """Name of the user that its first process runs as. Empty: unknown."""
+    """User of the first process. Empty: unknown."""
     out_of_contact: _builtins.bool
-    """Its worker is out of contact: the status is as the worker last reported it. Set where the coordinator answers."""
+    """Whether the worker is out of contact. If so, the status is the last known one. Set by the coordinator."""
     etag: _builtins.str
     """Changes with each change of labels or annotations, and with nothing else. Set by the coordinator."""
     @_builtins.property
     def spec(self) -> Global___WorkloadSpec:
-        """What was asked for."""
+        """The requested state."""
 
     @_builtins.property
     def status(self) -> Global___WorkloadStatus:
-        """What its worker last reported."""
+        """The last report of its worker."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was created."""
+        """Time of the creation."""
 
     @_builtins.property
     def report_time(self) -> _timestamp_pb2.Timestamp:
-        """When its worker was last heard of, if it is out of contact. Absent: not since the coordinator started."""
+        """Time of the last report of a worker that is out of contact. Absent: none since the coordinator's start."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -395,7 +399,7 @@ Global___Workload: _TypeAlias = Workload  # noqa: Y015
 
 @_typing.final
 class HelperTerms(_message.Message):
-    """Opportunistic work: it gets GPUs that nobody waits for, and gives them back on request."""
+    """Terms of a preemptible workload: it uses spare GPUs, and returns them on request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -403,14 +407,14 @@ class HelperTerms(_message.Message):
     PROCESS_STRATEGY_FIELD_NUMBER: _builtins.int
     SIGNAL_NUMBER_FIELD_NUMBER: _builtins.int
     process_strategy: _eviction_pb2.ProcessStrategy.ValueType
-    """What happens then: CUDA_SUSPEND parks it, and it is woken once GPUs are spare again; STOP ends it.
+    """CUDA_SUSPEND suspends the workload until GPUs are spare again. STOP ends it.
     UNSPECIFIED: CUDA_SUSPEND.
     """
     signal_number: _builtins.int
-    """Signal by which its first process is asked. Absent: none; one that claims by a stream is told there."""
+    """The signal of the request, sent to the first process. Absent: none. A claim is notified by its stream."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """Time between the request and what happens then. Absent: 10 s."""
+        """Time between the request and process_strategy. Absent: 10 s."""
 
     def __init__(
         self,
@@ -431,7 +435,7 @@ Global___HelperTerms: _TypeAlias = HelperTerms  # noqa: Y015
 
 @_typing.final
 class WorkloadSpec(_message.Message):
-    """What a workload is to be."""
+    """The specification of a workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -466,40 +470,40 @@ class WorkloadSpec(_message.Message):
     HELPER_FIELD_NUMBER: _builtins.int
     KEEP_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     working_directory: _builtins.str
-    """Directory to start in, on the worker. Absent: a directory of the workload's own."""
+    """Working directory on the worker. Absent: a directory of the workload's own."""
     priority: _builtins.int
-    """Higher goes first. Absent: 0."""
+    """Workloads of higher priority go first. Absent: 0."""
     member_order: Global___MemberOrder.ValueType
-    """In which order the members of a group operation are called. Absent: one after the other for jobs that CUDA
-    marks as such by CUDA_CHECKPOINT_JOB_FILE, else in parallel.
+    """Order of the driver calls to the members of a group.
+    UNSPECIFIED: sequential with CUDA_CHECKPOINT_JOB_FILE in the environment, else parallel.
     """
     keep_checkpoints: _builtins.int
-    """How many checkpoints of its application are kept, the newest ones. Absent: 3."""
+    """Number of the newest application checkpoints to keep. Absent: 3."""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Program and arguments. Empty: it was not started by a worker (adopted or registered)."""
+        """Program and arguments. Empty for adopted or registered workloads, which no worker started."""
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables added to those that programs inherit of the worker. CUDA_VISIBLE_DEVICES is set by the worker. Where they are read
-        back the values are empty: they may be secrets.
+        """Environment variables in addition to the worker's. The worker sets CUDA_VISIBLE_DEVICES. Responses have
+        empty values, because values may be secrets.
         """
 
     @_builtins.property
     def resources(self) -> Global___Resources:
-        """What it needs of its host."""
+        """Needed resources of its host."""
 
     @_builtins.property
     def eviction(self) -> _eviction_pb2.EvictionPolicy:
-        """What happens when it must give up its GPUs. Absent: weights retained, CUDA suspend."""
+        """How it gives up its GPUs. Absent: weights retained, CUDA suspend."""
 
     @_builtins.property
     def hooks(self) -> _containers.RepeatedCompositeFieldContainer[_hook_pb2.Hook]:
-        """What to call around suspend and restore, in order."""
+        """Hooks around suspend and restore, in order."""
 
     @_builtins.property
     def helper(self) -> Global___HelperTerms:
-        """It is a helper. Absent: it keeps its GPUs until it is done."""
+        """Terms of a helper. Absent: it keeps its GPUs until it ends."""
 
     def __init__(
         self,
@@ -544,7 +548,7 @@ Global___WorkloadSpec: _TypeAlias = WorkloadSpec  # noqa: Y015
 
 @_typing.final
 class Resources(_message.Message):
-    """What a workload needs of its host."""
+    """The resources that a workload needs of its host."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -560,11 +564,11 @@ class Resources(_message.Message):
     GPU_PREFERENCE_FIELD_NUMBER: _builtins.int
     ALLOW_FOREIGN_FIELD_NUMBER: _builtins.int
     gpu_count: _builtins.int
-    """Number of whole GPUs. 0: none."""
+    """Number of whole GPUs."""
     gpu_memory_bytes: _builtins.int
-    """Least memory of each GPU in bytes. Absent: any."""
+    """Minimum memory of each GPU in bytes. Absent: any."""
     gpu_name: _builtins.str
-    """Product name that each GPU must have. Absent: any."""
+    """Product name of each GPU. Absent: any."""
     cpu_millicores: _builtins.int
     """CPU time in thousandths of a core. Absent: not accounted."""
     memory_bytes: _builtins.int
@@ -572,18 +576,18 @@ class Resources(_message.Message):
     disk_bytes: _builtins.int
     """Disk in bytes. Absent: not accounted."""
     gpu_units: _builtins.int
-    """Throughput units that the GPUs must have together, at least; the smallest that suffice are taken. Absent: any."""
+    """Minimum throughput units of all GPUs together. The smallest sufficient GPUs are chosen. Absent: any."""
     gpu_preference: Global___GpuPreference.ValueType
-    """Which of several that would do. UNSPECIFIED: the lowest slot."""
+    """Preference among acceptable GPUs. UNSPECIFIED: the lowest slot."""
     allow_foreign: _builtins.bool
-    """GPUs on which processes that Leasehold doesn't know hold memory may be taken too."""
+    """Whether GPUs with foreign processes are acceptable."""
     @_builtins.property
     def acceptable_gpu_units(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Units that each of them may have. Empty: any."""
+        """Acceptable throughput units of each GPU. Empty: any."""
 
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs of the GPUs that may be taken. Empty: any."""
+        """UUIDs of acceptable GPUs. Empty: any."""
 
     def __init__(
         self,
@@ -633,7 +637,7 @@ Global___Resources: _TypeAlias = Resources  # noqa: Y015
 
 @_typing.final
 class WorkloadStatus(_message.Message):
-    """What a worker reports of a workload."""
+    """The reported state of a workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -656,65 +660,65 @@ class WorkloadStatus(_message.Message):
     KERNEL_FIELD_NUMBER: _builtins.int
     READY_TIME_FIELD_NUMBER: _builtins.int
     state: Global___WorkloadState.ValueType
-    """Where it stands."""
+    """The state."""
     generation: _builtins.int
-    """Grows with every change of state."""
+    """Incremented with each change of state."""
     root_pid: _builtins.int
-    """Process id of the first process on its host. Absent: none was started."""
+    """Process id of the first process. Absent: not started."""
     parked_bytes: _builtins.int
-    """Device memory that is parked on the host, in bytes. Absent: it is not parked, or NVML couldn't say."""
+    """Parked device memory in host memory, in bytes. Absent: not parked, or unknown to NVML."""
     yielded: _builtins.bool
-    """It is a helper that gave its GPUs back on request, and is woken once GPUs are spare."""
+    """Whether it is a helper that returned its GPUs on request. The worker restores it once GPUs are spare."""
     checkpoint_id: _builtins.str
-    """What waking restores from. Absent: its processes, or nothing."""
+    """The checkpoint for a restore. Absent: none."""
     disk_bytes: _builtins.int
-    """Bytes on disk that it is parked as. Absent: none."""
+    """Size of that checkpoint on disk, in bytes. Absent: none."""
     @_builtins.property
     def lease(self) -> _lease_pb2.Lease:
-        """The lease that it holds. Absent: it holds no GPU."""
+        """The lease. Absent: the workload holds no GPU."""
 
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
-        """Its CUDA processes, as of the last operation or start."""
+        """CUDA processes, as of the last operation or start."""
 
     @_builtins.property
     def parked_gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs of the GPUs that it held when it was parked. Empty: it is not parked."""
+        """UUIDs of its GPUs before it was parked. Empty: not parked."""
 
     @_builtins.property
     def park_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when it is parked. Absent: it is not parked."""
+        """Time at which it was parked. Absent: not parked."""
 
     @_builtins.property
     def parked_by(self) -> _eviction_pb2.EvictionPolicy:
-        """The policy it was parked with, which waking undoes. Absent: it is not parked."""
+        """The eviction policy with which it was parked. Absent: not parked."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When its first process was started. Absent: it wasn't."""
+        """Start time of the first process. Absent: not started."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ended. Absent: it hasn't."""
+        """Time of its end. Absent: not ended."""
 
     @_builtins.property
     def exit(self) -> Global___Exit:
-        """How it ended. Absent: it hasn't, or nobody saw."""
+        """How it ended. Absent: not ended, or unknown."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """Why it is FAILED, WEDGED or UNKNOWN; or HOOK_FAILED while it is RUNNING, and not all that its hooks put away
-        is back. Absent otherwise.
+        """Why it is FAILED, WEDGED or UNKNOWN. HOOK_FAILED in state RUNNING: some hooks failed after the restore.
+        Absent otherwise.
         """
 
     @_builtins.property
     def kernel(self) -> Global___Kernel:
-        """The kernel that its application serves. Absent: none."""
+        """The application's kernel. Absent: none."""
 
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
-        """When it became ready: when the readiness probes of its spec had succeeded, or, without probes, when one of its
-        processes was first seen to use CUDA, or at its start if it has no GPU. Absent: it is not ready.
+        """Time at which it became ready: all readiness probes of its spec had succeeded. Without probes: one of its processes
+        used CUDA, or it started without a GPU. Absent: not ready.
         """
 
     def __init__(
@@ -784,7 +788,7 @@ Global___WorkloadStatus: _TypeAlias = WorkloadStatus  # noqa: Y015
 
 @_typing.final
 class Kernel(_message.Message):
-    """An application that saves and restores itself."""
+    """An application that saves and restores its own state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -793,13 +797,13 @@ class Kernel(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     kernel_id: _builtins.str
-    """Which one it is: what another one saved is not restored into it."""
+    """Id of the application. A checkpoint is restored only by the application with the same id."""
     kind: _builtins.str
-    """What kind of application it is."""
+    """Kind of the application."""
     version: _builtins.int
-    """Version of what it saves."""
+    """Version of the checkpoint's format."""
     health: Global___KernelHealth.ValueType
-    """How it is, as it said last. The worker asks now and then while the workload is RUNNING."""
+    """The last reported health. The worker asks periodically in state RUNNING."""
     def __init__(
         self,
         *,
@@ -846,7 +850,7 @@ Global___Exit: _TypeAlias = Exit  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):
-    """One CUDA process of a workload."""
+    """A CUDA process of a workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -875,14 +879,14 @@ class Member(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
-    """Process id on its host."""
+    """Process id."""
     start_time_ticks: _builtins.int
-    """Start time in clock ticks since the host's boot: with the pid it names the process for good."""
+    """Start time in clock ticks since the host's boot. The pid and the start time identify the process."""
     state: Global___MemberState.ValueType
-    """What the driver last said."""
+    """The last known state."""
     @_builtins.property
     def device_memory_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Device memory in use by GPU UUID, in bytes. A GPU is missing where NVML couldn't say."""
+        """Device memory in use, in bytes, by GPU UUID. A GPU of which NVML reports nothing is missing."""
 
     def __init__(
         self,

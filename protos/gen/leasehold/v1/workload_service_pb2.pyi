@@ -763,29 +763,52 @@ class PlanRequest(_message.Message):
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
     EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
-    OPERATION_FIELD_NUMBER: _builtins.int
+    SUSPEND_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
+    REMAP_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
     """Id or name. Empty for a remap, whose moves name theirs by id or name."""
     expected_generation: _builtins.int
     """Say so if the workload has changed since it was read. Absent: any."""
     @_builtins.property
-    def operation(self) -> _operation_pb2.Operation:
-        """A suspend, a restore, a remap or a checkpoint."""
+    def suspend(self) -> _operation_pb2.SuspendOperation:
+        """Plan of SuspendWorkload."""
+
+    @_builtins.property
+    def restore(self) -> _operation_pb2.RestoreOperation:
+        """Plan of RestoreWorkload."""
+
+    @_builtins.property
+    def remap(self) -> _operation_pb2.RemapOperation:
+        """Plan of RemapWorkloads."""
+
+    @_builtins.property
+    def checkpoint(self) -> _operation_pb2.CheckpointOperation:
+        """Plan of CheckpointWorkload."""
 
     def __init__(
         self,
         *,
         workload: _builtins.str = ...,
         expected_generation: _builtins.int | None = ...,
-        operation: _operation_pb2.Operation | None = ...,
+        suspend: _operation_pb2.SuspendOperation | None = ...,
+        restore: _operation_pb2.RestoreOperation | None = ...,
+        remap: _operation_pb2.RemapOperation | None = ...,
+        checkpoint: _operation_pb2.CheckpointOperation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "checkpoint", b"checkpoint", "expected_generation", b"expected_generation", "operation", b"operation", "remap", b"remap", "restore", b"restore", "suspend", b"suspend"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "checkpoint", b"checkpoint", "expected_generation", b"expected_generation", "operation", b"operation", "remap", b"remap", "restore", b"restore", "suspend", b"suspend", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
     _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
+    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["suspend", "restore", "remap", "checkpoint"]  # noqa: Y015
+    _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_generation) -> _WhichOneofReturnType__expected_generation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_operation) -> _WhichOneofReturnType_operation | None: ...
 
 Global___PlanRequest: _TypeAlias = PlanRequest  # noqa: Y015
 

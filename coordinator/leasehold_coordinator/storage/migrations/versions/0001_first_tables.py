@@ -1,4 +1,4 @@
-"""The first tables: workers, workloads, commands."""
+"""The first tables: workers, workloads and commands."""
 
 import sqlalchemy as sa
 from alembic import op

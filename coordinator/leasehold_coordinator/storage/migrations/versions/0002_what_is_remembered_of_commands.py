@@ -1,4 +1,4 @@
-"""Whether a command was accepted, and whether somebody asked to cancel it."""
+"""Columns for the acceptance of a command, and for a request to cancel it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds the columns. What was sent counts as accepted: to send it again could do it twice."""
+    """Adds the columns. A sent command counts as accepted, since sending it again could execute it twice."""
     op.add_column("commands", sa.Column("accepted", sa.Boolean, nullable=False, server_default=sa.false()))
     op.add_column(
         "commands", sa.Column("cancel_requested", sa.Boolean, nullable=False, server_default=sa.false())

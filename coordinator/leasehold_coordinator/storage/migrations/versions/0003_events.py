@@ -1,4 +1,4 @@
-"""Events."""
+"""The table of events."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds the columns and the clock. What has ended counts as if it had ended now."""
+    """Adds the columns and the clock. Ended rows count as if they had ended at the migration."""
     op.create_table(
         "clock",
         sa.Column("clock_id", sa.String, primary_key=True),

@@ -1,4 +1,4 @@
-"""Commits are counted, so that a store that has lost some is noticed."""
+"""A counter of commits, which reveals a store that has lost commits."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds the counter. The first commit makes its row."""
+    """Adds the table of the counter. The first commit inserts its row."""
     op.create_table(
         "commits",
         sa.Column("commits_id", sa.String, primary_key=True),

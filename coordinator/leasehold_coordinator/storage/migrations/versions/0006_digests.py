@@ -1,4 +1,4 @@
-"""Each row has a digest, so that a damaged row is noticed."""
+"""A digest for each row, which reveals a damaged row."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds the digests. Rows count as whole as they are found."""
+    """Adds the digests. Existing rows count as undamaged."""
     for name in ("workers", "workloads", "commands", "events", "clock"):
         op.add_column(name, sa.Column("digest", sa.LargeBinary))
         renew(op.get_bind(), sa.Table(name, sa.MetaData(), autoload_with=op.get_bind()))

@@ -1,4 +1,4 @@
-"""Lists are read from an index, newest first, and not sorted from all rows."""
+"""Indexes for the order of lists, which avoid sorting all rows."""
 
 from alembic import op
 

@@ -1,1 +1,1 @@
-"""The migrations, oldest first by number."""
+"""The migrations, numbered from the oldest."""

@@ -29,48 +29,48 @@ class _KernelMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KernelMe
     KERNEL_METHOD_UNSPECIFIED: _KernelMethod.ValueType  # 0
     """Never sent."""
     KERNEL_METHOD_CAN_CHECKPOINT: _KernelMethod.ValueType  # 1
-    """Can you save yourself now? Answered by readiness."""
+    """Whether the application can save its state now. Answered by readiness."""
     KERNEL_METHOD_SIZE_ESTIMATE: _KernelMethod.ValueType  # 2
-    """How many bytes about would that be? Answered by size_estimate."""
+    """The approximate size of the state. Answered by size_estimate."""
     KERNEL_METHOD_PREPARE: _KernelMethod.ValueType  # 3
-    """Come to rest. Answered by done, at once: IS_QUIESCENT says when that is so."""
+    """Request to quiesce. Answered by done, at once. IS_QUIESCENT tells when the application is quiescent."""
     KERNEL_METHOD_CANCEL: _KernelMethod.ValueType  # 4
-    """Go on: undoes PREPARE, and does nothing where there is nothing to undo. Answered by done."""
+    """Request to continue, which reverts PREPARE. No effect without PREPARE. Answered by done."""
     KERNEL_METHOD_IS_QUIESCENT: _KernelMethod.ValueType  # 5
-    """Are you at rest? Answered by quiescent."""
+    """Whether the application is quiescent. Answered by quiescent."""
     KERNEL_METHOD_CHECKPOINT: _KernelMethod.ValueType  # 6
-    """Save yourself. Answered by chunks, then by saved."""
+    """Request to save the state. Answered by chunks, then by saved."""
     KERNEL_METHOD_RESTORE: _KernelMethod.ValueType  # 7
-    """Become what was saved, which follows in chunks. Answered by done, after the last of them."""
+    """Request to restore the state, which follows in chunks. Answered by done, after the last chunk."""
     KERNEL_METHOD_HEALTH: _KernelMethod.ValueType  # 8
-    """How are you? Answered by health."""
+    """The health of the application. Answered by health."""
 
 class KernelMethod(_KernelMethod, metaclass=_KernelMethodEnumTypeWrapper):
-    """What the worker asks of an application."""
+    """The methods of an application."""
 
 KERNEL_METHOD_UNSPECIFIED: KernelMethod.ValueType  # 0
 """Never sent."""
 KERNEL_METHOD_CAN_CHECKPOINT: KernelMethod.ValueType  # 1
-"""Can you save yourself now? Answered by readiness."""
+"""Whether the application can save its state now. Answered by readiness."""
 KERNEL_METHOD_SIZE_ESTIMATE: KernelMethod.ValueType  # 2
-"""How many bytes about would that be? Answered by size_estimate."""
+"""The approximate size of the state. Answered by size_estimate."""
 KERNEL_METHOD_PREPARE: KernelMethod.ValueType  # 3
-"""Come to rest. Answered by done, at once: IS_QUIESCENT says when that is so."""
+"""Request to quiesce. Answered by done, at once. IS_QUIESCENT tells when the application is quiescent."""
 KERNEL_METHOD_CANCEL: KernelMethod.ValueType  # 4
-"""Go on: undoes PREPARE, and does nothing where there is nothing to undo. Answered by done."""
+"""Request to continue, which reverts PREPARE. No effect without PREPARE. Answered by done."""
 KERNEL_METHOD_IS_QUIESCENT: KernelMethod.ValueType  # 5
-"""Are you at rest? Answered by quiescent."""
+"""Whether the application is quiescent. Answered by quiescent."""
 KERNEL_METHOD_CHECKPOINT: KernelMethod.ValueType  # 6
-"""Save yourself. Answered by chunks, then by saved."""
+"""Request to save the state. Answered by chunks, then by saved."""
 KERNEL_METHOD_RESTORE: KernelMethod.ValueType  # 7
-"""Become what was saved, which follows in chunks. Answered by done, after the last of them."""
+"""Request to restore the state, which follows in chunks. Answered by done, after the last chunk."""
 KERNEL_METHOD_HEALTH: KernelMethod.ValueType  # 8
-"""How are you? Answered by health."""
+"""The health of the application. Answered by health."""
 Global___KernelMethod: _TypeAlias = KernelMethod  # noqa: Y015
 
 @_typing.final
 class KernelHello(_message.Message):
-    """An application introduces itself."""
+    """The introduction of an application."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -78,12 +78,12 @@ class KernelHello(_message.Message):
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
-    """Its LEASEHOLD_WORKLOAD_ID. Empty: the worker finds out by the process."""
+    """The variable LEASEHOLD_WORKLOAD_ID of the application. Empty: the worker finds the workload by the process."""
     begun: _builtins.bool
-    """It has begun to work. It comes back after a restart of the worker, and can't be restored any more."""
+    """Whether the application has begun to work. If so, it can't be restored any more."""
     @_builtins.property
     def kernel(self) -> _workload_pb2.Kernel:
-        """What it is."""
+        """The application's kernel."""
 
     def __init__(
         self,
@@ -102,16 +102,16 @@ Global___KernelHello: _TypeAlias = KernelHello  # noqa: Y015
 
 @_typing.final
 class KernelWelcome(_message.Message):
-    """The worker has registered an application."""
+    """The registration of an application."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     RESTORE_PENDING_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
-    """The workload that it belongs to."""
+    """The application's workload."""
     restore_pending: _builtins.bool
-    """RESTORE will be called: do not begin before that."""
+    """Whether RESTORE follows. If so, the application does not begin before."""
     def __init__(
         self,
         *,
@@ -136,11 +136,11 @@ class KernelCall(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """Counts up."""
+    """Id of the call, increasing."""
     method: Global___KernelMethod.ValueType
-    """What to do."""
+    """The method."""
     checkpoint_id: _builtins.str
-    """What is restored. Only of RESTORE."""
+    """The checkpoint to restore. Only of RESTORE."""
     def __init__(
         self,
         *,
@@ -158,16 +158,16 @@ Global___KernelCall: _TypeAlias = KernelCall  # noqa: Y015
 
 @_typing.final
 class KernelChunk(_message.Message):
-    """A piece of what an application saved."""
+    """A piece of the state of an application."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """Of which call."""
+    """The call."""
     data: _builtins.bytes
-    """64 KiB at most."""
+    """At most 64 KiB."""
     def __init__(
         self,
         *,
@@ -184,7 +184,7 @@ Global___KernelChunk: _TypeAlias = KernelChunk  # noqa: Y015
 
 @_typing.final
 class KernelPayload(_message.Message):
-    """All that an application saved."""
+    """A summary of all chunks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -213,14 +213,14 @@ class KernelPayload(_message.Message):
     SHA256_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """Of which call."""
+    """The call."""
     size_bytes: _builtins.int
-    """Bytes of all chunks."""
+    """Size of all chunks in bytes."""
     sha256: _builtins.bytes
-    """Their SHA-256."""
+    """SHA-256 of all chunks."""
     @_builtins.property
     def custom(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What the application says of it."""
+        """Metadata from the application."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ Global___KernelPayload: _TypeAlias = KernelPayload  # noqa: Y015
 
 @_typing.final
 class KernelAnswer(_message.Message):
-    """What a call came to."""
+    """The result of a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -253,9 +253,9 @@ class KernelAnswer(_message.Message):
     HEALTH_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """Of which call."""
+    """The call."""
     failure: _builtins.str
-    """It failed; why, in words."""
+    """The call failed, with this reason."""
     quiescent: _builtins.bool
     """Of IS_QUIESCENT."""
     health: _workload_pb2.KernelHealth.ValueType
@@ -324,16 +324,16 @@ Global___KernelSizeEstimate: _TypeAlias = KernelSizeEstimate  # noqa: Y015
 
 @_typing.final
 class KernelReadiness(_message.Message):
-    """Whether an application can save itself."""
+    """Whether an application can save its state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     READY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
-    """It can."""
+    """Whether the application can save its state now."""
     reason: _builtins.str
-    """Why it can't, in words."""
+    """The reason if not."""
     def __init__(
         self,
         *,
@@ -350,7 +350,7 @@ Global___KernelReadiness: _TypeAlias = KernelReadiness  # noqa: Y015
 
 @_typing.final
 class KernelDone(_message.Message):
-    """It is done."""
+    """The result of a call that returns nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -32,24 +32,24 @@ class _ClaimHold:
 class _ClaimHoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClaimHold.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CLAIM_HOLD_UNSPECIFIED: _ClaimHold.ValueType  # 0
-    """As if STREAM."""
+    """Same as STREAM."""
     CLAIM_HOLD_STREAM: _ClaimHold.ValueType  # 1
     """The end of the stream or of the calling process, whichever is first."""
     CLAIM_HOLD_PROCESS: _ClaimHold.ValueType  # 2
-    """The end of the calling process alone, which is about to become the program that needs the GPUs. The workload
-    is an EXEC.
+    """The end of the calling process alone, which will execve(2) the program for the GPUs. The origin of the workload
+    is EXEC.
     """
 
 class ClaimHold(_ClaimHold, metaclass=_ClaimHoldEnumTypeWrapper):
-    """What ends a claim."""
+    """The condition that ends a claim."""
 
 CLAIM_HOLD_UNSPECIFIED: ClaimHold.ValueType  # 0
-"""As if STREAM."""
+"""Same as STREAM."""
 CLAIM_HOLD_STREAM: ClaimHold.ValueType  # 1
 """The end of the stream or of the calling process, whichever is first."""
 CLAIM_HOLD_PROCESS: ClaimHold.ValueType  # 2
-"""The end of the calling process alone, which is about to become the program that needs the GPUs. The workload
-is an EXEC.
+"""The end of the calling process alone, which will execve(2) the program for the GPUs. The origin of the workload
+is EXEC.
 """
 Global___ClaimHold: _TypeAlias = ClaimHold  # noqa: Y015
 
@@ -63,11 +63,11 @@ class ClaimRequest(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___ClaimOpen:
-        """I want this."""
+        """A new claim."""
 
     @_builtins.property
     def resume(self) -> Global___ClaimResume:
-        """I am the claimant of this workload, and lost the stream with the worker's restart."""
+        """The continuation of a claim whose stream ended with the worker's restart."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
 
 @_typing.final
 class ClaimOpen(_message.Message):
-    """What a claimant wants."""
+    """The request of a new claim."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -96,16 +96,16 @@ class ClaimOpen(_message.Message):
     WAIT_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What to call it. Empty: made up."""
+    """Name of the workload. Empty: generated."""
     hold: Global___ClaimHold.ValueType
-    """What ends the claim."""
+    """The condition that ends the claim."""
     @_builtins.property
     def spec(self) -> _workload_pb2.WorkloadSpec:
-        """What it needs, its arguments, its priority, and whether it is a helper."""
+        """The needed resources, arguments, priority, and helper terms."""
 
     @_builtins.property
     def wait(self) -> _duration_pb2.Duration:
-        """How long to wait. Absent: as long as it takes. 0: not at all."""
+        """Maximum wait in the queue. Absent: no limit. 0: no wait."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ Global___ClaimOpen: _TypeAlias = ClaimOpen  # noqa: Y015
 
 @_typing.final
 class ClaimResume(_message.Message):
-    """Which claim goes on."""
+    """The continuation of a claim."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,23 +158,23 @@ class ClaimResponse(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def waiting(self) -> Global___ClaimWaiting:
-        """Not yet; sent again whenever it has changed."""
+        """The claim waits. Sent again after each change."""
 
     @_builtins.property
     def granted(self) -> Global___ClaimGranted:
-        """It's yours."""
+        """The claim is granted."""
 
     @_builtins.property
     def yield_request(self) -> Global___ClaimYield:
-        """You are a helper, and somebody waits for your GPUs."""
+        """The claim is a helper, and another claim waits for its GPUs."""
 
     @_builtins.property
     def changed(self) -> Global___ClaimChanged:
-        """It was suspended or restored, moved to other GPUs, or both: here is what it holds now."""
+        """The lease after a suspend, a restore or a remap."""
 
     @_builtins.property
     def ended(self) -> Global___ClaimEnded:
-        """It's over. The last frame."""
+        """The claim has ended. The last frame."""
 
     def __init__(
         self,
@@ -205,11 +205,11 @@ class ClaimWaiting(_message.Message):
     PENDING_CLAIMERS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """Place in the queue, from 1."""
+    """Position in the queue, from 1."""
     pending_claimers: _builtins.int
-    """Claims that wait."""
+    """Number of waiting claims."""
     reason: _builtins.str
-    """What it waits for, in words."""
+    """The reason, for people."""
     def __init__(
         self,
         *,
@@ -227,7 +227,7 @@ Global___ClaimWaiting: _TypeAlias = ClaimWaiting  # noqa: Y015
 
 @_typing.final
 class ClaimGranted(_message.Message):
-    """A claim that was granted."""
+    """A granted claim."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -256,16 +256,16 @@ class ClaimGranted(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
-    """The workload that stands for the claimant."""
+    """The workload of the claimant."""
     name: _builtins.str
-    """Its name."""
+    """The workload's name."""
     @_builtins.property
     def lease(self) -> _lease_pb2.Lease:
-        """The lease. Absent: no GPU was wanted."""
+        """The lease. Absent: the claim asked for no GPU."""
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables for the program that uses the GPUs. They take the place of those that it would inherit."""
+        """Environment variables for the program that uses the GPUs. They replace inherited ones."""
 
     def __init__(
         self,
@@ -287,14 +287,14 @@ Global___ClaimGranted: _TypeAlias = ClaimGranted  # noqa: Y015
 
 @_typing.final
 class ClaimYield(_message.Message):
-    """The worker asks for the GPUs back."""
+    """The worker requests the GPUs of a helper."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long until it is suspended or stopped."""
+        """Time until the workload is suspended or stopped."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ Global___ClaimYield: _TypeAlias = ClaimYield  # noqa: Y015
 
 @_typing.final
 class ClaimChanged(_message.Message):
-    """What a claim holds now."""
+    """The lease of a claim after a change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,7 +321,7 @@ class ClaimChanged(_message.Message):
     """State of the workload."""
     @_builtins.property
     def lease(self) -> _lease_pb2.Lease:
-        """The lease. Absent: it holds no GPU."""
+        """The lease. Absent: the workload holds no GPU."""
 
     def __init__(
         self,
@@ -341,13 +341,13 @@ Global___ClaimChanged: _TypeAlias = ClaimChanged  # noqa: Y015
 
 @_typing.final
 class ClaimEnded(_message.Message):
-    """How a claim ended."""
+    """The end of a claim."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """In words."""
+    """The reason, for people."""
     def __init__(
         self,
         *,
@@ -399,15 +399,15 @@ class ListResponse(_message.Message):
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingClaim]:
-        """Claims that wait, in their order."""
+        """Waiting claims, in queue order."""
 
     @_builtins.property
     def resources(self) -> _worker_pb2.MachineResources:
-        """What the host has."""
+        """Total and free resources of the host."""
 
     @_builtins.property
     def cordon(self) -> _lease_pb2.Cordon:
-        """The worker itself is cordoned. Absent: it isn't."""
+        """The worker's cordon. Absent: the worker is not cordoned."""
 
     def __init__(
         self,
@@ -430,7 +430,7 @@ Global___ListResponse: _TypeAlias = ListResponse  # noqa: Y015
 
 @_typing.final
 class WaitingClaim(_message.Message):
-    """A claim that waits."""
+    """A waiting claim."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -443,22 +443,22 @@ class WaitingClaim(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Who waits."""
+    """Name of the claim."""
     pid: _builtins.int
-    """Its process id."""
+    """Process id of the claimant."""
     user: _builtins.str
-    """The user."""
+    """User of the claimant."""
     gpu_count: _builtins.int
-    """GPUs wanted."""
+    """Number of requested GPUs."""
     priority: _builtins.int
-    """Higher goes first."""
+    """Claims of higher priority go first."""
     helper: _builtins.bool
-    """Whether it is a helper, which waits behind everybody else."""
+    """Whether the claim is a helper. Helpers wait behind all other claims."""
     reason: _builtins.str
-    """What it waits for, in words."""
+    """The reason, for people."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
-        """Since when."""
+        """Start of the wait."""
 
     def __init__(
         self,
@@ -511,7 +511,7 @@ class ReleaseResponse(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload as it is now."""
+        """The workload after the release."""
 
     def __init__(
         self,
@@ -537,15 +537,15 @@ class ServeKernelRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _kernel_pb2.KernelHello:
-        """Who I am. The first frame, and only that."""
+        """The introduction. The first frame, sent once."""
 
     @_builtins.property
     def answer(self) -> _kernel_pb2.KernelAnswer:
-        """What a call came to. The last frame of the call."""
+        """The result of a call. The last frame of the call."""
 
     @_builtins.property
     def chunk(self) -> _kernel_pb2.KernelChunk:
-        """A piece of what CHECKPOINT saves, before its answer."""
+        """A piece of the state that CHECKPOINT saves, before its answer."""
 
     def __init__(
         self,
@@ -576,19 +576,19 @@ class ServeKernelResponse(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _kernel_pb2.KernelWelcome:
-        """You are registered. The first frame, and only that."""
+        """The registration. The first frame, sent once."""
 
     @_builtins.property
     def call(self) -> _kernel_pb2.KernelCall:
-        """Do this. The next one comes after its answer, or after the worker has stopped waiting for it."""
+        """A call. The next call follows its answer, or its timeout."""
 
     @_builtins.property
     def chunk(self) -> _kernel_pb2.KernelChunk:
-        """A piece of what RESTORE is to be done from, after its call."""
+        """A piece of the state for RESTORE, after its call."""
 
     @_builtins.property
     def end(self) -> _kernel_pb2.KernelPayload:
-        """It was the last piece."""
+        """The end of the pieces for RESTORE."""
 
     def __init__(
         self,

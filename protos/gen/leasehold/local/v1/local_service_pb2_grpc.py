@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class LocalServiceStub:
-    """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket.
+    """The worker's service for processes of its own host, on a unix socket. The kernel tells the caller's identity.
     """
 
     def __init__(self, channel):
@@ -58,32 +58,32 @@ class LocalServiceStub:
 
 
 class LocalServiceServicer:
-    """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket.
+    """The worker's service for processes of its own host, on a unix socket. The kernel tells the caller's identity.
     """
 
     def Claim(self, request, context):
-        """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back.
+        """A claim, from its wait in the queue to the end of its lease. The end of the stream releases the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """The GPUs of this host, who holds them, and who waits.
+        """The GPUs of this host, their leases, and the waiting claims.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Gives back a claim of one's own, or lets an adopted process go. Root and the worker's user may release any.
+        """Releases the caller's own claim or adopted process. Root and the worker's user may release any.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServeKernel(self, request_iterator, context):
-        """An application of a workload that saves and restores itself, for as long as it can: the worker calls it.
+        """Registers an application that saves and restores its own state. The worker calls it over the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_LocalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LocalService:
-    """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket.
+    """The worker's service for processes of its own host, on a unix socket. The kernel tells the caller's identity.
     """
 
     @staticmethod

@@ -27,37 +27,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class LocalServiceStub:
-    """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket."""
+    """The worker's service for processes of its own host, on a unix socket. The kernel tells the caller's identity."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LocalServiceAsyncStub: ...
     Claim: _grpc.UnaryStreamMultiCallable[_local_service_pb2.ClaimRequest, _local_service_pb2.ClaimResponse]
-    """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back."""
+    """A claim, from its wait in the queue to the end of its lease. The end of the stream releases the lease."""
     List: _grpc.UnaryUnaryMultiCallable[_local_service_pb2.ListRequest, _local_service_pb2.ListResponse]
-    """The GPUs of this host, who holds them, and who waits."""
+    """The GPUs of this host, their leases, and the waiting claims."""
     Release: _grpc.UnaryUnaryMultiCallable[_local_service_pb2.ReleaseRequest, _local_service_pb2.ReleaseResponse]
-    """Gives back a claim of one's own, or lets an adopted process go. Root and the worker's user may release any."""
+    """Releases the caller's own claim or adopted process. Root and the worker's user may release any."""
     ServeKernel: _grpc.StreamStreamMultiCallable[_local_service_pb2.ServeKernelRequest, _local_service_pb2.ServeKernelResponse]
-    """An application of a workload that saves and restores itself, for as long as it can: the worker calls it."""
+    """Registers an application that saves and restores its own state. The worker calls it over the stream."""
 
 @_typing.type_check_only
 class LocalServiceAsyncStub(LocalServiceStub):
-    """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket."""
+    """The worker's service for processes of its own host, on a unix socket. The kernel tells the caller's identity."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Claim: _aio.UnaryStreamMultiCallable[_local_service_pb2.ClaimRequest, _local_service_pb2.ClaimResponse]  # type: ignore[assignment]
-    """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back."""
+    """A claim, from its wait in the queue to the end of its lease. The end of the stream releases the lease."""
     List: _aio.UnaryUnaryMultiCallable[_local_service_pb2.ListRequest, _local_service_pb2.ListResponse]  # type: ignore[assignment]
-    """The GPUs of this host, who holds them, and who waits."""
+    """The GPUs of this host, their leases, and the waiting claims."""
     Release: _aio.UnaryUnaryMultiCallable[_local_service_pb2.ReleaseRequest, _local_service_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Gives back a claim of one's own, or lets an adopted process go. Root and the worker's user may release any."""
+    """Releases the caller's own claim or adopted process. Root and the worker's user may release any."""
     ServeKernel: _aio.StreamStreamMultiCallable[_local_service_pb2.ServeKernelRequest, _local_service_pb2.ServeKernelResponse]  # type: ignore[assignment]
-    """An application of a workload that saves and restores itself, for as long as it can: the worker calls it."""
+    """Registers an application that saves and restores its own state. The worker calls it over the stream."""
 
 class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What a worker serves to the processes of its own host, on a unix socket. Who is calling is known from the socket."""
+    """The worker's service for processes of its own host, on a unix socket. The kernel tells the caller's identity."""
 
     @_abc_1.abstractmethod
     def Claim(
@@ -65,7 +65,7 @@ class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _local_service_pb2.ClaimRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_local_service_pb2.ClaimResponse], _abc.AsyncIterator[_local_service_pb2.ClaimResponse]]:
-        """A claim, from the wait for its turn to the end of its lease. Who ends the stream gives it back."""
+        """A claim, from its wait in the queue to the end of its lease. The end of the stream releases the lease."""
 
     @_abc_1.abstractmethod
     def List(
@@ -73,7 +73,7 @@ class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _local_service_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_local_service_pb2.ListResponse, _abc.Awaitable[_local_service_pb2.ListResponse]]:
-        """The GPUs of this host, who holds them, and who waits."""
+        """The GPUs of this host, their leases, and the waiting claims."""
 
     @_abc_1.abstractmethod
     def Release(
@@ -81,7 +81,7 @@ class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _local_service_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_local_service_pb2.ReleaseResponse, _abc.Awaitable[_local_service_pb2.ReleaseResponse]]:
-        """Gives back a claim of one's own, or lets an adopted process go. Root and the worker's user may release any."""
+        """Releases the caller's own claim or adopted process. Root and the worker's user may release any."""
 
     @_abc_1.abstractmethod
     def ServeKernel(
@@ -89,6 +89,6 @@ class LocalServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_local_service_pb2.ServeKernelRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_local_service_pb2.ServeKernelResponse], _abc.AsyncIterator[_local_service_pb2.ServeKernelResponse]]:
-        """An application of a workload that saves and restores itself, for as long as it can: the worker calls it."""
+        """Registers an application that saves and restores its own state. The worker calls it over the stream."""
 
 def add_LocalServiceServicer_to_server(servicer: LocalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,31 +39,31 @@ class _WorkloadEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Wor
     WORKLOAD_EVENT_KIND_UNSPECIFIED: _WorkloadEventKind.ValueType  # 0
     """Never sent."""
     WORKLOAD_EVENT_KIND_STARTED: _WorkloadEventKind.ValueType  # 1
-    """Its first process was started."""
+    """The first process was started."""
     WORKLOAD_EVENT_KIND_STATE_CHANGED: _WorkloadEventKind.ValueType  # 2
     """Its state changed."""
     WORKLOAD_EVENT_KIND_EXITED: _WorkloadEventKind.ValueType  # 3
-    """Its first process ended."""
+    """The first process ended."""
     WORKLOAD_EVENT_KIND_FAILED: _WorkloadEventKind.ValueType  # 4
-    """It could not be started, or is gone without a trace of how it ended."""
+    """The start failed, or the workload disappeared and nobody saw how it ended."""
     WORKLOAD_EVENT_KIND_RELEASED: _WorkloadEventKind.ValueType  # 5
-    """It was let go, and goes on without us."""
+    """The workload was released, and continues outside Leasehold."""
 
 class WorkloadEventKind(_WorkloadEventKind, metaclass=_WorkloadEventKindEnumTypeWrapper):
-    """What happened to a workload."""
+    """A change of a workload."""
 
 WORKLOAD_EVENT_KIND_UNSPECIFIED: WorkloadEventKind.ValueType  # 0
 """Never sent."""
 WORKLOAD_EVENT_KIND_STARTED: WorkloadEventKind.ValueType  # 1
-"""Its first process was started."""
+"""The first process was started."""
 WORKLOAD_EVENT_KIND_STATE_CHANGED: WorkloadEventKind.ValueType  # 2
 """Its state changed."""
 WORKLOAD_EVENT_KIND_EXITED: WorkloadEventKind.ValueType  # 3
-"""Its first process ended."""
+"""The first process ended."""
 WORKLOAD_EVENT_KIND_FAILED: WorkloadEventKind.ValueType  # 4
-"""It could not be started, or is gone without a trace of how it ended."""
+"""The start failed, or the workload disappeared and nobody saw how it ended."""
 WORKLOAD_EVENT_KIND_RELEASED: WorkloadEventKind.ValueType  # 5
-"""It was let go, and goes on without us."""
+"""The workload was released, and continues outside Leasehold."""
 Global___WorkloadEventKind: _TypeAlias = WorkloadEventKind  # noqa: Y015
 
 class _GoodbyeReason:
@@ -73,33 +73,33 @@ class _GoodbyeReason:
 class _GoodbyeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GoodbyeReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     GOODBYE_REASON_UNSPECIFIED: _GoodbyeReason.ValueType  # 0
-    """A reason of a newer peer."""
+    """A reason that only a newer peer knows."""
     GOODBYE_REASON_DRAIN: _GoodbyeReason.ValueType  # 1
-    """Asked to drain."""
+    """The peer was asked to drain."""
     GOODBYE_REASON_SHUTDOWN: _GoodbyeReason.ValueType  # 2
-    """The process ends."""
+    """The peer's process ends."""
     GOODBYE_REASON_SUPERSEDED: _GoodbyeReason.ValueType  # 3
-    """A newer stream of the same worker took over."""
+    """A newer stream of the same worker replaced this one."""
     GOODBYE_REASON_PROTOCOL_ERROR: _GoodbyeReason.ValueType  # 4
-    """The peer broke the protocol; error says how."""
+    """The other peer violated the protocol, as told in error."""
     GOODBYE_REASON_REFUSED: _GoodbyeReason.ValueType  # 5
-    """The worker is not let in; error says why."""
+    """The coordinator refuses the worker, as told in error."""
 
 class GoodbyeReason(_GoodbyeReason, metaclass=_GoodbyeReasonEnumTypeWrapper):
-    """Why a side leaves."""
+    """Why a peer ends the stream."""
 
 GOODBYE_REASON_UNSPECIFIED: GoodbyeReason.ValueType  # 0
-"""A reason of a newer peer."""
+"""A reason that only a newer peer knows."""
 GOODBYE_REASON_DRAIN: GoodbyeReason.ValueType  # 1
-"""Asked to drain."""
+"""The peer was asked to drain."""
 GOODBYE_REASON_SHUTDOWN: GoodbyeReason.ValueType  # 2
-"""The process ends."""
+"""The peer's process ends."""
 GOODBYE_REASON_SUPERSEDED: GoodbyeReason.ValueType  # 3
-"""A newer stream of the same worker took over."""
+"""A newer stream of the same worker replaced this one."""
 GOODBYE_REASON_PROTOCOL_ERROR: GoodbyeReason.ValueType  # 4
-"""The peer broke the protocol; error says how."""
+"""The other peer violated the protocol, as told in error."""
 GOODBYE_REASON_REFUSED: GoodbyeReason.ValueType  # 5
-"""The worker is not let in; error says why."""
+"""The coordinator refuses the worker, as told in error."""
 Global___GoodbyeReason: _TypeAlias = GoodbyeReason  # noqa: Y015
 
 @_typing.final
@@ -118,23 +118,23 @@ class ConnectRequest(_message.Message):
     CHECKPOINT_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """Who I am and all that I hold. First, and again when the inventory or a capability is another."""
+        """The worker's whole state. The first frame, and again after a change of the inventory or a capability."""
 
     @_builtins.property
     def worker_load(self) -> Global___WorkerLoad:
-        """Who holds which GPU. Newest wins."""
+        """The lease state of each GPU. The newest load counts."""
 
     @_builtins.property
     def command_update(self) -> Global___CommandUpdate:
-        """How a command stands. Never dropped once it is terminal."""
+        """The state of a command. A terminal state is sent until it is acknowledged."""
 
     @_builtins.property
     def workload_event(self) -> Global___WorkloadEvent:
-        """What happened to a workload."""
+        """A change of a workload."""
 
     @_builtins.property
     def goodbye(self) -> Global___Goodbye:
-        """I leave on purpose."""
+        """The worker ends the stream on purpose."""
 
     @_builtins.property
     def output_chunk(self) -> Global___OutputChunk:
@@ -187,39 +187,39 @@ class ConnectResponse(_message.Message):
     CHECKPOINT_QUERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
-        """You're in. First, and only once."""
+        """The session is accepted. The first frame, sent once."""
 
     @_builtins.property
     def command(self) -> Global___CommandFrame:
-        """Do this."""
+        """A command to carry out."""
 
     @_builtins.property
     def command_ack(self) -> Global___CommandAck:
-        """I have stored this outcome: forget it when you like."""
+        """The outcome of a command is stored: the worker may forget the command."""
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """I'm alive."""
+        """The coordinator is alive."""
 
     @_builtins.property
     def drain(self) -> Global___Drain:
-        """Finish what you're at, say goodbye and connect again later."""
+        """The worker is to finish its operations, send goodbye, and connect again later."""
 
     @_builtins.property
     def goodbye(self) -> Global___Goodbye:
-        """I leave, or I end this session, on purpose."""
+        """The coordinator ends the stream on purpose."""
 
     @_builtins.property
     def read_output(self) -> Global___ReadOutput:
-        """Send me a piece of a workload's output."""
+        """Request for a piece of a workload's output."""
 
     @_builtins.property
     def plan_query(self) -> Global___PlanQuery:
-        """What would this operation do?"""
+        """Request for the plan of an operation."""
 
     @_builtins.property
     def checkpoint_query(self) -> Global___CheckpointQuery:
-        """Which checkpoints are on your disk?"""
+        """Request for the checkpoints on the worker's disk."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ Global___ConnectResponse: _TypeAlias = ConnectResponse  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
-    """The worker's whole state: always enough to rebuild the coordinator's view of it."""
+    """The worker's whole state. The coordinator can rebuild its view of the worker from a hello alone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -291,26 +291,26 @@ class Hello(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     CORDON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Made once and kept in the worker's state directory."""
+    """Generated once, and kept in the worker's state directory."""
     name: _builtins.str
-    """What people call the worker."""
+    """The worker's name."""
     instance_id: _builtins.str
-    """Random for each start of the agent."""
+    """Random, new with each start of the agent."""
     boot_id: _builtins.str
-    """The kernel's boot id: pids mean nothing across boots."""
+    """The kernel's boot id. Process ids are valid for one boot."""
     last_epoch: _builtins.int
-    """Highest epoch that this worker has seen. 0: none."""
+    """Highest epoch that the worker has seen. 0: none."""
     agent_version: _builtins.str
     """Version of the Leasehold agent."""
     driver_version: _builtins.str
-    """NVIDIA driver, such as "580.95.05". Absent: there is none, or NVML couldn't say."""
+    """NVIDIA driver version, such as "580.95.05". Absent: no driver, or unknown to NVML."""
     cuda_version: _builtins.int
-    """CUDA version of the driver, as CUDA writes it: 13000 is 13.0. Absent: as above."""
+    """CUDA version of the driver: 13000 is 13.0. Absent: as above."""
     nvml_version: _builtins.str
     """NVML version. Absent: as above."""
     @_builtins.property
     def protocol_version(self) -> Global___ProtocolVersion:
-        """Protocol that the worker speaks."""
+        """Protocol version of the worker."""
 
     @_builtins.property
     def host(self) -> _worker_pb2.HostFacts:
@@ -318,11 +318,11 @@ class Hello(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels from the worker's configuration."""
+        """Labels of the worker's configuration."""
 
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Capability]:
-        """What the worker can do, and why not where it can't."""
+        """Capabilities, with the reason of each that is not available."""
 
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.Gpu]:
@@ -334,7 +334,7 @@ class Hello(_message.Message):
 
     @_builtins.property
     def workloads(self) -> _containers.RepeatedCompositeFieldContainer[_workload_pb2.Workload]:
-        """Workloads that have not ended, and those whose end hasn't been acknowledged."""
+        """Workloads that have not ended, and ended ones that are not acknowledged."""
 
     @_builtins.property
     def commands_in_flight(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -342,15 +342,15 @@ class Hello(_message.Message):
 
     @_builtins.property
     def commands_unacknowledged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Commands whose outcome hasn't been acknowledged; their updates follow the welcome."""
+        """Commands whose outcome is not acknowledged. Their updates follow the welcome."""
 
     @_builtins.property
     def resources(self) -> _worker_pb2.MachineResources:
-        """What the host has for workloads, and what of it is free."""
+        """Total and free resources of the host."""
 
     @_builtins.property
     def cordon(self) -> _lease_pb2.Cordon:
-        """The whole worker is out of service for new work. Absent: it isn't."""
+        """The worker's cordon. Absent: the worker is not cordoned."""
 
     def __init__(
         self,
@@ -401,16 +401,16 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class ProtocolVersion(_message.Message):
-    """A version of this protocol. Sides with the same major version talk."""
+    """A version of this protocol. Peers with the same major version are compatible."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAJOR_FIELD_NUMBER: _builtins.int
     MINOR_FIELD_NUMBER: _builtins.int
     major: _builtins.int
-    """Changes when old peers can't follow."""
+    """Incremented by an incompatible change."""
     minor: _builtins.int
-    """Changes when something was added."""
+    """Incremented by an addition."""
     def __init__(
         self,
         *,
@@ -439,26 +439,26 @@ class Welcome(_message.Message):
     SILENCE_LIMIT_FIELD_NUMBER: _builtins.int
     OPEN_COMMAND_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """Names this stream in logs."""
+    """Id of this stream in logs."""
     epoch: _builtins.int
-    """Strictly increasing per worker. Commands with a smaller one are not obeyed."""
+    """Fencing token, strictly increasing per worker. Commands with another epoch are not carried out."""
     coordinator_version: _builtins.str
-    """Version of the coordinator."""
+    """Version of the Leasehold coordinator."""
     @_builtins.property
     def protocol_version(self) -> Global___ProtocolVersion:
-        """Protocol that the coordinator speaks."""
+        """Protocol version of the coordinator."""
 
     @_builtins.property
     def load_interval(self) -> _duration_pb2.Duration:
-        """Time between two worker_load frames."""
+        """Interval of worker_load frames."""
 
     @_builtins.property
     def silence_limit(self) -> _duration_pb2.Duration:
-        """A side that hears nothing for this long ends the stream."""
+        """The worker ends the stream after this time without a frame. The coordinator ends it after its own limit."""
 
     @_builtins.property
     def open_command_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Commands that the coordinator holds open for this worker."""
+        """Commands of this worker that have not ended."""
 
     def __init__(
         self,
@@ -481,7 +481,7 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class WorkerLoad(_message.Message):
-    """Who holds which GPU, in full."""
+    """The lease state of all GPUs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -497,30 +497,30 @@ class WorkerLoad(_message.Message):
     session_id: _builtins.str
     """From welcome."""
     sequence: _builtins.int
-    """Grows by one with every load of an agent instance, across reconnects. Only a greater one is applied."""
+    """Incremented with each load of an agent instance, across streams. Only a greater one is applied."""
     pending_claimers: _builtins.int
-    """Claims that wait for a GPU."""
+    """Number of claims that wait for a GPU."""
     host_memory_available_bytes: _builtins.int
-    """Host memory that is available, in bytes (MemAvailable). Absent: unknown."""
+    """Available host memory in bytes (MemAvailable). Absent: unknown."""
     @_builtins.property
     def gpu_leases(self) -> _containers.RepeatedCompositeFieldContainer[_lease_pb2.GpuLease]:
         """In slot order, as in hello."""
 
     @_builtins.property
     def parked(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedWorkload]:
-        """Workloads that are parked."""
+        """Parked workloads."""
 
     @_builtins.property
     def sample_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was put together."""
+        """Time of the load."""
 
     @_builtins.property
     def resources(self) -> _worker_pb2.MachineResources:
-        """What the host has for workloads, and what of it is free."""
+        """Total and free resources of the host."""
 
     @_builtins.property
     def cordon(self) -> _lease_pb2.Cordon:
-        """The whole worker is out of service for new work. Absent: it isn't."""
+        """The worker's cordon. Absent: the worker is not cordoned."""
 
     def __init__(
         self,
@@ -552,7 +552,7 @@ Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
 
 @_typing.final
 class ParkedWorkload(_message.Message):
-    """A workload that holds no GPU and waits to be restored."""
+    """A workload that holds no GPU and waits for a restore."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -562,9 +562,9 @@ class ParkedWorkload(_message.Message):
     workload_id: _builtins.str
     """The workload."""
     parked_bytes: _builtins.int
-    """Device memory parked on the host, in bytes. Absent: unknown."""
+    """Device memory in host memory, in bytes. Absent: unknown."""
     disk_bytes: _builtins.int
-    """Bytes on disk that it is parked as. Absent: none."""
+    """Size of its checkpoint on disk, in bytes. Absent: none."""
     def __init__(
         self,
         *,
@@ -589,7 +589,7 @@ Global___ParkedWorkload: _TypeAlias = ParkedWorkload  # noqa: Y015
 
 @_typing.final
 class CommandFrame(_message.Message):
-    """A command, as it is sent down."""
+    """A command from the coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -598,20 +598,20 @@ class CommandFrame(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     ASK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """The coordinator's epoch for this worker."""
+    """The epoch of the session."""
     cancel: _builtins.bool
-    """It is to be cancelled: nothing is begun, and what was begun is undone where that is still possible."""
+    """Cancel the command: it is not begun, or it is rolled back if that is still possible."""
     ask: _builtins.bool
-    """Only tell how it stands: nothing is begun. One that the worker doesn't know is REJECTED (UNKNOWN_COMMAND)."""
+    """Report the state only. An unknown command is REJECTED (UNKNOWN_COMMAND)."""
     @_builtins.property
-    def command(self) -> _command_pb2.Command:
-        """The command, with its operation; result and error are absent."""
+    def command(self) -> Global___CommandSpec:
+        """The command."""
 
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
-        command: _command_pb2.Command | None = ...,
+        command: Global___CommandSpec | None = ...,
         cancel: _builtins.bool = ...,
         ask: _builtins.bool = ...,
     ) -> None: ...
@@ -624,8 +624,52 @@ class CommandFrame(_message.Message):
 Global___CommandFrame: _TypeAlias = CommandFrame  # noqa: Y015
 
 @_typing.final
+class CommandSpec(_message.Message):
+    """The part of a command that its worker needs. The numbers are those of Command."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    command_id: _builtins.str
+    """Unique in the fleet."""
+    workload_id: _builtins.str
+    """The workload. Empty: the worker or its GPUs, or a remap, whose moves name all workloads."""
+    expected_generation: _builtins.int
+    """The generation that the workload must have. Absent: any."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Remaining time, from the receipt of the command. Absent: no limit."""
+
+    @_builtins.property
+    def operation(self) -> _operation_pb2.Operation:
+        """The operation."""
+
+    def __init__(
+        self,
+        *,
+        command_id: _builtins.str = ...,
+        workload_id: _builtins.str = ...,
+        expected_generation: _builtins.int | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        operation: _operation_pb2.Operation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "command_id", b"command_id", "expected_generation", b"expected_generation", "operation", b"operation", "timeout", b"timeout", "workload_id", b"workload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
+    _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_generation) -> _WhichOneofReturnType__expected_generation | None: ...
+
+Global___CommandSpec: _TypeAlias = CommandSpec  # noqa: Y015
+
+@_typing.final
 class CommandUpdate(_message.Message):
-    """How a command stands on the worker."""
+    """The state of a command on the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -640,18 +684,18 @@ class CommandUpdate(_message.Message):
     state: _command_pb2.CommandState.ValueType
     """ACCEPTED, RUNNING or a terminal state."""
     phase: _builtins.str
-    """What the worker is at. Empty: nothing to say."""
+    """The current step. Empty: unknown."""
     @_builtins.property
     def result(self) -> _command_pb2.CommandResult:
-        """What was done. Absent unless the state is terminal."""
+        """The effects. Absent unless the state is terminal."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """Why it did not succeed. Absent unless the state is terminal and not SUCCEEDED."""
+        """The failure. Absent unless the state is terminal and not SUCCEEDED."""
 
     @_builtins.property
     def workloads(self) -> _containers.RepeatedCompositeFieldContainer[_workload_pb2.Workload]:
-        """The workloads as they are after it. Empty unless the state is terminal."""
+        """The workloads after the command. Empty unless the state is terminal."""
 
     def __init__(
         self,
@@ -680,7 +724,7 @@ Global___CommandUpdate: _TypeAlias = CommandUpdate  # noqa: Y015
 
 @_typing.final
 class CommandAck(_message.Message):
-    """The coordinator has stored a terminal update."""
+    """The acknowledgement of a terminal update, which is stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -702,17 +746,17 @@ Global___CommandAck: _TypeAlias = CommandAck  # noqa: Y015
 
 @_typing.final
 class WorkloadEvent(_message.Message):
-    """What happened to a workload, with the whole workload after it."""
+    """A change of a workload, with the whole workload after the change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     kind: Global___WorkloadEventKind.ValueType
-    """What happened."""
+    """The kind of change."""
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload after it. Applied only if its generation is greater than the one known."""
+        """The workload after the change. Applied only if its generation is greater than the known one."""
 
     def __init__(
         self,
@@ -730,7 +774,7 @@ Global___WorkloadEvent: _TypeAlias = WorkloadEvent  # noqa: Y015
 
 @_typing.final
 class ReadOutput(_message.Message):
-    """Asks for a piece of a workload's output."""
+    """Request for a piece of a workload's output."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -740,16 +784,16 @@ class ReadOutput(_message.Message):
     LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     read_id: _builtins.str
-    """Names the answer."""
+    """Id of the request, repeated in the answer."""
     workload_id: _builtins.str
     """The workload."""
     offset: _builtins.int
-    """First byte wanted."""
+    """Offset of the first byte."""
     limit_bytes: _builtins.int
-    """Most bytes wanted; the worker may send fewer."""
+    """Maximum number of bytes. The worker may send fewer."""
     @_builtins.property
     def wait(self) -> _duration_pb2.Duration:
-        """How long to wait for more where there is none at the offset. Absent: don't wait."""
+        """Maximum wait for bytes if there are none at the offset. Absent: no wait."""
 
     def __init__(
         self,
@@ -770,7 +814,7 @@ Global___ReadOutput: _TypeAlias = ReadOutput  # noqa: Y015
 
 @_typing.final
 class OutputChunk(_message.Message):
-    """A piece of a workload's output: both its streams, as one."""
+    """A piece of a workload's output: standard output and standard error in one stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -782,14 +826,14 @@ class OutputChunk(_message.Message):
     read_id: _builtins.str
     """From read_output."""
     data: _builtins.bytes
-    """The bytes. Empty: there are none at the offset now."""
+    """The bytes. Empty: no bytes at the offset yet."""
     end: _builtins.bool
-    """The workload has ended, and nothing follows these bytes."""
+    """Whether the workload has ended and no bytes follow."""
     offset: _builtins.int
-    """Where the bytes begin. Absent: at the offset of the request. Later: what was there before is not kept."""
+    """Offset of the first byte. Absent: the offset of the request. Greater: the bytes before are no longer kept."""
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """Why it can't be read. Absent: it can."""
+        """Why the output can't be read. Absent: no error."""
 
     def __init__(
         self,
@@ -817,7 +861,7 @@ Global___OutputChunk: _TypeAlias = OutputChunk  # noqa: Y015
 
 @_typing.final
 class PlanQuery(_message.Message):
-    """Asks what an operation would do."""
+    """Request for the plan of an operation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -825,9 +869,9 @@ class PlanQuery(_message.Message):
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
-    """Names the answer."""
+    """Id of the request, repeated in the answer."""
     workload_id: _builtins.str
-    """Workload that it is about. Empty for a remap, whose moves name theirs."""
+    """The workload. Empty for a remap, whose moves name the workloads."""
     @_builtins.property
     def operation(self) -> _operation_pb2.Operation:
         """A suspend, a restore, a remap or a checkpoint."""
@@ -849,7 +893,7 @@ Global___PlanQuery: _TypeAlias = PlanQuery  # noqa: Y015
 
 @_typing.final
 class PlanAnswer(_message.Message):
-    """What an operation would do."""
+    """The plan of an operation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -860,11 +904,11 @@ class PlanAnswer(_message.Message):
     """From plan_query."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
-        """The plan. Absent: there is an error instead."""
+        """The plan. Absent: see error."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """Why no plan could be made. Absent: there is one."""
+        """Why there is no plan. Absent: there is one."""
 
     def __init__(
         self,
@@ -890,7 +934,7 @@ Global___PlanAnswer: _TypeAlias = PlanAnswer  # noqa: Y015
 
 @_typing.final
 class CheckpointQuery(_message.Message):
-    """Asks which checkpoints are on the worker's disk."""
+    """Request for the checkpoints on the worker's disk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -898,11 +942,11 @@ class CheckpointQuery(_message.Message):
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     AFTER_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
-    """Names the answer."""
+    """Id of the request, repeated in the answer."""
     workload_id: _builtins.str
-    """Only those of this workload. Empty: of all."""
+    """Only checkpoints of this workload. Empty: of all."""
     after_checkpoint_id: _builtins.str
-    """The last one of the answer before. Empty: from the newest."""
+    """The last checkpoint of the answer before. Empty: start with the newest."""
     def __init__(
         self,
         *,
@@ -931,14 +975,14 @@ class CheckpointAnswer(_message.Message):
     query_id: _builtins.str
     """From checkpoint_query."""
     more: _builtins.bool
-    """There are more behind the last."""
+    """Whether more follow."""
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.Checkpoint]:
-        """As many as fit into a frame."""
+        """The checkpoints that fit into a frame."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """Why they can't be listed. Absent: they can."""
+        """Why the checkpoints can't be listed. Absent: no error."""
 
     def __init__(
         self,
@@ -960,7 +1004,7 @@ Global___CheckpointAnswer: _TypeAlias = CheckpointAnswer  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """The coordinator lives."""
+    """A sign of life of the coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -968,14 +1012,14 @@ class Heartbeat(_message.Message):
     LOAD_INTERVAL_FIELD_NUMBER: _builtins.int
     SILENCE_LIMIT_FIELD_NUMBER: _builtins.int
     applied_load_sequence: _builtins.int
-    """Sequence of the last load that was applied."""
+    """Sequence of the last applied load."""
     @_builtins.property
     def load_interval(self) -> _duration_pb2.Duration:
-        """As of welcome, from now on: the fleet has another size. Absent: as it was."""
+        """A new load interval, because the size of the fleet has changed. Absent: no change."""
 
     @_builtins.property
     def silence_limit(self) -> _duration_pb2.Duration:
-        """As of welcome, from now on. Present with the load interval only."""
+        """A new silence limit. Present with load_interval only."""
 
     def __init__(
         self,
@@ -994,14 +1038,14 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
-    """The coordinator goes down or moves: reconnect later."""
+    """The coordinator shuts down: connect again later."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RECONNECT_AFTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reconnect_after(self) -> _duration_pb2.Duration:
-        """How long to wait before connecting again, at least."""
+        """Minimum wait before the next connection."""
 
     def __init__(
         self,
@@ -1018,17 +1062,17 @@ Global___Drain: _TypeAlias = Drain  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):
-    """The last frame of a side that leaves on purpose. A stream that just ends proves nothing."""
+    """The last frame of a peer that ends the stream on purpose. The end of a stream without it proves nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     reason: Global___GoodbyeReason.ValueType
-    """Why."""
+    """The reason."""
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """More about it. Absent: nothing went wrong."""
+        """The error. Absent: none."""
 
     def __init__(
         self,

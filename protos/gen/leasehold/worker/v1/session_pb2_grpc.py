@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SessionServiceStub:
-    """What workers call. Clients have no business here.
+    """The stream between a worker and the coordinator. Clients don't call it.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class SessionServiceStub:
 
 
 class SessionServiceServicer:
-    """What workers call. Clients have no business here.
+    """The stream between a worker and the coordinator. Clients don't call it.
     """
 
     def Connect(self, request_iterator, context):
-        """One stream per worker, for as long as both live. Up: hello first, then the other frames. Down: welcome
-        first, then the other frames. A frame that isn't set comes from a newer peer: it is counted and ignored.
+        """One stream per worker, as long as both live. The worker sends hello first, and the coordinator welcome first. Other
+        frames follow. A message without a known frame is from a newer peer, and is counted and ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_SessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionService:
-    """What workers call. Clients have no business here.
+    """The stream between a worker and the coordinator. Clients don't call it.
     """
 
     @staticmethod

@@ -27,29 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SessionServiceStub:
-    """What workers call. Clients have no business here."""
+    """The stream between a worker and the coordinator. Clients don't call it."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionServiceAsyncStub: ...
     Connect: _grpc.StreamStreamMultiCallable[_session_pb2.ConnectRequest, _session_pb2.ConnectResponse]
-    """One stream per worker, for as long as both live. Up: hello first, then the other frames. Down: welcome
-    first, then the other frames. A frame that isn't set comes from a newer peer: it is counted and ignored.
+    """One stream per worker, as long as both live. The worker sends hello first, and the coordinator welcome first. Other
+    frames follow. A message without a known frame is from a newer peer, and is counted and ignored.
     """
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
-    """What workers call. Clients have no business here."""
+    """The stream between a worker and the coordinator. Clients don't call it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_session_pb2.ConnectRequest, _session_pb2.ConnectResponse]  # type: ignore[assignment]
-    """One stream per worker, for as long as both live. Up: hello first, then the other frames. Down: welcome
-    first, then the other frames. A frame that isn't set comes from a newer peer: it is counted and ignored.
+    """One stream per worker, as long as both live. The worker sends hello first, and the coordinator welcome first. Other
+    frames follow. A message without a known frame is from a newer peer, and is counted and ignored.
     """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What workers call. Clients have no business here."""
+    """The stream between a worker and the coordinator. Clients don't call it."""
 
     @_abc_1.abstractmethod
     def Connect(
@@ -57,8 +57,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_session_pb2.ConnectRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.ConnectResponse], _abc.AsyncIterator[_session_pb2.ConnectResponse]]:
-        """One stream per worker, for as long as both live. Up: hello first, then the other frames. Down: welcome
-        first, then the other frames. A frame that isn't set comes from a newer peer: it is counted and ignored.
+        """One stream per worker, as long as both live. The worker sends hello first, and the coordinator welcome first. Other
+        frames follow. A message without a known frame is from a newer peer, and is counted and ignored.
         """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,110 @@
+"""Decisions on requests: made one at a time. Their commits may overlap later decisions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, final
+from weakref import WeakValueDictionary
+
+from leasehold_coordinator.crash_points import crash_point
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.shielding import finish
+
+Created = TypeVar("Created")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Created]):
+    """The answer to a request, and the write that must precede the answer.
+
+    Attributes:
+        created: The answer.
+        storing: Stores and sends the command. None: there is nothing to store.
+    """
+
+    created: Created
+    storing: Awaitable[None] | None = None
+
+
+@final
+class Decisions:
+    """Makes decisions one at a time. Their commits may overlap later decisions.
+
+    A decision checks a command and adds it to the ledger without an await between, so the next decision
+    counts the command. Nothing is answered or sent before the command is on disk.
+    """
+
+    def __init__(self) -> None:
+        self._deciding = asyncio.Lock()
+        self._storing: set[asyncio.Future[None]] = set()
+        """One for each creation that is decided and not yet on disk."""
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By request id, while a request with that id is served."""
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether a decision is being made."""
+        return self._deciding.locked()
+
+    async def once(self, request_id: str, create: Callable[[], Coroutine[Any, Any, Created]]) -> Created:
+        """Serves a request to its end, also if its caller is cancelled.
+
+        A concurrent request with the same id waits, and then finds the command that the first one created.
+
+        Args:
+            request_id: The id of the request. Empty: the request waits for no other.
+            create: Serves the request.
+        """
+        if not request_id:
+            return await finish(create())
+
+        async def take_turn() -> Created:
+            turn = self._turns.setdefault(request_id, asyncio.Lock())
+            async with turn:
+                return await create()
+
+        return await finish(take_turn())
+
+    async def decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
+        """Makes a decision, and stores it while later decisions are made.
+
+        A refusal may rest on a creation that is not on disk yet, and whose write may still fail. After such a
+        refusal, the decision is made again once all pending creations are on disk or undone. No other
+        decision is made meanwhile.
+
+        Raises:
+            FleetError: The request is refused, or the store failed. Nothing was created.
+        """
+        async with self._deciding:
+            try:
+                decision = await decide()
+            except FleetError:
+                if not self._storing:
+                    raise
+                await self._settle()
+                decision = await decide()
+            if decision.storing is None:
+                return decision.created
+            stored = asyncio.get_running_loop().create_future()
+            self._storing.add(stored)
+        try:
+            await decision.storing
+        finally:
+            self._storing.discard(stored)
+            stored.set_result(None)
+        crash_point("request-answered")
+        return decision.created
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Excludes decisions within the context, which begins once all earlier ones are on disk or undone."""
+        async with self._deciding:
+            await self._settle()
+            yield
+
+    async def _settle(self) -> None:
+        """Waits until every decided creation is on disk or undone."""
+        if self._storing:
+            await asyncio.wait(self._storing)

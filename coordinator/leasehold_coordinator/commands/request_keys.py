@@ -1,0 +1,55 @@
+"""Keys of requests. A key tells a repeated request from another request with the same id."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, final
+
+from google.protobuf.message import Message
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.errors import FleetError
+
+DIGEST_BYTES: Final = 16
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """The id of a request, bound to its method and content (AIP-155).
+
+    Attributes:
+        request_id: The id that the client chose. Empty: the request is not idempotent.
+        digest: Digest of every field, timeouts included, and of the message's type: each method has a type of
+            its own. Empty if there is no id.
+    """
+
+    request_id: str
+    digest: bytes
+
+    @classmethod
+    def of(cls, request_id: str, request: Message) -> "RequestKey":
+        """The key of a request, which has this id."""
+        if not request_id:
+            return cls("", b"")
+        content = request.SerializeToString(deterministic=True)
+        digest = blake2b(f"{request.DESCRIPTOR.full_name}\0".encode() + content, digest_size=DIGEST_BYTES)
+        return cls(request_id, digest.digest())
+
+    def require_same(self, earlier: StoredCommand) -> None:
+        """Refuses a request whose id belongs to another request.
+
+        Raises:
+            FleetError: REQUEST_ID_REUSED.
+        """
+        if earlier.request_digest == self.digest:
+            return
+        kind = earlier.command.operation.WhichOneof("kind")
+        raise FleetError(
+            errors_pb2.ERROR_REASON_REQUEST_ID_REUSED,
+            f"request id {self.request_id!r} belongs to another request, which created command "
+            f"{earlier.command.command_id} ({kind}): repeat a request unchanged, and give another request "
+            "another id",
+            field="request_id",
+            command_id=earlier.command.command_id,
+        )

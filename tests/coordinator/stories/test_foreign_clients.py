@@ -1,0 +1,87 @@
+"""Clients in other languages: they know the protos, and nothing of Leasehold's Python."""
+
+import base64
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from shutil import which
+from typing import Any, Final
+
+import pytest
+from google.rpc import code_pb2, error_details_pb2
+from leasehold.v1 import command_pb2
+
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker
+
+pytestmark = pytest.mark.long
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+LIBRARIES: Final = ROOT / ".cache/foreign_client"
+"""What ``make foreign-client`` installs. The test uses no other."""
+
+BUF: Final = Path(sys.executable).parent / "buf"
+
+
+def carry_out_the_first(worker: ScriptedWorker) -> None:
+    """The command of the first workload that is created, as a worker does it."""
+    command = worker.command("run").command
+    for state in (command_pb2.COMMAND_STATE_ACCEPTED, command_pb2.COMMAND_STATE_SUCCEEDED):
+        worker.update(command.command_id, state)
+
+
+@pytest.mark.skipif(not which("node"), reason="no Node.js here: install nodejs")
+@pytest.mark.skipif(not (LIBRARIES / "installed").exists(), reason="run `make foreign-client` first")
+def test_a_client_of_node(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    working = threading.Thread(target=carry_out_the_first, args=[worker])
+    working.start()
+    done = subprocess.run(
+        [
+            "node",
+            str(Path(__file__).parents[1] / "foreign_client/client.js"),
+            coordinator.address,
+            str(ROOT / "protos"),
+            str(Path(code_pb2.__file__).parents[2]),
+        ],
+        cwd=LIBRARIES,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    working.join()
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (found["worker"]["name"], found["worker"]["state"]) == ("alpha", "WORKER_STATE_CONNECTED")
+    assert found["gpus"] == [[0, "GPU-alpha-0"], [1, "GPU-alpha-1"]]
+    assert found["same_command"]
+    assert found["command"] == ["COMMAND_STATE_SUCCEEDED", "run"]
+    assert found["resume_token"]
+    assert {"EVENT_KIND_WORKER_CONNECTED", "EVENT_KIND_COMMAND_ENDED"} <= set(found["events"])
+    assert found["unknown"]["code"] == "NOT_FOUND"
+    assert found["unknown"]["google.rpc.ErrorInfo"]["reason"] == "UNKNOWN_WORKLOAD"
+    assert found["negative"]["code"] == "INVALID_ARGUMENT"
+    assert found["negative"]["google.rpc.ErrorInfo"]["metadata"]["field"] == "spec.resources.gpu_count"
+
+
+def buf_curl(coordinator: CoordinatorProcess, method: str, request: str) -> subprocess.CompletedProcess[str]:
+    address = f"http://{coordinator.address}/leasehold.v1.{method}"
+    arguments = [str(BUF), "curl", "--protocol", "grpc", "--data", request, address]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_buf_curl_by_reflection(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    worker.welcome()
+    listed = buf_curl(coordinator, "FleetService/ListGpus", '{"worker": "alpha"}')
+    assert listed.returncode == 0, listed.stderr
+    gpus = json.loads(listed.stdout)["gpus"]
+    assert [gpu["gpu"]["uuid"] for gpu in gpus] == ["GPU-alpha-0", "GPU-alpha-1"]
+    refused = buf_curl(coordinator, "WorkloadService/GetWorkload", '{"workload": "nobody"}')
+    assert refused.returncode != 0
+    status = json.loads(refused.stderr)
+    assert status["code"] == "not_found"
+    (detail,) = [each for each in status["details"] if each["type"] == "google.rpc.ErrorInfo"]
+    data = base64.b64decode(detail["value"] + "==")
+    assert error_details_pb2.ErrorInfo.FromString(data).reason == "UNKNOWN_WORKLOAD"

@@ -107,7 +107,7 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
         # By id, since the name may pass to another workload during the watch.
-        wanted = await self.fleet.find_workload(request.workload) if request.workload else None
+        wanted = await self._find_current(request.workload) if request.workload else None
         responses = watch(
             self.fleet.workload_hub,
             WatchWorkloadsResponse,
@@ -118,6 +118,19 @@ class WorkloadService(WorkloadServiceServicer):
         async with aclosing(responses):
             async for response in responses:
                 yield response
+
+    async def _find_current(self, id_or_name: str) -> Workload:
+        """A workload of which no change was published since the store was read.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD or STORAGE_UNAVAILABLE.
+        """
+        hub = self.fleet.workload_hub
+        while True:
+            revision = hub.revision
+            found = await self.fleet.find_workload(id_or_name)
+            if not hub.has_changed(found.workload_id, revision):
+                return found
 
     def _snapshot(self, wanted: Workload | None) -> Iterator[list[tuple[str, WatchWorkloadsResponse]]]:
         """The workloads that have not ended, or the wanted one, each as it is on disk."""

@@ -189,6 +189,13 @@ class Hub(Generic[Message]):
         finally:
             self._subscriptions.discard(subscription)
 
+    def has_changed(self, key: str, revision: int) -> bool:
+        """Whether a key has, or may have, a change after a revision."""
+        oldest = self._history[0].revision if self._history else self.revision + 1
+        return oldest > revision + 1 or any(
+            kept.key == key for kept in self._history if kept.revision > revision
+        )
+
     def token(self, revision: int) -> str:
         """The resume token for the changes after a revision."""
         return f"{self._instance}.{revision}"

@@ -202,13 +202,13 @@ def test_changes_that_come_while_a_snapshot_is_read_are_sent_before_its_end() ->
     asyncio.run(scenario())
 
 
-def watch_workloads(bench: Bench) -> AsyncGenerator[WatchWorkloadsResponse]:
+def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
     requests = CommandCreation(bench.fleet, bench.dispatcher)
     reader = bench.fleet.reader
     service = WorkloadService(
         reader, requests, RecordChanges(bench.fleet, requests.decisions), Plans(reader, bench.dispatcher)
     )
-    watching = service.WatchWorkloads(WatchWorkloadsRequest(), cast("Context", None))
+    watching = service.WatchWorkloads(WatchWorkloadsRequest(workload=wanted), cast("Context", None))
     return cast("AsyncGenerator[WatchWorkloadsResponse]", watching)
 
 
@@ -232,6 +232,27 @@ def test_a_workload_is_shown_as_it_is_on_disk_and_never_goes_back(tmp_path: Path
         responses = watch_workloads(bench)
         assert (await read(responses, 1))[0].bookmark.snapshot_end
         await responses.aclose()
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_workload_that_changes_while_the_store_is_read_is_shown_as_it_is_now(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.fleet.save_workload(workload(EXITED, 2))
+        find_now = bench.store.find_workload
+        later = [workload(EXITED, 3)]
+
+        async def find(id_or_name: str) -> Workload | None:
+            found = await find_now(id_or_name)
+            if later:
+                await bench.fleet.save_workload(later.pop())
+            return found
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(bench.store, "find_workload", find)
+            responses = watch_workloads(bench, "w-1")
+            assert [one.workload.status.generation for one in await read(responses, 2)] == [3, 0]
+            await responses.aclose()
 
     on_bench(tmp_path, scenario)
 

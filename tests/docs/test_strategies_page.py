@@ -6,8 +6,8 @@ from pathlib import Path
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import WorkloadState
-from leasehold_worker.workloads.eviction import TABLE, policy_text
+from leasehold_worker.workloads.eviction import DEVICE, TABLE, policy_text
+from leasehold_worker.workloads.states import PARKED_BY, state_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/strategies.md"
 ROW = re.compile(r"^\| `(\w+\+\w+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \| (\w+) \| ([^|]*)\|$", re.M)
@@ -23,9 +23,9 @@ def test_the_table_on_the_page_is_that_of_the_worker() -> None:
         refusal = ErrorReason.Name(strategy.refusal).removeprefix("ERROR_REASON_")
         expected[policy_text(policy)] = (
             ", ".join(step.name.lower() for step in strategy.steps),
-            strategy.freed.name.lower(),
+            "all" if DEVICE not in strategy.tiers else "nothing" if strategy.refusal else "weights",
             ", ".join(Tier.Name(tier).removeprefix("TIER_").lower() for tier in strategy.tiers),
-            WorkloadState.Name(strategy.state).removeprefix("WORKLOAD_STATE_"),
+            next(state_text(state) for state, by in PARKED_BY.items() if by == process),
             f"refused: {refusal}" if strategy.refusal else "",
         )
     assert told == expected

@@ -118,7 +118,7 @@ class Arena:
         )
         workload_id = f"{actor.name}-{actor.starts}"
         run = operation_pb2.RunOperation(name=workload_id, spec=spec, gpu_uuids=actor.home)
-        await self.operations.run(workload_id, run, Progress(lambda _: None))
+        await self.operations.run(workload_id, run, Progress.unheard())
         actor.workload = self.workloads.get(workload_id)
         await self._until(actor.members.is_ready, f"{workload_id} is ready")
 
@@ -127,7 +127,7 @@ class Arena:
         if workload.state not in ENDED:
             stop = operation_pb2.StopOperation(force=True)
             stop.grace.FromMilliseconds(0)
-            await self.termination.stop(workload.workload_id, stop, Progress(lambda _: None))
+            await self.termination.stop(workload.workload_id, stop, Progress.unheard())
 
     async def end_all(self) -> None:
         """Ends every workload."""
@@ -190,7 +190,7 @@ class Arena:
 
     def _free(self, gpu_uuids: Sequence[str]) -> Sequence[str]:
         """The GPUs if all of them are free, else none."""
-        free = {slot.gpu_uuid for slot in self.pool.snapshot_leases().slots if slot.lease is None}
+        free = {slot.gpu_uuid for slot in self.pool.slots.snapshot().slots if slot.lease is None}
         return gpu_uuids if free.issuperset(gpu_uuids) else ()
 
     async def progresses(self, actor: Actor) -> bool:
@@ -219,7 +219,7 @@ class Arena:
 
 
 async def _attempted(operation: Callable[[Progress], Awaitable[None]]) -> Outcome:
-    progress = Progress(lambda _: None)
+    progress = Progress.unheard()
     try:
         await operation(progress)
     except OperationError as error:

@@ -24,7 +24,7 @@ NOBODY = Stage([])
 
 
 def outcome(member: MemberOutcome, reason: errors_pb2.ErrorReason.ValueType | None = None) -> Outcome:
-    progress = Progress(lambda _: None)
+    progress = Progress.unheard()
     progress.outcomes.append(("w", member))
     return Outcome(progress, None if reason is None else OperationError(reason, "it failed"))
 

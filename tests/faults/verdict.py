@@ -129,7 +129,7 @@ def _wrong_state(arena: Arena, actor: Actor) -> Iterator[str]:
 def _wrong_leases(arena: Arena, actor: Actor, others: Sequence[Actor]) -> Iterator[str]:
     """Memory on GPUs that are not leased; a member that was given up may be left with the other of a swap."""
     workload = actor.running
-    slots = arena.pool.snapshot_leases().slots
+    slots = arena.pool.slots.snapshot().slots
     mine = {slot.gpu_uuid for slot in slots if slot.lease and slot.lease.workload_id == workload.workload_id}
     held = set(workload.lease.gpu_uuids) if workload.lease else set()
     if mine != held:

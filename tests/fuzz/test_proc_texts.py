@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leasehold_worker.host import cgroups, processes
 from leasehold_worker.host.process_files import Pid
-from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.process_trees import scan_tree
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.workloads.foreign_processes import owner
 
@@ -97,7 +97,7 @@ def read_all() -> None:
     itself = ProcessIdentity(Pid(PID), 777)
     processes.identify(PID)
     processes.is_zombie(PID)
-    process_tree(itself, "LEASEHOLD_WORKLOAD_ID=w", mark_uid=5)
+    scan_tree(itself, "LEASEHOLD_WORKLOAD_ID=w", mark_uid=5)
     processes.why_blocked(itself)
     processes.tracer(itself)
     processes.catches(itself, 15)

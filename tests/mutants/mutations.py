@@ -6,12 +6,11 @@ mutants switch both off: the bytes alone must show the defect.
 
 import enum
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import Member
-from leasehold_worker.driver.process import CheckpointProcess, RestoreOptions
+from leasehold_worker.driver.process import TRANSFER_TIMEOUT_S, CheckpointProcess
 from leasehold_worker.driver.verification import Verification
 from leasehold_worker.leasing.slots import GpuSlots
 from leasehold_worker.moves.move import Move
@@ -46,21 +45,23 @@ def apply(mutation: Mutation) -> None:
 
 def _replace_pairs(pairs: tuple[GpuPair, ...] | None) -> None:
     """Has every move use these pairs, or with None those of the first. Switches off the proof by NVML."""
-    original = CheckpointProcess.restore_with_options
+    original = CheckpointProcess.restore
     first: list[tuple[GpuPair, ...]] = [] if pairs is None else [pairs]
 
-    async def restore(self: CheckpointProcess, options: RestoreOptions) -> None:
-        if options.gpu_pairs:
-            first.append(options.gpu_pairs)
-            options = replace(options, gpu_pairs=first[0])
-        await original(self, options)
+    async def restore(
+        self: CheckpointProcess, gpu_pairs: tuple[GpuPair, ...] = (), extra_s: float = TRANSFER_TIMEOUT_S
+    ) -> None:
+        if gpu_pairs:
+            first.append(gpu_pairs)
+            gpu_pairs = first[0]
+        await original(self, gpu_pairs, extra_s)
 
     async def prove_nothing(
         _self: Verification, _members: Sequence[Member], _pairs: Sequence[GpuPair]
     ) -> None:
         pass
 
-    CheckpointProcess.restore_with_options = restore  # type: ignore[method-assign]
+    CheckpointProcess.restore = restore  # type: ignore[method-assign]
     Verification.prove_placed = prove_nothing  # type: ignore[assignment, method-assign]
 
 

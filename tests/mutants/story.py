@@ -38,7 +38,7 @@ async def tell(arena: Arena, first: Actor, second: Actor, third: Actor) -> None:
     await arena.start(first)
     await suspend_and_give_away(arena, first, second)
     restore = operation_pb2.RestoreOperation(gpu_uuids=third.home)
-    await arena.operations.restore(first.running.workload_id, restore, Progress(lambda _: None))
+    await arena.operations.restore(first.running.workload_id, restore, Progress.unheard())
     first.home = third.home
     outcome = await arena.perform(Kind.REMAP, Stage([first], [arena.host.gpus[2].uuid]))
     if outcome.error is not None:
@@ -73,7 +73,7 @@ async def suspend_and_give_away(arena: Arena, first: Actor, second: Actor) -> No
 
 def is_free(arena: Arena, gpu_uuid: str) -> bool:
     """Whether the pool would lease a GPU now."""
-    slots = arena.pool.snapshot_leases().slots
+    slots = arena.pool.slots.snapshot().slots
     return any(slot.gpu_uuid == gpu_uuid and slot.lease is None for slot in slots)
 
 

@@ -135,7 +135,16 @@ async def open_served(folder: Path) -> AsyncIterator[Served]:
             parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
         claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
+        claims = LocalClaims(
+            parts.workloads,
+            parts.exit_monitor.add,
+            parts.programs,
+            parts.host_shares,
+            parts.nursery,
+            commands,
+            journal,
+            claim_waiting,
+        )
         answers = LocalQueries(
             parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker"
         )

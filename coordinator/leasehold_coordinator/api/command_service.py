@@ -23,11 +23,13 @@ from leasehold.v1.command_service_pb2_grpc import CommandServiceServicer
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.operation_rules import workload_ids
-from leasehold_coordinator.core.paging import next_token, page_of
+from leasehold_coordinator.core.paging import page_request
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.shielding import finish
 
@@ -44,14 +46,14 @@ class CommandService(CommandServiceServicer):
         return GetCommandResponse(command=command_view(await self._find(request.command_id)))
 
     async def ListCommands(self, request: ListCommandsRequest, context: Context) -> ListCommandsResponse:
-        offset, size = page_of(request.page_size, request.page_token)
+        wanted = await read_filter(self.fleet, request.filter, list_fields.COMMANDS)
         workload_id = None
         if request.workload:
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
-        page = await self.fleet.store.list_commands(workload_id=workload_id, offset=offset, size=size)
+        asked = page_request(request, list_orders.COMMANDS.parse(request.order_by), workload_id or "")
+        page = await self.fleet.store.list_commands(asked, wanted, workload_id=workload_id)
         return ListCommandsResponse(
-            commands=map(command_view, page.readable),
-            next_page_token=next_token(offset, len(page.items), more=page.more),
+            commands=map(command_view, page.items), next_page_token=asked.token(page.last)
         )
 
     async def WatchCommand(

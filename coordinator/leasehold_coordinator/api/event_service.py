@@ -14,8 +14,10 @@ from leasehold.v1.event_service_pb2_grpc import EventServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
-from leasehold_coordinator.core.paging import next_token, page_of
+from leasehold_coordinator.core import list_fields, list_orders
+from leasehold_coordinator.core.paging import page_request
 from leasehold_coordinator.fleet.event_log import Events
+from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 
@@ -28,18 +30,16 @@ class EventService(EventServiceServicer):
         self._events = events
 
     async def ListEvents(self, request: ListEventsRequest, context: Context) -> ListEventsResponse:
-        offset, size = page_of(request.page_size, request.page_token)
+        wanted = await read_filter(self.fleet, request.filter, list_fields.EVENTS)
         worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
         workload_id = None
         if request.workload:
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+        order = list_orders.EVENTS.parse(request.order_by)
+        asked = page_request(request, order, worker_id or "", workload_id or "")
         await self._events.flush()
-        page = await self.fleet.store.list_events(
-            worker_id=worker_id, workload_id=workload_id, offset=offset, size=size
-        )
-        return ListEventsResponse(
-            events=page.readable, next_page_token=next_token(offset, len(page.items), more=page.more)
-        )
+        page = await self.fleet.store.list_events(asked, wanted, worker_id=worker_id, workload_id=workload_id)
+        return ListEventsResponse(events=page.items, next_page_token=asked.token(page.last))
 
     async def WatchEvents(
         self, request: WatchEventsRequest, context: Context

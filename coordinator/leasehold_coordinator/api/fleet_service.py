@@ -1,6 +1,7 @@
 """FleetService: the workers and their GPUs."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from typing import final
 
 from leasehold.v1 import errors_pb2
@@ -32,10 +33,14 @@ from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.core import list_fields, list_orders
+from leasehold_coordinator.core.filters import matches_fleet
 from leasehold_coordinator.core.known_worker import KnownWorker
-from leasehold_coordinator.core.paging import next_token, page_of, page_within
+from leasehold_coordinator.core.paging import PAGE_LIMIT_BYTES, Position, page_request
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.filter_reader import read_filter, read_fleet_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.memory_lists import MemoryLists
 
 
 @final
@@ -46,18 +51,19 @@ class FleetService(FleetServiceServicer):
         self.fleet = fleet
         self._requests = requests
         self._records = records
+        self._lists = MemoryLists()
 
     async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
         known = self.fleet.registry.find(request.worker)
         return GetWorkerResponse(worker=self.fleet.worker(known))
 
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
-        offset, size = page_of(request.page_size, request.page_token)
-        found = self.fleet.registry.all()[offset : offset + size + 1]
-        page = page_within([self.fleet.worker(known) for known in found], size)
-        return ListWorkersResponse(
-            workers=page, next_page_token=next_token(offset, len(page), more=len(found) > len(page))
-        )
+        wanted = await read_filter(self.fleet, request.filter, list_fields.WORKERS)
+        asked = page_request(request, list_orders.WORKERS.parse(request.order_by))
+        is_sorted = not request.order_by
+        behind = _after(self.fleet.registry.all(), asked.after if is_sorted else None)
+        page = await self._lists.page(map(self.fleet.worker, behind), asked, wanted, is_sorted=is_sorted)
+        return ListWorkersResponse(workers=page.items, next_page_token=asked.token(page.last))
 
     async def GetGpu(self, request: GetGpuRequest, context: Context) -> GetGpuResponse:
         owner = self.fleet.registry.owner(request.uuid)
@@ -71,19 +77,44 @@ class FleetService(FleetServiceServicer):
         )
 
     async def ListGpus(self, request: ListGpusRequest, context: Context) -> ListGpusResponse:
-        offset, size = page_of(request.page_size, request.page_token)
         registry = self.fleet.registry
         workers = [registry.find(request.worker)] if request.worker else registry.all()
-        found = self._some_gpus(workers, offset, size + 1)
-        page = page_within(found, size)
-        return ListGpusResponse(
-            gpus=page,
-            next_page_token=next_token(offset, len(page), more=len(found) > len(page)),
-            unreachable=[known.hello.worker_id for known in workers if not known.reported],
+        wanted = await read_filter(self.fleet, request.filter, list_fields.GPUS)
+        parents = [workers[0].hello.worker_id] if request.worker else []
+        asked = page_request(request, list_orders.GPUS.parse(request.order_by), *parents)
+        is_sorted = not request.order_by
+        response = ListGpusResponse(
+            unreachable=[known.hello.worker_id for known in workers if not known.reported]
         )
+        page = await self._lists.page(
+            self._gpus(_after(workers, asked.after if is_sorted else None)),
+            asked,
+            wanted,
+            is_sorted=is_sorted,
+            limit_bytes=PAGE_LIMIT_BYTES - response.ByteSize(),
+        )
+        response.gpus.extend(page.items)
+        response.next_page_token = asked.token(page.last)
+        return response
 
-    def WatchFleet(self, request: WatchFleetRequest, context: Context) -> AsyncGenerator[WatchFleetResponse]:
-        return watch(self.fleet.fleet_hub, WatchFleetResponse, request.resume_token, self._snapshot())
+    async def WatchFleet(
+        self, request: WatchFleetRequest, context: Context
+    ) -> AsyncIterator[WatchFleetResponse]:
+        wanted = await read_fleet_filter(self.fleet, request.filter)
+
+        def shown(response: WatchFleetResponse) -> WatchFleetResponse:
+            if response.HasField("worker") and not matches_fleet(wanted, response.worker):
+                return WatchFleetResponse(deleted_worker_id=response.worker.worker_id)
+            if response.HasField("gpu") and not matches_fleet(wanted, response.gpu):
+                return WatchFleetResponse(deleted_gpu_uuid=response.gpu.gpu.uuid)
+            return response
+
+        responses = watch(
+            self.fleet.fleet_hub, WatchFleetResponse, request.resume_token, self._snapshot(), shown=shown
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
 
     def _snapshot(self) -> Iterator[list[tuple[str, WatchFleetResponse]]]:
         """All workers, then the GPUs of one worker at a time: hundreds may watch, and never read."""
@@ -112,14 +143,14 @@ class FleetService(FleetServiceServicer):
     async def DeleteWorker(self, request: DeleteWorkerRequest, context: Context) -> DeleteWorkerResponse:
         return await self._records.delete_worker(request)
 
-    def _some_gpus(self, workers: Sequence[KnownWorker], offset: int, limit: int) -> list[FleetGpu]:
-        """GPUs of workers that have reported, from an offset on. Messages before the offset are not built."""
-        found: list[FleetGpu] = []
+    def _gpus(self, workers: Iterable[KnownWorker]) -> Iterator[FleetGpu]:
+        """GPUs of workers that have reported, each worker's when it is its turn."""
         for known in workers:
-            if len(found) >= limit:
-                break
-            count = len(known.hello.gpus) if known.reported else 0
-            if offset < count:
-                found += self.fleet.gpus(known)[offset:]
-            offset = max(0, offset - count)
-        return found[:limit]
+            yield from self.fleet.gpus(known)
+
+
+def _after(workers: Sequence[KnownWorker], position: Position | None) -> Iterator[KnownWorker]:
+    """The workers from a position of the default order on, which begins with a worker's name and id."""
+    for known in workers:
+        if position is None or (known.hello.name, known.hello.worker_id) >= position[:2]:
+            yield known

@@ -55,8 +55,11 @@ from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.commands.request_keys import RequestKey
+from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.client_views import command_view
-from leasehold_coordinator.core.paging import next_token, page_of
+from leasehold_coordinator.core.filters import matches
+from leasehold_coordinator.core.paging import page_request
+from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 OperationRequest: TypeAlias = (
@@ -93,19 +96,26 @@ class WorkloadService(WorkloadServiceServicer):
         return GetWorkloadResponse(workload=self.fleet.view(await self.fleet.find_workload(request.workload)))
 
     async def ListWorkloads(self, request: ListWorkloadsRequest, context: Context) -> ListWorkloadsResponse:
-        offset, size = page_of(request.page_size, request.page_token)
+        wanted = await read_filter(self.fleet, request.filter, list_fields.WORKLOADS)
         worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
+        asked = page_request(request, list_orders.WORKLOADS.parse(request.order_by), worker_id or "")
         page = await self.fleet.store.list_workloads(
-            include_ended=request.include_ended, worker_id=worker_id, offset=offset, size=size
+            asked, wanted, include_ended=request.include_ended, worker_id=worker_id
         )
         return ListWorkloadsResponse(
-            workloads=map(self.fleet.view, page.readable),
-            next_page_token=next_token(offset, len(page.items), more=page.more),
+            workloads=map(self.fleet.view, page.items), next_page_token=asked.token(page.last)
         )
 
     async def WatchWorkloads(
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
+        matching = await read_filter(self.fleet, request.filter, list_fields.WORKLOADS)
+
+        def shown(response: WatchWorkloadsResponse) -> WatchWorkloadsResponse:
+            if response.HasField("workload") and not matches(matching, response.workload):
+                return WatchWorkloadsResponse(deleted_workload_id=response.workload.workload_id)
+            return response
+
         # By id, since the name may pass to another workload during the watch.
         wanted = await self._find_current(request.workload) if request.workload else None
         responses = watch(
@@ -114,6 +124,7 @@ class WorkloadService(WorkloadServiceServicer):
             request.resume_token,
             self._snapshot(wanted),
             key=wanted.workload_id if wanted is not None else None,
+            shown=shown,
         )
         async with aclosing(responses):
             async for response in responses:
@@ -181,7 +192,7 @@ class WorkloadService(WorkloadServiceServicer):
     async def ListCheckpoints(
         self, request: ListCheckpointsRequest, context: Context
     ) -> ListCheckpointsResponse:
-        return await list_checkpoints(self.fleet, request.worker, request.workload)
+        return await list_checkpoints(self.fleet, request)
 
     async def DeleteCheckpoints(
         self, request: DeleteCheckpointsRequest, context: Context

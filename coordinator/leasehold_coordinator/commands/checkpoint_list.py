@@ -8,11 +8,15 @@ from typing import Final, final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
-from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse
+from leasehold.v1.workload_service_pb2 import ListCheckpointsRequest, ListCheckpointsResponse
 from leasehold.worker.v1.session_pb2 import CheckpointQuery
 
+from leasehold_coordinator.core import list_fields
+from leasehold_coordinator.core.filters import matches
 from leasehold_coordinator.core.known_worker import KnownWorker
+from leasehold_coordinator.core.paging import page_within
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import NAMED_LIMIT, FleetReader
 
 logger = logging.getLogger(__name__)
@@ -41,28 +45,23 @@ class Listed:
     unreachable: tuple[str, ...]
 
 
-async def list_checkpoints(fleet: FleetReader, worker: str, workload: str) -> ListCheckpointsResponse:
+async def list_checkpoints(fleet: FleetReader, request: ListCheckpointsRequest) -> ListCheckpointsResponse:
     """The newest checkpoints of the workers that are in contact.
 
     Args:
         fleet: The fleet.
-        worker: Lists only this worker's checkpoints, by id or name. Empty: those of all workers.
-        workload: Lists only this workload's checkpoints, by id or name. The workload may have ended. Empty:
-            those of all workloads.
+        request: Which checkpoints. The workload may have ended.
 
     Raises:
-        FleetError: UNKNOWN_WORKER or UNKNOWN_WORKLOAD.
+        FleetError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or INVALID_ARGUMENT for the filter.
     """
-    workers = [fleet.registry.find(worker)] if worker else fleet.registry.all()
-    workload_id = (await fleet.find_workload(workload)).workload_id if workload else ""
+    workers = [fleet.registry.find(request.worker)] if request.worker else fleet.registry.all()
+    workload_id = (await fleet.find_workload(request.workload)).workload_id if request.workload else ""
+    wanted = await read_filter(fleet, request.filter, list_fields.CHECKPOINTS)
     listed = await _ask_all(fleet, workers, workload_id)
     response = ListCheckpointsResponse(unreachable=listed.unreachable)
-    used_bytes = 0
-    for checkpoint in listed.checkpoints[:LIST_LIMIT]:
-        used_bytes += checkpoint.ByteSize()
-        if used_bytes > LIST_LIMIT_BYTES:
-            break
-        response.checkpoints.append(checkpoint)
+    found = [checkpoint for checkpoint in listed.checkpoints if matches(wanted, checkpoint)]
+    response.checkpoints.extend(page_within(found, LIST_LIMIT, LIST_LIMIT_BYTES - response.ByteSize()))
     return response
 
 

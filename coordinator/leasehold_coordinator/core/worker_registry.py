@@ -116,6 +116,12 @@ class Registry:
         """The worker that advertised a GPU last."""
         return self._workers.get(self._by_gpu.get(gpu_uuid, ""))
 
+    def ids(self, id_or_name: str) -> frozenset[str]:
+        """The worker with this id, or else all workers with this name. Empty: there are none."""
+        if id_or_name in self._workers:
+            return frozenset({id_or_name})
+        return frozenset(self._by_name.get(id_or_name, ()))
+
     def find(self, id_or_name: str) -> KnownWorker:
         """The worker with this id or name. Of several workers with the name, the only connected one.
 

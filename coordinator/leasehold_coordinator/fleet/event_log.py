@@ -27,7 +27,7 @@ from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.storage.rows import event_row
 from leasehold_coordinator.storage.schema import event_id_at
 from leasehold_coordinator.storage.store import Store
-from leasehold_coordinator.timestamps import now_timestamp
+from leasehold_coordinator.timestamps import timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +158,10 @@ class Events:
     def _event(
         self, kind: EventKind.ValueType, message: str, worker_id: str = "", worker_name: str = ""
     ) -> Event:
+        now_ns = time.time_ns()
         return Event(
-            event_id=f"{event_id_at(time.time_ns())}-{next(self._numbers) % 10_000:04d}",
-            time=now_timestamp(),
+            event_id=f"{event_id_at(now_ns)}-{next(self._numbers) % 10_000:04d}",
+            time=timestamp(now_ns),
             kind=kind,
             worker_id=worker_id,
             worker_name=worker_name,

@@ -25,15 +25,17 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.command_effects import StoredCommand
-from leasehold_coordinator.core.paging import PAGE_LIMIT_BYTES, Page
+from leasehold_coordinator.core.filters import Filter
+from leasehold_coordinator.core.paging import Page, PageRequest
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage import schema, stored_lists
 from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, is_locked, unavailable
 from leasehold_coordinator.storage.row_digests import is_whole
 from leasehold_coordinator.storage.rows import Change, StoredWorker
 from leasehold_coordinator.storage.statements import apply_changes, read_served_s
 from leasehold_coordinator.storage.store_file import unusable
+from leasehold_coordinator.storage.stored_lists import StoredList, read_page
 
 logger = logging.getLogger(__name__)
 
@@ -317,55 +319,75 @@ class Store:
             request_digest=row.request_digest or b"",
         )
 
-    async def list_workloads(
-        self, *, include_ended: bool, worker_id: str | None, offset: int, size: int
-    ) -> Page[Workload]:
-        """A page of workloads, newest first."""
+    async def workload_ids(self, name: str) -> frozenset[str]:
+        """Ids of the workloads with this name, the newest 500."""
         table = schema.workloads
-        statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.workload_id)
+        newest = (
+            sa.select(table.c.workload_id)
+            .where(table.c.name == name)
+            .order_by(table.c.create_time_ns.desc())
+            .limit(KEY_LIMIT)
+        )
+        return frozenset(row.workload_id for row in await self._select(newest))
+
+    async def list_workloads(
+        self,
+        page: PageRequest[Workload],
+        wanted: Filter[Workload],
+        *,
+        include_ended: bool,
+        worker_id: str | None,
+    ) -> Page[Workload]:
+        """A page of workloads."""
+        table = schema.workloads
+        statement = sa.select(table)
         if not include_ended:
             statement = statement.where(~table.c.ended)
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
-        return await self._page(Workload, table, statement, offset, size)
+        return await self._page(Workload, stored_lists.WORKLOADS, statement, page, wanted)
 
-    async def list_commands(self, *, workload_id: str | None, offset: int, size: int) -> Page[Command]:
-        """A page of commands, newest first."""
+    async def list_commands(
+        self, page: PageRequest[Command], wanted: Filter[Command], *, workload_id: str | None
+    ) -> Page[Command]:
+        """A page of commands."""
         table = schema.commands
-        statement = sa.select(table).order_by(table.c.create_time_ns.desc(), table.c.command_id)
+        statement = sa.select(table)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
-        return await self._page(Command, table, statement, offset, size)
+        return await self._page(Command, stored_lists.COMMANDS, statement, page, wanted)
 
     async def list_events(
-        self, *, worker_id: str | None, workload_id: str | None, offset: int, size: int
+        self,
+        page: PageRequest[Event],
+        wanted: Filter[Event],
+        *,
+        worker_id: str | None,
+        workload_id: str | None,
     ) -> Page[Event]:
-        """A page of events, newest first."""
+        """A page of events."""
         table = schema.events
-        statement = sa.select(table).order_by(table.c.event_id.desc())
+        statement = sa.select(table)
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
-        return await self._page(Event, table, statement, offset, size)
+        return await self._page(Event, stored_lists.EVENTS, statement, page, wanted)
 
     async def _page(
-        self, kind: type[Record], table: sa.Table, statement: sa.Select[Any], offset: int, size: int
+        self,
+        kind: type[Record],
+        listed: StoredList,
+        statement: sa.Select[Any],
+        page: PageRequest[Record],
+        wanted: Filter[Record],
     ) -> Page[Record]:
-        """A page of at most ``size`` rows that fit into an answer, but at least one. Parses no other row."""
+        def decode(row: sa.Row[Any]) -> Record | None:
+            return self._decode_if_whole(kind, listed.table, row)
 
-        def read(connection: sa.Connection) -> Page[Record]:
-            items: list[Record | None] = []
-            used_bytes = 0
-            with connection.execute(statement.offset(offset).limit(size + 1)) as rows:
-                for row in rows:
-                    used_bytes += len(row.record) if isinstance(row.record, bytes) else 0
-                    if len(items) == size or (items and used_bytes > PAGE_LIMIT_BYTES):
-                        return Page(items, more=True)
-                    items.append(self._decode_if_whole(kind, table, row))
-            return Page(items, more=False)
-
-        return await self._read(read)
+        return await self._read(
+            lambda connection: read_page(connection, listed, statement, page, wanted, decode)
+        )
 
     def _decode_if_whole(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record | None:
         """A row's record. None: the row is damaged, which is logged once."""

@@ -88,7 +88,10 @@ def test_a_page_of_gpus_makes_no_others(tmp_path: Path, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(fleet, "gpus", note)
         context = cast("Context", None)
-        page = await service.ListGpus(ListGpusRequest(page_size=2, page_token="NQ=="), context)  # from 5 on
+        token = (await service.ListGpus(ListGpusRequest(page_size=5), context)).next_page_token
+        assert made == ["a", "b"]
+        made.clear()
+        page = await service.ListGpus(ListGpusRequest(page_size=2, page_token=token), context)
         assert [gpu.gpu.uuid for gpu in page.gpus] == ["GPU-b-2", "GPU-c-0"]
         assert made == ["b", "c"]
         found = await service.GetGpu(GetGpuRequest(uuid="GPU-e-1"), context)

@@ -402,3 +402,27 @@ def test_a_label_is_a_change_and_a_deleted_workload_is_a_deletion(
         assert told[-1].deleted_workload_id == started.workload_id
         assert told[-2].workload.status.state == EXITED
         responses.cancel()
+
+
+def test_an_entry_that_does_not_match_the_filter_any_more_is_a_deletion(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    started = start(coordinator, worker, "one", CPU)
+    matching, other = (
+        coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(filter=text), timeout=20)
+        for text in ("state = RUNNING", "state = SUSPENDED")
+    )
+    assert len(snapshot(matching)) == 2
+    assert len(snapshot(other)) == 1
+    suspend(coordinator, "one")
+    worker.succeed("suspend", reported(started, SUSPENDED, 2))
+    assert next(matching).deleted_workload_id == started.workload_id
+    assert next(other).workload.status.state == SUSPENDED
+    beta = WatchFleetRequest(filter="name = beta")
+    fleet = coordinator.fleet.WatchFleet(beta, timeout=20)
+    assert len(snapshot(fleet)) == 1
+    coordinator.connect(make_hello("beta", gpu_count=1)).welcome()
+    while next(fleet).worker.name != "beta":
+        pass
+    for responses in (matching, other, fleet):
+        responses.cancel()

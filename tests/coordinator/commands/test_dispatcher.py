@@ -30,6 +30,7 @@ from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Change
 
 from tests.coordinator.bench import FULL, Bench, on_bench, workload
+from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
@@ -314,8 +315,7 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
             change = await anext(watcher.changes())
         assert change is not None
         assert change.message.worker.state == WORKER_STATE_LOST
-        told = await bench.store.list_events(worker_id="worker-alpha", workload_id=None, offset=0, size=9)
-        assert told.items
+        assert await all_events(bench.store, "worker-alpha")
 
     on_bench(tmp_path, scenario)
 

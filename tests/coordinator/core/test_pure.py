@@ -17,7 +17,6 @@ from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.client_views import gpu_views, worker_view
 from leasehold_coordinator.core.hello_rules import check_values
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
-from leasehold_coordinator.core.paging import next_token, page_of
 from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
@@ -171,23 +170,6 @@ def test_workers_are_found_by_id_or_by_a_name_that_is_unique() -> None:
     ):
         with pytest.raises(FleetError, match=match):
             registry.find(wanted)
-
-
-def test_pages_follow_each_other_to_the_end() -> None:
-    things, seen, token = list(range(25)), [], ""
-    for _ in range(3):
-        offset, size = page_of(10, token)
-        found = things[offset : offset + size + 1]
-        seen += found[:size]
-        token = next_token(offset, size, more=len(found) > size)
-    assert seen == things
-    assert token == ""
-
-
-@pytest.mark.parametrize(("size", "token"), [(1001, ""), (1, "nonsense"), (1, "LTU="), (1, "é")])
-def test_bad_pages_are_refused(size: int, token: str) -> None:
-    with pytest.raises(FleetError):
-        page_of(size, token)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import FULL, Bench, on_bench
 from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
 
@@ -134,8 +135,8 @@ def test_each_host_has_a_share_of_what_is_told_of_refusals(
         now += refusals.PERIOD_S
         told.tick()
         await bench.fleet.events.flush()
-        found = await bench.store.list_events(worker_id=None, workload_id=None, offset=0, size=9)
-        assert {event.message.split(" were ")[0] for event in found.readable} == {
+        found = await all_events(bench.store)
+        assert {event.message.split(" were ")[0] for event in found} == {
             "3 more workers or sessions of ipv4:10.0.0.1",
             "3 more workers or sessions of ipv4:10.0.0.2",
             "2 more workers or sessions of other hosts",
@@ -148,9 +149,9 @@ def test_each_host_has_a_share_of_what_is_told_of_refusals(
 def messages(path: Path) -> list[str]:
     async def listed() -> list[str]:
         store = Store.open(str(path))
-        found = await store.list_events(worker_id=None, workload_id=None, offset=0, size=100)
+        found = await all_events(store)
         store.close()
-        return [event.message for event in reversed(found.readable)]
+        return [event.message for event in reversed(found)]
 
     return asyncio.run(listed())
 

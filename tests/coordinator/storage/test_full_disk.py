@@ -12,6 +12,7 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 from tests.coordinator.bench import Bench, on_bench, workload
+from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 
 REPORT = ConnectRequest(
@@ -35,8 +36,7 @@ async def stream_to(bench: Bench) -> AsyncIterator[Any]:
 
 async def told(bench: Bench) -> list[str]:
     await bench.fleet.events.flush()
-    found = await bench.store.list_events(worker_id=None, workload_id=None, offset=0, size=10)
-    return [event.message for event in found.readable]
+    return [event.message for event in await all_events(bench.store)]
 
 
 def test_a_worker_whose_report_cannot_be_stored_comes_back_soon(tmp_path: Path) -> None:

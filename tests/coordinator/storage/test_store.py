@@ -18,12 +18,14 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import Hello
+from leasehold_coordinator.core import list_orders
 from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.core.filters import Filter
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import retention
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
-from leasehold_coordinator.storage import database, row_digests, schema, statements, store_file
+from leasehold_coordinator.storage import database, row_digests, schema, statements, store_file, stored_lists
 from leasehold_coordinator.storage import store as store_module
 from leasehold_coordinator.storage.database import READERS
 from leasehold_coordinator.storage.migrate import migrate
@@ -31,6 +33,8 @@ from leasehold_coordinator.storage.rows import OldRows, command_row, event_row, 
 from leasehold_coordinator.storage.schema import METADATA, NEWEST
 from leasehold_coordinator.storage.statements import _old_keys
 from leasehold_coordinator.storage.store import Store
+
+from tests.coordinator.pages import all_events, page_of, some_workloads
 
 
 def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
@@ -110,7 +114,7 @@ def test_the_newest_of_a_name_is_found_and_an_id_goes_first(tmp_path: Path) -> N
 
 def test_a_page_reads_no_more_than_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many clients may ask for a thousand large rows each."""
-    monkeypatch.setattr(store_module, "PAGE_LIMIT_BYTES", 2_500)
+    monkeypatch.setattr(stored_lists, "PAGE_LIMIT_BYTES", 2_500)
 
     async def scenario(store: Store) -> None:
         large = [workload(number, EXITED) for number in range(1, 8)]
@@ -125,11 +129,11 @@ def test_a_page_reads_no_more_than_it_holds(tmp_path: Path, monkeypatch: pytest.
             return decode(kind, table, row)
 
         monkeypatch.setattr(store, "_decode", note)
-        pages, offset, more = [], 0, True
-        while more:
-            page = await store.list_workloads(include_ended=True, worker_id=None, offset=offset, size=5)
-            pages.append([one.workload_id for one in page.readable])
-            offset, more = offset + len(page.items), page.more
+        page = await some_workloads(store, 5)
+        pages = [[one.workload_id for one in page.items]]
+        while page.last is not None:
+            page = await some_workloads(store, 5, page.last)
+            pages.append([one.workload_id for one in page.items])
         assert pages == [["w-7", "w-6"], ["w-5", "w-4"], ["w-3", "w-2"], ["w-1"]]
         assert read == [workload_id for one in pages for workload_id in one]
 
@@ -147,15 +151,19 @@ def test_lists_are_read_in_the_order_of_an_index(tmp_path: Path) -> None:
             queries.append((query, values))
 
         sa.event.listen(engine, "before_cursor_execute", note)
-        for workload_id in (None, "w-1"):
-            await store.list_commands(workload_id=workload_id, offset=0, size=9)
+        for begin in (0, 1):
+            commands = page_of(list_orders.COMMANDS, after=(5, "c-1") if begin else None)
+            events = page_of(list_orders.EVENTS, after=("e-5",) if begin else None)
+            for workload_id in (None, "w-1"):
+                await store.list_commands(commands, Filter(), workload_id=workload_id)
+                for worker_id in (None, "worker-1"):
+                    await store.list_events(events, Filter(), worker_id=worker_id, workload_id=workload_id)
+            after = (5, "w-1") if begin else None
             for worker_id in (None, "worker-1"):
-                await store.list_events(worker_id=worker_id, workload_id=workload_id, offset=0, size=9)
-        for worker_id in (None, "worker-1"):
-            for include_ended in (False, True):
-                await store.list_workloads(include_ended=include_ended, worker_id=worker_id, offset=0, size=9)
+                for include_ended in (False, True):
+                    await some_workloads(store, after=after, include_ended=include_ended, worker_id=worker_id)
         sa.event.remove(engine, "before_cursor_execute", note)
-        assert len(queries) == 10
+        assert len(queries) == 20
         with store._database.read() as connection:
             for query, values in queries:
                 plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all()
@@ -168,14 +176,11 @@ def test_lists_are_newest_first_and_filtered(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         await store.write(*(workload_row(workload(n, RUNNING if n % 2 else EXITED)) for n in range(1, 6)))
 
-        async def ids(*, include_ended: bool, offset: int = 0, size: int = 10) -> list[str]:
-            found = await store.list_workloads(
-                include_ended=include_ended, worker_id="worker-1", offset=offset, size=size
-            )
-            return [one.workload_id for one in found.readable]
-
-        assert await ids(include_ended=False) == ["w-5", "w-3", "w-1"]
-        assert await ids(include_ended=True, offset=1, size=2) == ["w-4", "w-3"]
+        live = await some_workloads(store, include_ended=False, worker_id="worker-1")
+        assert [one.workload_id for one in live.items] == ["w-5", "w-3", "w-1"]
+        first = await some_workloads(store, 1, worker_id="worker-1")
+        second = await some_workloads(store, 2, first.last, worker_id="worker-1")
+        assert [one.workload_id for one in second.items] == ["w-4", "w-3"]
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -412,8 +417,8 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
         for module in (statements, retention):
             monkeypatch.setattr(module, "DELETE_LIMIT", 1)
         await prune(fleet.reader, RETENTION_S)
-        found = await store.list_workloads(include_ended=True, worker_id=None, offset=0, size=9)
-        assert [one and one.workload_id for one in found.items] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
+        found = await some_workloads(store)
+        assert [one.workload_id for one in found.items] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
         monkeypatch.setattr(retention, "HISTORY_LIMIT_BYTES", 0)
         await prune(fleet.reader, RETENTION_S)
         assert [one.workload_id for one in await store.live_workloads()] == ["w-0"]
@@ -502,7 +507,7 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
             assert await store.find_command("c-1") is not None
         clock.served_s += RETENTION_S
         await prune(fleet.reader, RETENTION_S)
-        assert not (await store.list_events(worker_id=None, workload_id=None, offset=0, size=9)).items
+        assert not await all_events(store)
 
     with_store(path, begin)
     with_store(path, go_on)

@@ -26,7 +26,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import why_blocked
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.operations import termination
+from leasehold_worker.operations import kill, termination
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.programs.programs import launched
 from leasehold_worker.workloads.states import RUNNING, STOPPED, UNKNOWN
@@ -62,12 +62,12 @@ async def settled(
 ) -> tuple[str, int]:
     """What is said of a stop of a slow program, and the state of its workload."""
     spec = WorkloadSpec(arguments=["sh", "-c", script])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress.unheard())
     workload = parts.workloads.get("w")
     with trio.fail_after(20):
         while "up" not in workload.output_path.read_text():  # noqa: ASYNC110 - a file tells nobody
             await trio.sleep(0.01)
-    parts.workloads.stop_watching(workload)  # as for workloads of which there is such an intent
+    parts.exit_monitor.stop(workload)  # as for workloads of which there is such an intent
     if phase == "ending":
         os.kill(workload.root.pid, signal.SIGTERM)
     target = WorkloadIntent("w", (), (), (), parked=False)
@@ -82,7 +82,7 @@ async def end(parts: Parts) -> None:
     launcher = launched(parts.workloads.folder("w"))
     assert launcher is not None
     at_once = operation_pb2.StopOperation(grace=Duration(seconds=0))
-    await parts.termination.stop("w", at_once, Progress(lambda _: None))
+    await parts.termination.stop("w", at_once, Progress.unheard())
     with trio.fail_after(20):
         while is_there(launcher.launcher_pid):  # noqa: ASYNC110 - it is reaped a little later
             await trio.sleep(0.01)
@@ -103,7 +103,7 @@ async def test_who_was_perhaps_not_told_and_does_not_end_goes_on(parts: Parts, c
 async def test_what_is_started_while_the_rest_is_killed_is_killed_too(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(termination, "KILL_AGAIN_S", 0.1)
+    monkeypatch.setattr(kill, "KILL_AGAIN_S", 0.1)
     assert await settled(parts, "ending", script=FORKING) == ("", STOPPED)
     assert not await parts.workloads.get("w").find_processes()
 
@@ -126,9 +126,9 @@ async def test_gpus_of_what_can_not_be_ended_stay_leased(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = WorkloadSpec(arguments=["sleep", "1000"])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress.unheard())
     workload = parts.workloads.get("w")
-    parts.workloads.stop_watching(workload)
+    parts.exit_monitor.stop(workload)
     pool = GpuPool([PoolGpu("GPU-0", "H100")])
     lease = pool.reserve_gpus("w", ["GPU-0"])
 
@@ -152,9 +152,9 @@ async def test_what_criu_does_not_let_go_of_is_not_asked_of_the_driver(
 ) -> None:
     monkeypatch.setattr(disk_recovery, "FREED_TIMEOUT_S", 0.2)
     spec = WorkloadSpec(arguments=["sleep", "1000"])
-    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress(lambda _: None))
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress.unheard())
     workload = parts.workloads.get("w")
-    parts.workloads.stop_watching(workload)
+    parts.exit_monitor.stop(workload)
     os.kill(workload.root.pid, signal.SIGSTOP)
     with trio.fail_after(20):
         while why_blocked(workload.root) is None:  # noqa: ASYNC110 - it stops a moment later

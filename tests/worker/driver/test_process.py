@@ -19,13 +19,12 @@ from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.driver.helper_pool import CALL_FLOOR_S, Driver, DriverCallUnansweredError, open_driver
 from leasehold_worker.driver.helper_protocol import DriverCall, Request
 from leasehold_worker.driver.process import (
-    CheckpointOptions,
     CheckpointProcess,
     LeftLockedError,
-    LockOptions,
     LockResult,
     ProcessState,
     WaitTimeoutError,
+    lock_timeout_ms,
 )
 
 from tests.worker.conftest import Counter
@@ -101,9 +100,9 @@ async def test_a_lock_that_times_out_leaves_it_running(
     await counter.wait_count()
     process = CheckpointProcess(driver, counter.process.pid)
     host.set_busy(counter.process.pid)
-    assert await process.try_lock(LockOptions(timeout_s=0.05)) is LockResult.TIMED_OUT
+    assert await process.try_lock(0.05) is LockResult.TIMED_OUT
     with pytest.raises(DriverError) as error:
-        await process.lock(LockOptions(timeout_s=0.05))
+        await process.lock(0.05)
     assert error.value.result == NOT_READY
     assert await process.is_running()
 
@@ -112,13 +111,13 @@ async def test_a_lock_that_times_out_leaves_it_running(
     ("timeout_s", "timeout_ms"), [(0.0011, 2), (0.0001, 1), (0.0005, 1), (1, 1000), (10.0, 10_000)]
 )
 def test_a_lock_timeout_is_never_zero_for_the_driver(timeout_s: float, timeout_ms: int) -> None:
-    assert LockOptions(timeout_s).timeout_ms() == timeout_ms
+    assert lock_timeout_ms(timeout_s) == timeout_ms
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), 2.0**32])
 def test_a_lock_timeout_that_means_for_ever_is_refused(timeout_s: float) -> None:
     with pytest.raises(ValueError, match="lock timeout"):
-        LockOptions(timeout_s).timeout_ms()
+        lock_timeout_ms(timeout_s)
 
 
 async def test_suspend_unlocks_what_it_cannot_checkpoint(
@@ -158,14 +157,14 @@ async def test_a_suspend_past_its_deadline_leaves_it_running(
     monkeypatch: pytest.MonkeyPatch,
     call: str,
 ) -> None:
-    monkeypatch.setattr(CheckpointOptions.__init__, "__defaults__", (0.0,))  # beyond the floor
+    monkeypatch.setattr(CheckpointProcess.checkpoint, "__defaults__", (0.0,))  # beyond the floor
     counter = start_counter()
     await counter.wait_count()
     process = CheckpointProcess(driver, counter.process.pid)
     host.set_fault(call, counter.process.pid, hang=True, times=1)
     driver.call_floor_s = 1.0
     with pytest.raises(DriverCallUnansweredError):
-        await process.suspend(LockOptions(0.1))
+        await process.suspend(0.1)
     driver.call_floor_s = CALL_FLOOR_S
     assert await process.is_running()
     await counter.wait_count()
@@ -272,7 +271,7 @@ async def test_calls_on_one_process_wait_for_each_other(
     results: list[str] = []
 
     async def lock() -> None:
-        results.append((await process.try_lock(LockOptions(timeout_s=0.2))).name)
+        results.append((await process.try_lock(0.2)).name)
 
     async def ask() -> None:
         results.append((await process.state()).name)

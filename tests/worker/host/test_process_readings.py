@@ -166,7 +166,7 @@ async def test_kills_that_hang_at_a_user_s_process_hold_up_no_other_user(
             patch.setattr(workload, "MARKS_TIMEOUT_S", 0.02)
             patch.setattr(kill, "CHASE_S", 0.02)
             for number in range(2 * USER_READERS):
-                await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Progress(lambda _: None))
+                await killer.kill(make(f"w-{number}", gone, MARK, NOBODY), Progress.unheard())
         with trio.fail_after(30):  # with one for each kill no thread would be left to the worker
             while default.borrowed_tokens:  # noqa: ASYNC110 - a limiter tells nobody
                 await trio.sleep(0.01)
@@ -201,6 +201,6 @@ async def test_a_directory_of_users_that_does_not_answer_keeps_no_worker_from_st
     try:
         with trio.fail_after(20):
             async with assembly.open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as opened:
-                assert opened.workloads.user == str(os.geteuid())
+                assert opened.programs.user == str(os.geteuid())
     finally:
         released.set()

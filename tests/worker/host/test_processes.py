@@ -211,7 +211,7 @@ def test_an_entry_that_is_not_for_us_is_nobody_s(monkeypatch: pytest.MonkeyPatch
         assert identify(child.pid) is None
         assert command_line(child.pid) == []
         assert user_id(child.pid) is None
-        assert hidden not in process_tree(me, "NAME=value")
+        assert hidden not in scan_tree(me, "NAME=value").processes
         child.kill()
 
 

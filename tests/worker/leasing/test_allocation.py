@@ -29,7 +29,9 @@ class Host:
             [PoolGpu(f"GPU-{slot}", "P40", (slot + 1) * 10 * GIB, of) for slot, of in enumerate(units)]
         )
         self.disk = DiskSpace(100 * GIB, 100 * GIB)
-        self.ledger = HostReservations(HostLimits(16_000, 64 * GIB), lambda: self.disk)
+        self.ledger = HostReservations(
+            HostLimits(16_000, 64 * GIB), lambda: self.disk, lambda: 0, self.pool.note_host
+        )
         self.resources = Resources(self.pool, self.ledger)
 
     def take(self, request: AllocRequest, name: str = "w") -> Allocation:
@@ -261,9 +263,9 @@ def test_what_goes_wrong_with_a_rollback_is_kept(host: Host, monkeypatch: pytest
 
 
 def test_what_was_held_before_a_restart_is_taken_back(host: Host) -> None:
-    allocation = host.resources.take_back("w", HostRequest(20_000, GIB, GIB))
+    held = host.ledger.take_back("w", HostRequest(20_000, GIB, GIB))
     assert host.fetch().cpu_millicores_free == 0
-    allocation.release()
+    host.ledger.release(held)
     assert host.fetch().cpu_millicores_free == 16_000
 
 
@@ -380,7 +382,7 @@ async def test_who_waits_hears_that_others_took_something_of_the_host(host: Host
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(host.resources.claim, "waiter", gpus(1)))
         await trio.testing.wait_all_tasks_blocked()
-        before = host.pool.snapshot_leases().revision
+        before = host.pool.slots.snapshot().revision
         host.take(AllocRequest(host=HostRequest(8000)), "cores")
-        assert host.pool.snapshot_leases().revision > before
+        assert host.pool.slots.snapshot().revision > before
         holder.release()

@@ -57,7 +57,7 @@ class Ledger(RuleBasedStateMachine):
         self.known: list[Held] = []
         self.pool = GpuPool([PoolGpu(f"GPU-{slot}") for slot in range(GPUS)])
         self.ledger = HostReservations(
-            HostLimits(CPU, MEMORY), self.read_volume, disk_reserve_bytes=7, parked_bytes=lambda: self.parked
+            HostLimits(CPU, MEMORY), self.read_volume, lambda: self.parked, self.pool.note_host, 7
         )
         self.resources = Resources(self.pool, self.ledger)
 
@@ -111,7 +111,11 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(target=held, request=host_requests)
     def take_back(self, request: HostRequest) -> Held:
-        return self.know(Held(self.resources.take_back("w", request), request, 0))
+        return self.know(
+            Held(
+                Allocation("w", None, self.ledger.take_back("w", request), self.pool, self.ledger), request, 0
+            )
+        )
 
     def know(self, held: Held) -> Held:
         self.known.append(held)

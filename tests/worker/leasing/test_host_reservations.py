@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from leasehold.v1 import errors_pb2
+from leasehold.v1.worker_pb2 import MachineResources
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.volume import DiskSpace
 from leasehold_worker.host.capacity import HostLimits
 from leasehold_worker.leasing.host_reservations import (
-    HostFigures,
     HostRequest,
     HostReservation,
     HostReservations,
@@ -31,13 +32,10 @@ class Host:
             raise self.volume
         return self.volume
 
-    def ledger(self, disk_reserve_bytes: int = 0) -> HostReservations:
-        return HostReservations(
-            LIMITS,
-            self.disk,
-            disk_reserve_bytes=disk_reserve_bytes,
-            parked_bytes=lambda: self.parked_bytes,
-        )
+    def ledger(
+        self, disk_reserve_bytes: int = 0, on_change: Callable[[], None] = lambda: None
+    ) -> HostReservations:
+        return HostReservations(LIMITS, self.disk, lambda: self.parked_bytes, on_change, disk_reserve_bytes)
 
 
 @pytest.fixture
@@ -51,15 +49,27 @@ def refusal(act: Callable[[], object]) -> OperationError:
     return refused.value
 
 
+def figures(cpu_free: int, memory_free: int, disk_free: int) -> MachineResources:
+    """Those of the whole host, with these free amounts."""
+    return MachineResources(
+        cpu_millicores_total=16_000,
+        cpu_millicores_free=cpu_free,
+        memory_total_bytes=64 * GIB,
+        memory_free_bytes=memory_free,
+        disk_total_bytes=1000 * GIB,
+        disk_free_bytes=disk_free,
+    )
+
+
 def test_what_is_reserved_is_not_free_until_it_is_released(host: Host) -> None:
     ledger = host.ledger()
-    assert ledger.figures() == HostFigures(16_000, 16_000, 64 * GIB, 64 * GIB, 1000 * GIB, 400 * GIB)
+    assert ledger.figures() == figures(16_000, 64 * GIB, 400 * GIB)
     held = ledger.reserve("a", HostRequest(4000, 8 * GIB, 100 * GIB))
     assert list(ledger.reservations) == [held]
-    assert ledger.figures() == HostFigures(16_000, 12_000, 64 * GIB, 56 * GIB, 1000 * GIB, 300 * GIB)
+    assert ledger.figures() == figures(12_000, 56 * GIB, 300 * GIB)
     ledger.release(held)
     assert not ledger.reservations
-    assert ledger.figures() == HostFigures(16_000, 16_000, 64 * GIB, 64 * GIB, 1000 * GIB, 400 * GIB)
+    assert ledger.figures() == figures(16_000, 64 * GIB, 400 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +109,17 @@ def test_too_much_is_refused_with_the_figures(
     assert ledger.figures() == before
 
 
-def test_who_may_wait_is_told_none_and_who_waits_for_nothing_is_refused(host: Host) -> None:
+def test_who_may_wait_is_told_what_is_free_and_who_waits_for_nothing_is_refused(host: Host) -> None:
     ledger = host.ledger()
     ledger.reserve("a", HostRequest(cpu_millicores=10_000))
-    assert ledger.try_reserve("b", HostRequest(cpu_millicores=6001)) is None
-    assert refusal(lambda: ledger.try_reserve("b", HostRequest(16_001))).metadata["most"] == "16000"
+    assert refusal(lambda: ledger.reserve("b", HostRequest(cpu_millicores=6001))).metadata["free"] == "6000"
+    ledger.check_possible(HostRequest(cpu_millicores=6001))
+    assert refusal(lambda: ledger.check_possible(HostRequest(16_001))).metadata["most"] == "16000"
     assert refusal(lambda: ledger.check_possible(HostRequest(disk_bytes=901 * GIB))).metadata["most"] == str(
         900 * GIB
     )
     ledger.check_possible(HostRequest(16_000, 64 * GIB, 900 * GIB))
-    assert isinstance(ledger.try_reserve("b", HostRequest(cpu_millicores=6000)), HostReservation)
+    ledger.reserve("b", HostRequest(cpu_millicores=6000))
 
 
 def test_a_second_release_is_an_error_and_changes_nothing(host: Host) -> None:
@@ -172,12 +183,11 @@ def test_disk_that_is_written_counts_once(host: Host) -> None:
 
 def test_a_volume_that_can_not_be_read_refuses_disk_alone(host: Host) -> None:
     ledger = host.ledger()
-    assert ledger.disk_refusal == ""
     host.volume = OSError(5, "Input/output error")
-    assert "can't be read (Input/output error)" in ledger.disk_refusal
     assert (ledger.figures().disk_total_bytes, ledger.figures().disk_free_bytes) == (0, 0)
-    for act in (ledger.reserve, ledger.try_reserve):
-        error = refusal(lambda act=act: act("a", HostRequest(1000, GIB, 1)))  # type: ignore[misc]
+    for act in (ledger.check, partial(ledger.reserve, "a")):
+        error = refusal(lambda act=act: act(HostRequest(1000, GIB, 1)))  # type: ignore[misc]
+        assert "can't be read (Input/output error)" in error.message
         assert error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
         assert error.metadata["field"] == "disk_bytes"
     ledger.release(ledger.reserve("a", HostRequest(1000, GIB)))
@@ -191,10 +201,11 @@ def test_nothing_negative_can_be_asked_for() -> None:
 
 
 def test_who_waits_is_told_once_something_was_released(host: Host) -> None:
-    ledger = host.ledger()
+    served: list[HostReservation] = []
+    ledger = host.ledger(
+        on_change=lambda: served.append(ledger.reserve("b", HostRequest(cpu_millicores=16_000)))
+    )
     held = ledger.reserve("a", HostRequest(cpu_millicores=16_000))
-    served: list[HostReservation | None] = []
-    ledger.on_change = lambda: served.append(ledger.try_reserve("b", HostRequest(cpu_millicores=16_000)))
     ledger.release(held)
     assert [reservation.holder for reservation in ledger.reservations] == ["b"]
     assert len(served) == 1

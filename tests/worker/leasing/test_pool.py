@@ -40,11 +40,11 @@ def pool_of(count: int) -> GpuPool:
 
 
 def states(pool: GpuPool) -> list[int]:
-    return [slot.state for slot in pool.snapshot_leases().slots]
+    return [slot.state for slot in pool.slots.snapshot().slots]
 
 
 def holders(pool: GpuPool) -> list[str | None]:
-    return [slot.lease.workload_id if slot.lease else None for slot in pool.snapshot_leases().slots]
+    return [slot.lease.workload_id if slot.lease else None for slot in pool.slots.snapshot().slots]
 
 
 def must(lease: Lease | None) -> Lease:
@@ -106,8 +106,8 @@ class Claims:
 def test_slots_keep_the_order_of_the_gpus() -> None:
     reverse = [PoolGpu(uuid) for uuid in reversed(UUIDS)]
     pool = GpuPool(reverse)
-    assert [slot.gpu_uuid for slot in pool.snapshot_leases().slots] == UUIDS[::-1]
-    assert [slot.slot for slot in pool.snapshot_leases().slots] == [0, 1, 2, 3]
+    assert [slot.gpu_uuid for slot in pool.slots.snapshot().slots] == UUIDS[::-1]
+    assert [slot.slot for slot in pool.slots.snapshot().slots] == [0, 1, 2, 3]
     assert pool.slots.gpus == tuple(reverse)
     assert must(pool.try_claim("a", ONE)).gpu_uuids == (UUIDS[3],)
 
@@ -116,7 +116,7 @@ def test_capacity_is_the_number_of_gpus_whatever_they_do() -> None:
     pool = pool_of(3)
     pool.try_claim("a", ONE)
     pool.slots.cordon(UUIDS[1], REPAIR)
-    assert pool.capacity == 3
+    assert len(pool.slots.gpus) == 3
 
 
 async def test_claim_on_a_cpu_host_is_none_at_once() -> None:
@@ -125,9 +125,9 @@ async def test_claim_on_a_cpu_host_is_none_at_once() -> None:
         assert await pool.claim("w", ONE) is None
     assert pool.try_claim("w", ONE) is None
     assert pool.preview(ONE) is None
-    assert pool.capacity == 0
+    assert len(pool.slots.gpus) == 0
     assert pool.pending_claimers == 0
-    assert pool.snapshot_leases() == LeaseSnapshot(0, ())
+    assert pool.slots.snapshot() == LeaseSnapshot(0, ())
 
 
 async def test_claim_on_a_cpu_host_is_a_checkpoint() -> None:
@@ -367,9 +367,9 @@ async def test_a_cancelled_large_claim_lets_those_behind_it_go_on() -> None:
 async def test_try_claim_is_none_when_all_are_leased() -> None:
     pool = pool_of(1)
     assert pool.try_claim("a", ONE) is not None
-    before = pool.snapshot_leases()
+    before = pool.slots.snapshot()
     assert pool.try_claim("b", ONE) is None
-    assert pool.snapshot_leases() == before
+    assert pool.slots.snapshot() == before
 
 
 async def test_try_claim_never_takes_what_a_waiter_is_due() -> None:
@@ -412,7 +412,7 @@ async def test_try_claim_does_not_touch_pending_claimers() -> None:
 async def test_claiming_gpus_by_name_refuses_and_changes_nothing() -> None:
     pool = pool_of(3)
     pool.claim_gpus("a", [UUIDS[1]])
-    before = pool.snapshot_leases()
+    before = pool.slots.snapshot()
     for wanted, reason in (
         ([UUIDS[0], UUIDS[1]], Reason.ERROR_REASON_NO_FREE_GPU),
         ([UUIDS[0], UUIDS[0]], Reason.ERROR_REASON_DUPLICATE_GPU),
@@ -420,7 +420,7 @@ async def test_claiming_gpus_by_name_refuses_and_changes_nothing() -> None:
     ):
         for take in (pool.claim_gpus, pool.reserve_gpus):
             assert refusal(lambda: take("b", wanted)).reason == reason  # noqa: B023 - called at once
-    assert pool.snapshot_leases() == before
+    assert pool.slots.snapshot() == before
 
 
 async def test_gpus_by_name_are_taken_whoever_waits_for_them() -> None:
@@ -500,7 +500,7 @@ async def test_release_is_idempotent() -> None:
     assert pool.release(lease)
     other = must(pool.try_claim("b", ONE))
     assert not pool.release(lease)
-    assert pool.snapshot_leases().slots[0].lease == other
+    assert pool.slots.snapshot().slots[0].lease == other
 
 
 async def test_fencing_tokens_grow_and_ids_are_never_used_again() -> None:
@@ -579,7 +579,7 @@ async def test_a_lease_that_was_released_can_not_be_reassigned() -> None:
     pool.release(gone)
     other = pool.claim_gpus("b", [UUIDS[0]])
     assert pool.reassign([gone], [("a", [UUIDS[0]])]) == {}
-    assert pool.snapshot_leases().slots[0].lease == other
+    assert pool.slots.snapshot().slots[0].lease == other
 
 
 async def test_a_lease_adopted_in_part_gives_back_that_part_only() -> None:
@@ -619,7 +619,7 @@ async def test_a_workload_occupies_what_it_is_on_whatever_is_held_against_it() -
 async def test_snapshot_keeps_slot_order_and_names_the_holder() -> None:
     pool = pool_of(3)
     lease = pool.claim_gpus("a", [UUIDS[2], UUIDS[0]])
-    snapshot = pool.snapshot_leases()
+    snapshot = pool.slots.snapshot()
     assert [slot.gpu_uuid for slot in snapshot.slots] == UUIDS[:3]
     assert [slot.slot for slot in snapshot.slots] == [0, 1, 2]
     assert [slot.lease for slot in snapshot.slots] == [lease, None, lease]
@@ -628,15 +628,15 @@ async def test_snapshot_keeps_slot_order_and_names_the_holder() -> None:
 
 async def test_a_snapshot_is_of_one_moment_and_its_revision_grows() -> None:
     pool = pool_of(2)
-    before = pool.snapshot_leases()
+    before = pool.slots.snapshot()
     lease = must(pool.try_claim("a", TWO))
-    after = pool.snapshot_leases()
+    after = pool.slots.snapshot()
     assert before.revision < after.revision
     assert [slot.state for slot in before.slots] == [FREE, FREE], "it does not change any more"
     assert {slot.lease for slot in after.slots} == {lease}
-    assert pool.snapshot_leases() == after, "nothing happened, so it is the same"
+    assert pool.slots.snapshot() == after, "nothing happened, so it is the same"
     pool.release(lease)
-    assert pool.snapshot_leases().revision > after.revision
+    assert pool.slots.snapshot().revision > after.revision
 
 
 async def test_since_is_when_the_state_or_the_lease_changed() -> None:
@@ -664,7 +664,7 @@ async def test_wait_changed_wakes_on_every_change() -> None:
     for change in changes:
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(pool.wait_changed)
+                nursery.start_soon(pool.slots.wait_changed)
                 await trio.testing.wait_all_tasks_blocked()
                 change()
 

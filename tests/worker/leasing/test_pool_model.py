@@ -663,7 +663,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_slot_is_as_expected(self) -> None:
-        slots = self.pool.snapshot_leases().slots
+        slots = self.pool.slots.snapshot().slots
         assert [slot.gpu_uuid for slot in slots] == UUIDS
         assert [slot.slot for slot in slots] == list(range(len(UUIDS)))
         found = [(slot.state, slot.lease.workload_id if slot.lease else None) for slot in slots]
@@ -677,7 +677,7 @@ class PoolMachine(RuleBasedStateMachine):
     def leases_and_slots_agree(self) -> None:
         """Nothing is lost and nothing is in two leases: each lease's GPUs are the slots that name it."""
         held: dict[str, set[str]] = {}
-        for slot in self.pool.snapshot_leases().slots:
+        for slot in self.pool.slots.snapshot().slots:
             if slot.lease is not None:
                 held.setdefault(slot.lease.workload_id, set()).add(slot.gpu_uuid)
                 assert slot.gpu_uuid in slot.lease.gpu_uuids
@@ -706,7 +706,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_revision_grows_with_each_change(self) -> None:
-        revision = self.pool.snapshot_leases().revision
+        revision = self.pool.slots.snapshot().revision
         now = (self.without_since(), tuple(waiter.workload_id for waiter in self.pool.waiting))
         before_revision, before = self.before
         assert revision > before_revision or (revision == before_revision and now == before)
@@ -718,7 +718,7 @@ class PoolMachine(RuleBasedStateMachine):
         def facts(slot: SlotLease) -> tuple[object, ...]:
             return (slot.gpu_uuid, slot.lease, slot.reserved, slot.standing, slot.foreign)
 
-        return tuple(map(facts, self.pool.snapshot_leases().slots))
+        return tuple(map(facts, self.pool.slots.snapshot().slots))
 
 
 SETTINGS = settings(

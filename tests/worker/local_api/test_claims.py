@@ -96,7 +96,7 @@ class Local:
         return session, stream.granted()[0]
 
     def holds_nothing(self) -> bool:
-        slots = self.parts.pool.snapshot_leases().slots
+        slots = self.parts.pool.slots.snapshot().slots
         resources = self.parts.resources.fetch_machine_resources()
         return (
             all(slot.lease is None for slot in slots)
@@ -115,7 +115,16 @@ async def open_local(tmp_path: Path) -> AsyncIterator[Local]:
             parts.operations.perform, journal, lambda _: [], None, parts.nursery, lambda _: None
         )
         claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-        claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
+        claims = LocalClaims(
+            parts.workloads,
+            parts.exit_monitor.add,
+            parts.programs,
+            parts.host_shares,
+            parts.nursery,
+            commands,
+            journal,
+            claim_waiting,
+        )
         yield Local(
             parts,
             claims,
@@ -266,9 +275,9 @@ async def test_a_run_under_the_id_of_a_workload_leaves_that_as_it_is(local: Loca
         name="two", spec=workload_pb2.WorkloadSpec(arguments=["sleep", "1000"], resources=resources)
     )
     with pytest.raises(OperationError, match="run it under a new id"):
-        await local.parts.operations.run(workload_id, run, Progress(lambda _: None))
+        await local.parts.operations.run(workload_id, run, Progress.unheard())
     assert [workload.root for workload in local.parts.workloads.all()] == [peer.identity]
-    leases = [slot.lease for slot in local.parts.pool.snapshot_leases().slots]
+    leases = [slot.lease for slot in local.parts.pool.slots.snapshot().slots]
     assert sum(lease is not None for lease in leases) == 1
 
 
@@ -279,7 +288,7 @@ async def test_an_adopted_process_gets_no_folder_of_others(
     """The folder of an ended workload is removed, and "" names that of all workloads."""
     adopt = AdoptOperation(pid=peer.identity.pid)
     with pytest.raises(OperationError, match="invalid workload id"):
-        await local.parts.adoption.adopt(workload_id, adopt, Progress(lambda _: None))
+        await local.parts.adoption.adopt(workload_id, adopt, Progress.unheard())
 
 
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ async def adopt_is_done(host: SimulatedHost, folder: Path, pid: int) -> None:
         with trio.fail_after(30), trio.CancelScope() as scope:
             ask = cancelling(parts.inventory.usage, scope, after=1)  # the first says on which GPUs it is
             parts.inventory.usage = ask  # type: ignore[method-assign]
-            await parts.adoption.adopt("w-1", AdoptOperation(pid=pid), Progress(lambda _: None))
+            await parts.adoption.adopt("w-1", AdoptOperation(pid=pid), Progress.unheard())
         check_done(scope)
         assert parts.workloads.get("w-1").lease is not None
 
@@ -100,12 +100,12 @@ async def a_process_that_can_not_be_read(host: SimulatedHost, folder: Path, pid:
         operation = AdoptOperation(pid=pid)
         try:
             with pytest.raises(OperationError, match="can't be read within") as raised:
-                await parts.adoption.adopt("w-1", operation, Progress(lambda _: None))
+                await parts.adoption.adopt("w-1", operation, Progress.unheard())
             assert raised.value.reason == errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE
         finally:
             released.set()
         adoption.READ_TIMEOUT_S = 20.0  # type: ignore[misc]
-        await parts.adoption.adopt("w-1", operation, Progress(lambda _: None))
+        await parts.adoption.adopt("w-1", operation, Progress.unheard())
 
 
 SCENARIOS = [adopt_is_done, reset_is_done, a_process_that_can_not_be_read]

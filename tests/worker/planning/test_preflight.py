@@ -49,7 +49,7 @@ async def opened(host: SimulatedHost, folder: Path, *names: str) -> AsyncIterato
 
 
 def progress() -> Progress:
-    return Progress(lambda _: None)
+    return Progress.unheard()
 
 
 def reasons(plan: Plan) -> list[int]:

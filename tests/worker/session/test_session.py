@@ -30,6 +30,7 @@ from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session import session as coordinator_session
+from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.outbox import FRAME_LIMIT
 from leasehold_worker.session.plan_query import PlanQueries
 from leasehold_worker.session.queries import Queries
@@ -67,6 +68,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
         open_journal(state.journal_path) as journal,
         open_parts(WorkerConfig(), state.workloads_path, lambda _: None) as parts,
     ):
+        frames = FrameSink()
         identity = WorkerIdentity.of_this_start("worker-1", "alpha", {})
         commands = Commands(
             parts.operations.perform,
@@ -74,7 +76,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             lambda _: [],
             None,
             parts.nursery,
-            lambda update: opened.send(ConnectRequest(command_update=update)),
+            lambda update: frames.send(ConnectRequest(command_update=update)),
         )
         reporter = Reporter(
             identity,
@@ -85,11 +87,13 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             pool=parts.pool,
             resources=parts.resources,
             workloads=parts.workloads,
+            limits=parts.limits,
             criu=parts.criu,
             applications=parts.applications,
         )
         opened = CoordinatorSession(
             coordinator.address,
+            frames,
             state,
             reporter,
             commands,
@@ -136,7 +140,7 @@ async def test_a_coordinator_that_does_not_read_is_left_at_once(
         await next_session(deaf)
         chunk = ConnectRequest(output_chunk=OutputChunk(data=bytes(65_536)))
         for _ in range(2 * FRAME_LIMIT):
-            opened.send(chunk)
+            opened._frames.send(chunk)
         again = await next_session(deaf)
         assert again.hello.worker_id == "worker-1"
 

@@ -47,14 +47,15 @@ def stop_restart(served: Served, disk: CheckpointDirectory) -> StopRestart:
     """Those of a worker, with another disk."""
     parts = served.parts
     return StopRestart(
-        parts.pool,
         parts.workloads,
+        parts.host_shares,
+        parts.exit_monitor,
+        parts.programs,
         served.applications,
         served.store,
         disk,
         parts.termination,
         parts.stop_restart._acquisition,
-        parts.nursery,
     )
 
 
@@ -171,7 +172,7 @@ async def test_an_image_is_needed_from_before_it_is_final_until_its_workload_is_
                 lease=None,
                 state=SUSPENDING,
             )
-            parts.workloads.add(workload, parts.nursery)
+            parts.exit_monitor.add(workload)
             seen: list[bool] = []
 
             async def intend(intent: Intent) -> None:

@@ -51,7 +51,7 @@ async def test_the_ledger_is_told_what_lies_in_the_folders_of_workloads(
             folder = parts.workloads.folder(name)
             folder.mkdir()
             (folder / "output.log").write_bytes(bytes(MIB // 2))
-            parts.workloads.add(workload, parts.nursery)
+            parts.exit_monitor.add(workload)
         with trio.fail_after(10):
             while not any(size >= MIB // 2 for _, size in told):  # noqa: ASYNC110 - nothing else tells
                 await trio.sleep(0.01)
@@ -74,7 +74,7 @@ async def test_a_volume_that_does_not_answer_holds_up_nobody(
         return disk_space(directory)
 
     monkeypatch.setattr(volume, "disk_space", hang)
-    ledger = HostReservations(HostLimits(1000, 1000), room.space)
+    ledger = HostReservations(HostLimits(1000, 1000), room.space, lambda: 0, lambda: None)
     try:
         with trio.fail_after(5):
             for _ in range(2):

@@ -18,7 +18,6 @@ from leasehold_worker.workloads.eviction import (
     STRENGTHS,
     TABLE,
     WEIGHTS,
-    Freed,
     Step,
     escalated,
     is_weaker,
@@ -27,7 +26,7 @@ from leasehold_worker.workloads.eviction import (
     resolve,
     strategy_of,
 )
-from leasehold_worker.workloads.states import AWAY, PARKED
+from leasehold_worker.workloads.states import AWAY, PARKED, PARKED_BY
 
 
 def policy(weights: int = 0, process: int = 0, escalate_to: int = 0) -> EvictionPolicy:
@@ -47,16 +46,17 @@ def test_every_combination_is_in_the_table() -> None:
 
 
 def test_every_parked_state_comes_from_the_table() -> None:
-    assert {strategy.state for strategy in TABLE.values()} == PARKED
-    gone = {strategy.state for strategy in TABLE.values() if set(strategy.steps) & {Step.IMAGE, Step.END}}
-    assert gone == AWAY
+    assert set(PARKED_BY) == PARKED
+    assert set(PARKED_BY.values()) == set(STRENGTHS)
+    ending = {Step.IMAGE, Step.END}
+    gone = {process for (_, process), strategy in TABLE.items() if set(strategy.steps) & ending}
+    assert gone == {PARKED_BY[state] for state in AWAY}
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_only_what_keeps_running_leaves_memory_on_the_gpu(weights: int) -> None:
     for process in STRENGTHS:
         strategy = strategy_of(policy(weights, process))
-        assert (strategy.freed is Freed.ALL) == (process != KEEP_RUNNING)
         assert (DEVICE in strategy.tiers) == (process == KEEP_RUNNING)
         assert (DISK in strategy.tiers) == (process in (CHECKPOINT, STOP))
 

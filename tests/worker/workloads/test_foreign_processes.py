@@ -181,7 +181,7 @@ def claim(parts: Parts, root: ProcessIdentity, gpu_uuid: str, workload_id: str =
     """A claim that is over at once unless its process lives."""
     workload = workload_of(root, workload_id)
     workload.lease = parts.pool.claim_gpus(workload_id, [gpu_uuid])
-    parts.workloads.add(workload, parts.nursery)
+    parts.exit_monitor.add(workload)
     return workload
 
 
@@ -212,7 +212,7 @@ async def until(parts: Parts, condition: Callable[[], bool]) -> None:
     """Waits until something holds of the pool."""
     with trio.fail_after(20):
         while not condition():
-            await parts.pool.wait_changed()
+            await parts.pool.slots.wait_changed()
 
 
 async def kept_until_it_is_seen(host: SimulatedHost, folder: Path, **fault: Any) -> None:
@@ -224,7 +224,7 @@ async def kept_until_it_is_seen(host: SimulatedHost, folder: Path, **fault: Any)
             workload = claim(parts, root, gpu_uuid)
             await parts.foreign.look(parts.workloads)
             host.set_fault(CANT_LIST, **fault)
-            await parts.workloads.let_go(workload)
+            await parts.exit_monitor.let_go(workload)
             slot = parts.pool.slots.get(gpu_uuid)
             assert (slot.state, slot.lease) == (FOREIGN, None)
             (entry,) = slot.foreign
@@ -273,7 +273,7 @@ async def nvml_never_lists_processes(host: SimulatedHost, folder: Path) -> None:
     kept, free = (gpu.uuid for gpu in host.gpus[:2])
     async with open_parts(WorkerConfig(state_dir=folder), folder, lambda _: None) as parts:
         with sleeper() as (process, root):
-            await parts.workloads.let_go(claim(parts, root, kept))
+            await parts.exit_monitor.let_go(claim(parts, root, kept))
             ended = claim(parts, ProcessIdentity(Pid(2**22 + 1), 1), free, "w-2")
             with trio.fail_after(20):
                 await ended.ended.wait()

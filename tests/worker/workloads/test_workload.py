@@ -18,7 +18,7 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.host import process_readings
 from leasehold_worker.host.process_files import Pid
-from leasehold_worker.host.process_trees import process_tree
+from leasehold_worker.host.process_trees import scan_tree
 from leasehold_worker.host.processes import ProcessIdentity, has_variable, identify, is_alive, send_signal
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.workloads import workload
@@ -124,9 +124,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in started:
         process.kill()  # its environment, and so its mark, may not be there yet when its start is told
         process.wait(10)
-    for identity in process_tree(
+    for identity in scan_tree(
         ProcessIdentity(Pid(2**22 + 1), 0), f"STARTED_BY={mark}", mark_uid=os.getuid()
-    ):
+    ).processes:
         send_signal(identity, signal.SIGKILL)
     for process in started:
         assert process.stdout is not None
@@ -151,12 +151,12 @@ async def test_a_workload_within_another_s_tree_is_left_out_and_outlives_it(
         middle, inner = [*told(outer), *told(outer)]
         around, within = make("w-1", sure(outer.pid)), make("w-2", sure(middle))
         for workload in (around, within):
-            parts.workloads.add(workload, parts.nursery)
+            parts.exit_monitor.add(workload)
         assert pids(around) == {outer.pid}
         assert pids(within) == {middle, inner}
         killer = Killer(parts.driver, parts.inventory, Rates())
         with trio.fail_after(10):
-            await killer.kill(around, Progress(lambda _: None))
+            await killer.kill(around, Progress.unheard())
             await around.ended.wait()
         assert pids(within) == {middle, inner}
 
@@ -170,7 +170,7 @@ async def test_whom_another_workload_left_orphaned_is_that_one_s(
         middle, orphan = [*told(outer), *told(outer)]
         around, within = make("w-orphaning", sure(outer.pid), mark), make("w-2", sure(middle))
         for workload in (around, within):
-            parts.workloads.add(workload, parts.nursery)
+            parts.exit_monitor.add(workload)
         assert pids(around) == {outer.pid}
         assert pids(within) == {middle, orphan}
         assert [identity.pid for identity in await around.find_processes()] == [outer.pid]
@@ -183,12 +183,12 @@ def test_marked_processes_are_found_wherever_they_went(start: Start) -> None:
     grandchild = told(elsewhere)[0]
     mine = make("w-elsewhere", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-elsewhere")
     # What the worker itself started is never a workload's, marked or not: so look with another's eyes.
-    found = process_tree(mine.root, mine.mark, mark_uid=mine.uid)
+    found = scan_tree(mine.root, mine.mark, mark_uid=mine.uid).processes
     assert {identity.pid for identity in found} == {root.pid, child, elsewhere.pid, grandchild}
     assert pids(mine) == {root.pid, child}
     later = make("w-elsewhere", sure(grandchild), mine.mark)
     assert elsewhere.pid not in {
-        identity.pid for identity in process_tree(later.root, later.mark, mark_uid=later.uid)
+        identity.pid for identity in scan_tree(later.root, later.mark, mark_uid=later.uid).processes
     }
 
 
@@ -200,7 +200,7 @@ def test_a_mark_counts_in_processes_of_the_workload_s_user_only(start: Start) ->
     wait_until(lambda: has_variable(sure(orphan), WORKLOAD_ID_VARIABLE), "the orphan has its mark")
     for uid, counts in ((os.getuid(), True), (os.getuid() + 1, False)):
         mine = make("w-users", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-users", uid)
-        found = {identity.pid for identity in process_tree(mine.root, mine.mark, mark_uid=mine.uid)}
+        found = {identity.pid for identity in scan_tree(mine.root, mine.mark, mark_uid=mine.uid).processes}
         assert (orphan in found) is counts
         assert (owner(orphan, [mine]) is mine) is counts
         assert (owner(orphan, [mine], "w-users") is mine) is counts
@@ -224,9 +224,9 @@ async def test_a_process_of_another_user_with_the_mark_is_not_killed(
     async with open_parts(config, tmp_path / "workloads", lambda _: None) as parts:
         root, stranger = root_and_stranger
         mine = make("w-strangers", root, f"{WORKLOAD_ID_VARIABLE}=w-strangers")
-        parts.workloads.add(mine, parts.nursery)
+        parts.exit_monitor.add(mine)
         with trio.fail_after(10):
-            await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Progress(lambda _: None))
+            await Killer(parts.driver, parts.inventory, Rates()).kill(mine, Progress.unheard())
             await mine.ended.wait()
     assert is_alive(stranger)
 

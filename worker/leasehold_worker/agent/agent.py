@@ -2,29 +2,25 @@
 
 import logging
 import signal
-from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
 
 import trio
-from leasehold.v1 import operation_pb2, workload_pb2
+from leasehold.v1 import operation_pb2
 from leasehold.v1.operation_pb2 import Operation
 from leasehold.worker.v1 import session_pb2
-from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, WorkloadEvent
+from leasehold.worker.v1.session_pb2 import ConnectRequest
 
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import StopWorkloads, WorkerConfig
 from leasehold_worker.agent.gpu_locks import hold_gpus
+from leasehold_worker.agent.records import Records
 from leasehold_worker.agent.recovery import Recovery
 from leasehold_worker.agent.strays import Strays
-from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
-from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.files.state_directory import StateDirectory
-from leasehold_worker.host.processes import boot_id
-from leasehold_worker.leasing.leases import Standing
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
@@ -32,13 +28,14 @@ from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
 from leasehold_worker.operations.hook_retries import HookRetries
 from leasehold_worker.operations.preemption import Preemption
-from leasehold_worker.programs.output_bounds import bound_outputs, remove_folder
+from leasehold_worker.programs.output_bounds import bound_outputs
+from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.plan_query import PlanQueries
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import Reporter, WorkerIdentity
 from leasehold_worker.session.session import CoordinatorSession
-from leasehold_worker.workloads.messages import workload_message
-from leasehold_worker.workloads.states import ENDED, FAILED, RELEASED, RUNNING
+from leasehold_worker.workloads.messages import workload_messages
+from leasehold_worker.workloads.states import ENDED, RUNNING
 from leasehold_worker.workloads.workload import LET_GO, Workload
 
 logger = logging.getLogger(__name__)
@@ -65,43 +62,16 @@ async def _run(
 ) -> None:
     async with open_journal(state_directory.journal_path) as journal:
         identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
-        this_boot = boot_id()
-
-        # The observers reach the link, which is built from what they observe.
-        def keep_workload(workload: Workload) -> None:
-            message = workload_message(workload, identity.worker_id)
-            event = WorkloadEvent(kind=_event_kind(workload), workload=message)
-            statements = journal_file.keep_workload(workload_record(workload, this_boot))
-            key = ("workloads", workload.workload_id)
-            journal.put(key, statements, partial(send, ConnectRequest(workload_event=event)))
-
-        def forget_workload(workload_id: str) -> None:
-            parts.nursery.start_soon(remove_and_forget, workload_id)
-
-        async def remove_and_forget(workload_id: str) -> None:
-            await remove_folder(parts.workloads.folder(workload_id))
-            journal.put(("workloads", workload_id), journal_file.forget_workload(workload_id))
-
-        def keep_standing(gpu_uuid: str, standing: Standing) -> None:
-            journal.put(("standings", gpu_uuid), journal_file.keep_standing(gpu_uuid, standing))
-
-        def tell_command(update: CommandUpdate) -> None:
-            coordinator_session.send(ConnectRequest(command_update=update))
-
-        def send(frame: ConnectRequest) -> None:
-            coordinator_session.send(frame)
-
-        def workloads_of(workload_ids: Iterable[str]) -> list[workload_pb2.Workload]:
-            return [message for id_ in workload_ids for message in reporter.workload(id_)]
-
+        frames = FrameSink()
+        records = Records(journal, frames, identity.worker_id)
         workloads_path = state_directory.workloads_path
         worker_id = identity.worker_id
         async with open_parts(
             config,
             workloads_path,
-            keep_workload,
-            forget_workload,
-            keep_standing,
+            records.keep_workload,
+            records.forget_workload,
+            records.keep_standing,
             worker_id,
             journal.wait_written,
             state_directory.count_start(),
@@ -114,10 +84,10 @@ async def _run(
             commands = Commands(
                 parts.operations.perform,
                 journal,
-                workloads_of,
+                partial(workload_messages, parts.workloads, worker_id),
                 inventory.versions.driver_version,
                 nursery,
-                tell_command,
+                lambda update: frames.send(ConnectRequest(command_update=update)),
             )
             reporter = Reporter(
                 identity,
@@ -128,6 +98,7 @@ async def _run(
                 pool=parts.pool,
                 resources=parts.resources,
                 workloads=parts.workloads,
+                limits=parts.limits,
                 criu=parts.criu,
                 applications=parts.applications,
             )
@@ -135,6 +106,7 @@ async def _run(
             queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
             coordinator_session = CoordinatorSession(
                 config.coordinator,
+                frames,
                 state_directory,
                 reporter,
                 commands,
@@ -143,7 +115,16 @@ async def _run(
                 journal,
             )
             claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
-            claims = LocalClaims(parts.workloads, parts.nursery, commands, journal, claim_waiting)
+            claims = LocalClaims(
+                parts.workloads,
+                parts.exit_monitor.add,
+                parts.programs,
+                parts.host_shares,
+                nursery,
+                commands,
+                journal,
+                claim_waiting,
+            )
             answers = LocalQueries(
                 parts.pool, parts.resources, parts.workloads, commands, claim_waiting, identity.worker_id
             )
@@ -155,7 +136,9 @@ async def _run(
             strays = Strays(parts, workloads_path, config.socket_path)
             await strays.take_back({entry.command.workload_id for entry in commands.open_entries})
             await trio.to_thread.run_sync(parts.disk.expect_interrupted)
-            logger.info("worker %s (%s) with %d GPUs", identity.name, identity.worker_id, pool.capacity)
+            logger.info(
+                "worker %s (%s) with %d GPUs", identity.name, identity.worker_id, len(pool.slots.gpus)
+            )
             nursery.start_soon(recovery.settle)
             nursery.start_soon(commands.stalls.run)
             nursery.start_soon(coordinator_session.run)
@@ -218,15 +201,3 @@ async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -
                 wanted = workload.origin not in LET_GO  # those we did not start
             if how != "leave" and wanted and workload.state not in ENDED:
                 nursery.start_soon(end, workload)
-
-
-def _event_kind(workload: Workload) -> session_pb2.WorkloadEventKind.ValueType:
-    if workload.state == FAILED:
-        return session_pb2.WORKLOAD_EVENT_KIND_FAILED
-    if workload.state == RELEASED:
-        return session_pb2.WORKLOAD_EVENT_KIND_RELEASED
-    if workload.state in ENDED:
-        return session_pb2.WORKLOAD_EVENT_KIND_EXITED
-    if workload.state == RUNNING and workload.generation == 1:
-        return session_pb2.WORKLOAD_EVENT_KIND_STARTED
-    return session_pb2.WORKLOAD_EVENT_KIND_STATE_CHANGED

@@ -18,7 +18,6 @@ from leasehold_worker.applications.timeouts import ApplicationTimeouts
 from leasehold_worker.checkpoints.application_store import ApplicationStore
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.checkpoints.image_store import ImageStore
-from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.compatibility import ImageHost
 from leasehold_worker.criu.installation import probe
 from leasehold_worker.criu.support import CriuSupport
@@ -44,6 +43,7 @@ from leasehold_worker.moves.workload_hooks import HookFactory
 from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.adoption import Adoption
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.handler import Operations
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
@@ -57,42 +57,18 @@ from leasehold_worker.planning.tiers import Tiers
 from leasehold_worker.programs.environment import inherited_environment
 from leasehold_worker.workloads.disk_usage import DiskUsage
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
+from leasehold_worker.workloads.host_shares import HostShares
+from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.readiness import Readiness
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import Workload, parked_bytes
+from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts for one host's GPUs.
-
-    Attributes:
-        driver: The driver.
-        inventory: NVML.
-        pool: The GPUs and their leases.
-        resources: Resources of the host.
-        foreign: Foreign processes on the GPUs.
-        health: Monitors the health of the GPUs.
-        host_memory: The ledger of reserved host memory.
-        rates: Measured transfer rates.
-        durations: Measured durations of the other phases.
-        proof: Verification of members by NVML.
-        workloads: The registry.
-        operations: Run, suspend, restore and remap.
-        hook_calls: The contexts of hooks.
-        kernels: The checkpointable applications.
-        applications: Saves, stops and starts them again.
-        criu: The CRIU of this host.
-        imaging: Writes processes to disk, and restores them.
-        disk: The checkpoints on disk.
-        stopping: Stop.
-        adopting: Adopt and release.
-        readiness: Detects when workloads become ready.
-        servicing: Cordon, uncordon and the reset of a GPU's health.
-        nursery: Runs the tasks that monitor workloads.
-    """
+    """The parts for one host's GPUs, each described by its own class."""
 
     driver: Driver
     inventory: Inventory
@@ -105,6 +81,10 @@ class Parts:
     durations: Durations
     verification: Verification
     workloads: Workloads
+    host_shares: HostShares
+    limits: ResourceLimits
+    programs: ProgramStart
+    exit_monitor: ExitMonitor
     operations: Operations
     hook_factory: HookFactory
     applications: ApplicationRegistry
@@ -117,6 +97,7 @@ class Parts:
     readiness: Readiness
     cordons: Cordons
     nursery: trio.Nursery
+    """Runs the tasks of the parts."""
 
 
 DIRECTORY_TIMEOUT_S: Final = 10.0
@@ -179,13 +160,7 @@ async def open_parts(
         rates = Rates()
         enforced = ResourceLimits.probe()
         killer = Killer(driver, inventory, rates, enforced.kill)
-
-        async def kill(workload: Workload) -> None:
-            await killer.kill(workload, Progress(lambda _: None))
-
-        async def look_without(workload: Workload) -> None:
-            await foreign.look(workloads, leaving=workload)
-
+        workloads = Workloads(pool, workloads_path, observer)
         limits = limits_within(hard_limits(), config.cpu_limit_millicores, config.memory_limit_bytes)
         volume = Volume(workloads_path)
         await volume.look()
@@ -193,40 +168,36 @@ async def open_parts(
         ledger = HostReservations(
             limits,
             volume.space,
-            disk_reserve_bytes=config.disk_reserve_bytes,
-            parked_bytes=lambda: sum(map(parked_bytes, workloads.all())),
+            workloads.parked_bytes,
+            pool.note_host,
+            config.disk_reserve_bytes,
         )
-        workloads = Workloads(
-            pool,
-            workloads_path,
-            observer,
-            on_forgotten,
-            kill,
-            look_without,
-            ledger,
-            enforced,
-            config.socket_path,
-            inherited_environment(config.inherited_variables),
-            await _own_name(),
+        host_shares = HostShares(ledger, enforced)
+        exit_monitor = ExitMonitor(
+            workloads, host_shares, foreign, killer, config.socket_path, on_forgotten, nursery
         )
+        inherited = inherited_environment(config.inherited_variables)
+        user = await _own_name()
+        programs = ProgramStart(workloads, enforced, inherited, config.socket_path, user, nursery)
         resources = Resources(pool, ledger)
         nursery.start_soon(DiskUsage(workloads, ledger).run)
         host_memory = SuspendMemory(
             config.host_memory_reserve_bytes,
             enforced.owns,
             config.parked_memory_limit_bytes,
-            lambda: sum(map(parked_bytes, workloads.all())),
+            workloads.parked_bytes,
         )
         verification = Verification(inventory, config.proof_timeout_s)
         acquisition = Acquisition(inventory, pool, resources, workloads, foreign)
-        termination = Termination(workloads, killer)
+        termination = Termination(workloads, killer, exit_monitor)
         applications = ApplicationRegistry(workloads, nursery)
-        hook_factory = HookFactory(workloads, verification, applications.of, written)
+        hook_factory = HookFactory(workloads, verification, applications.of, written, inherited)
         cuda_suspend = CudaSuspend(
             driver,
             inventory,
             pool,
             workloads,
+            host_shares,
             hook_factory,
             rates=rates,
             host_memory=host_memory,
@@ -253,22 +224,24 @@ async def open_parts(
             host_memory,
             image_host,
             driver,
-            pool,
             workloads,
+            host_shares,
+            exit_monitor,
             cuda_suspend,
             termination,
             nursery,
         )
         timeouts = ApplicationTimeouts(quiescence_s=config.kernel_quiescence_s, start_s=config.kernel_start_s)
         stop_restart = StopRestart(
-            pool,
             workloads,
+            host_shares,
+            exit_monitor,
+            programs,
             applications,
             application_store,
             disk,
             termination,
             acquisition,
-            nursery,
             timeouts,
         )
         tiers = Tiers(workloads, lambda: not criu.unavailable_reason)
@@ -284,19 +257,23 @@ async def open_parts(
             PolicyChecks(resources, applications, application_store, disk, criu),
             tiers,
         )
-        adoption = Adoption(driver, inventory, pool, workloads, foreign, nursery, config.adopt_users)
+        adoption = Adoption(
+            driver, inventory, pool, workloads, foreign, exit_monitor, config.adopt_users, user
+        )
         health = HealthMonitor(inventory, pool.slots.set_health)
         cordons = Cordons(pool, health.look)
         durations = Durations()
         operations = Operations(
             workloads,
             acquisition,
-            nursery,
+            programs,
+            exit_monitor,
             preflight=preflight,
             cuda_suspend=cuda_suspend,
             keep_running=KeepRunning(
                 pool,
                 workloads,
+                host_shares,
                 hook_factory,
                 cuda_suspend,
                 verification=verification,
@@ -322,6 +299,10 @@ async def open_parts(
             durations=durations,
             verification=verification,
             workloads=workloads,
+            host_shares=host_shares,
+            limits=enforced,
+            programs=programs,
+            exit_monitor=exit_monitor,
             operations=operations,
             hook_factory=hook_factory,
             applications=applications,

@@ -18,11 +18,15 @@ from leasehold_worker.agent.member_recovery import MemberRecovery
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.rpc import forbid_writing
+from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
+from leasehold_worker.driver.members import MemberOutcome, members_after
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import is_alive, tracer, wait_ended
+from leasehold_worker.moves.move import target_of
+from leasehold_worker.moves.settlement import Settlement, StoredCheckpoint
 from leasehold_worker.operations.termination import DEFAULT_GRACE_S
 from leasehold_worker.planning.driver_checks import blocked_among
-from leasehold_worker.planning.plan import WorkloadPlan
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.programs.programs import abandon, launched
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import (
@@ -33,7 +37,7 @@ from leasehold_worker.workloads.states import (
     RUNNING,
     STOPPED,
     SUSPENDED,
-    UNKNOWN,
+    SUSPENDING,
 )
 from leasehold_worker.workloads.workload import Parked, Workload
 
@@ -91,6 +95,7 @@ class DiskRecovery:
         saved application has continued since it lost the worker, and its work since then would be lost.
         """
         parts, (target,) = self._parts, intent.targets
+        parts.workloads.set_state(workload, SUSPENDING)  # another recovery may have settled the state before
         before = _state_before(workload) if target.parked else RUNNING
         told = intent.phase == "ending"
         if told or not target.parked or workload.is_asleep:
@@ -100,42 +105,42 @@ class DiskRecovery:
                 self._go_on(workload, before)
                 return _interrupted(f"workload {workload.name} keeps running"), ""
         try:
-            await parts.termination.end_processes(workload, Progress(lambda _: None), parked=True)
+            await parts.termination.end_processes(workload, Progress.unheard(), parked=True)
         except OperationError as error:
             self._go_on(workload, before)
             return error, ""
         saved = await parts.stop_restart.find(intent.checkpoint_id)
         ended = WorkloadPlan(workload, home=target.home)
-        parts.stop_restart.settle_stopped(ended, intent.policy, saved, Progress(lambda _: None))
+        parts.stop_restart.settle_stopped(ended, intent.policy, saved, Progress.unheard())
         await parts.disk.clean_up_in_time(workload)
         return None, "the worker restarted during the command and then ended the processes"
 
     def _go_on(self, workload: Workload, state: WorkloadState.ValueType) -> None:
         """Puts a workload with living processes back to its state, and monitors it again."""
-        self._parts.workloads.watch_again(workload, self._parts.nursery)
+        self._parts.exit_monitor.watch(workload)
         self._parts.workloads.set_state(workload, state)
 
     async def _undo_start(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
         """Ends the processes of an interrupted restart or restore. The workload is suspended as before."""
-        folder = self._parts.workloads.folder(workload.workload_id)
+        workloads = self._parts.workloads
+        workloads.set_state(workload, RESTORING)  # another recovery may have settled the state before
+        folder = workloads.folder(workload.workload_id)
         if not await trio.to_thread.run_sync(abandon, folder):
             who = launched(folder)
             if who is not None and is_alive(who.program):
-                workload.root, workload.absent = who.program, False
+                workloads.begin_again(workload, who.program)
         try:
-            await self._parts.termination.end_processes(workload, Progress(lambda _: None), parked=True)
+            await self._parts.termination.end_processes(workload, Progress.unheard(), parked=True)
         except OperationError as error:
-            workload.error = error
             gpu_uuids = [gpu_uuid for lease in intent.reserved for gpu_uuid in lease.gpu_uuids]
             granted = self._parts.pool.reassign(intent.reserved, [(workload.workload_id, gpu_uuids)])
-            workload.lease = granted.get(workload.workload_id)
-            self._go_on(workload, UNKNOWN)
+            workload.hold(granted.get(workload.workload_id))
+            self._parts.exit_monitor.watch(workload)
+            workloads.lose(workload, error)
             return error, ""
-        workload.absent = True
-        self._parts.workloads.host_shares.give_back(workload)
+        self._parts.host_shares.give_back(workload)
         self._parts.applications.forget_restore(workload.workload_id)
-        state = STOPPED if intent.phase == "start" else CHECKPOINTED
-        self._parts.workloads.set_state(workload, state)
+        workloads.set_state(workload, STOPPED if intent.phase == "start" else CHECKPOINTED)
         return _interrupted(f"workload {workload.name} is suspended as before"), ""
 
     async def settle_wake(self, intent: Intent, workload: Workload) -> tuple[OperationError | None, str]:
@@ -161,22 +166,21 @@ class DiskRecovery:
         if workload.state == RESTORING:
             self._end(workload)
         elif not workload.absent:
-            self._parts.workloads.watch_again(workload, self._parts.nursery)
+            self._parts.exit_monitor.watch(workload)
         return await self.call_hooks([workload], "restore") or error, warning
 
     def _end(self, workload: Workload) -> None:
         """Ends a workload whose processes have ended and that has no checkpoint."""
-        workloads = self._parts.workloads
         if workload.absent:
             why = (
                 f"the host restarted while workload {workload.name} was suspended or being "
                 "restored: run it again"
             )
-            workloads.end(workload, FAILED, OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why))
+            rebooted = OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why)
+            self._parts.exit_monitor.end(workload, FAILED, rebooted)
             return
         # Else who watches it would wait for the end of an operation.
-        workloads.set_state(workload, RUNNING)
-        workloads.watch_again(workload, self._parts.nursery)
+        self._go_on(workload, RUNNING)
 
     async def _put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
         """Ends the restored processes of a workload from an image, which is suspended again.
@@ -190,7 +194,7 @@ class DiskRecovery:
         """
         if await self._parts.image_checkpoint.find_kept(parked.checkpoint_id) is None:
             return None  # its processes are all that there is of it
-        progress = Progress(lambda _: None)
+        progress = Progress.unheard()
         await self._parts.image_checkpoint.put_back(workload, parked, workload.members, progress)
         return _interrupted(f"workload {workload.name} is suspended as before")
 
@@ -201,21 +205,30 @@ class DiskRecovery:
             held = _interrupted(
                 f"CRIU still holds the processes of workload {workload.name}: restore it later"
             )
-            workload.error = held
-            self._go_on(workload, UNKNOWN)
+            self._parts.exit_monitor.watch(workload)
+            self._parts.workloads.lose(workload, held)
             return held, ""
         kept = await image_checkpoint.find_kept(intent.checkpoint_id)
         if kept is not None and (workload.absent or not is_alive(workload.root)):
-            image_checkpoint.settle_kept(workload, intent, kept)
+            self._settle_kept(workload, intent, kept)
             return None, "the worker restarted during the command and found it complete"
         if workload.absent or not is_alive(workload.root):
             self._end(workload)
             return _interrupted(f"the processes of workload {workload.name} have ended"), ""
-        self._parts.workloads.watch_again(workload, self._parts.nursery)
+        self._parts.exit_monitor.watch(workload)
         if kept is not None:
             await image_checkpoint.forget(kept.checkpoint_id)
         error, warning = await self._interrupted.settle(intent, [workload], "suspend")
         return await self.call_hooks([workload], "suspend") or error, warning
+
+    def _settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
+        """Records that a workload has become an image. No await in here."""
+        (found,) = intent.targets
+        self._parts.host_shares.give_back(workload)
+        outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
+        id_, plan = workload.workload_id, Plan([target_of(workload, found)], policy=intent.policy)
+        settlement = Settlement(self._parts.workloads, self._parts.pool, plan, {id_: outcomes}, ())
+        settlement.settle({id_: members_after(outcomes)}, {}, None, Progress.unheard(), kept=kept)
 
     async def call_hooks(self, workloads: Sequence[Workload], kind: str) -> OperationError | None:
         """Calls the hooks of workloads that run again: those after a restore, or a rollback.
@@ -227,7 +240,7 @@ class DiskRecovery:
         for workload in workloads:
             if workload.state != RUNNING or workload.hooked is None:
                 continue
-            progress = Progress(lambda _: None)
+            progress = Progress.unheard()
             target = WorkloadPlan(workload, members=workload.members)
             operation_hooks = self._parts.hook_factory.operation_hooks([target], None, progress)
             try:
@@ -236,7 +249,7 @@ class DiskRecovery:
                 failed = error
             for warning in progress.warnings:
                 logger.warning("workload %s: %s", workload.name, warning)
-            self._parts.workloads.set_state(workload, RUNNING)
+            self._parts.workloads.report(workload)
         return failed
 
 

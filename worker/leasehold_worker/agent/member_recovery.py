@@ -7,7 +7,7 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.workload_pb2 import MemberState, WorkloadState
+from leasehold.v1.workload_pb2 import MemberState
 
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.agent.remap_recovery import RemapRecovery
@@ -33,11 +33,12 @@ from leasehold_worker.driver.verification import Occupancy, placed
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, is_alive
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.moves.settlement import Settlement, settle_state, where_members_are
+from leasehold_worker.moves.move import target_of
+from leasehold_worker.moves.settlement import Settlement, where_members_are
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import is_sequential
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND
-from leasehold_worker.workloads.states import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED
+from leasehold_worker.workloads.states import AWAY, ENDED, PARKED, SLEEPING, SUSPENDED, WEDGED, state_text
 from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads.workload import Workload, home_of
@@ -83,28 +84,27 @@ class MemberRecovery:
 
     async def _look_at_members(self, workload: Workload, home: tuple[str, ...], *, was_halfway: bool) -> None:
         before = _standing(workload)
-        held = workload.lease.gpu_uuids if workload.lease is not None else home
+        held = workload.gpu_uuids or home
         destination = () if workload.parked else held
         plan = Plan(
             [target := WorkloadPlan(workload, members=workload.members, home=home, destination=destination)]
         )
         # A remap that was interrupted left it parked, and it keeps the GPUs that it ran on.
-        holds = workload.lease is not None and workload.lease.gpu_uuids == home
+        holds = workload.gpu_uuids == home
         left_parked = workload.state == WORKLOAD_UNKNOWN and workload.parked is None and holds
         try:
             found = {workload.workload_id: await self._observe(target, ())}
             crash_point("workload-probed")
             if was_halfway:
-                workload.restored = True  # perhaps: nobody has written down how far it went
+                workload.mark_restored()  # perhaps: nobody has written down how far it went
                 await self._bring_together(plan, found)
             elif left_parked and _all_parked(found):
-                workload.restored = True
+                workload.mark_restored()
                 await self._return(plan, found, ())
         except OperationError as refused:
             logger.error("the state of workload %s can't be read: %s", workload.name, refused.message)
             if was_halfway and _standing(workload) == before:
-                workload.error = refused
-                self._parts.workloads.set_state(workload, WORKLOAD_UNKNOWN)
+                self._parts.workloads.lose(workload, refused)
             return
         states = _states(found[workload.workload_id])
         wanted = _AT_REST.get(workload.state)
@@ -112,7 +112,8 @@ class MemberRecovery:
             return
         if workload.state == WEDGED and states & STUCK:
             return
-        workload.restored = workload.restored or (workload.state == SUSPENDED and RUNNING in states)
+        if workload.state == SUSPENDED and RUNNING in states:
+            workload.mark_restored()
         error = OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
             f"workload {workload.name} has changed while the worker was down: another program "
@@ -125,7 +126,7 @@ class MemberRecovery:
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
         """Reserves the GPUs that a workload without a lease uses, as far as they are free."""
-        free = {slot.gpu_uuid for slot in self._parts.pool.snapshot_leases().slots if slot.lease is None}
+        free = {slot.gpu_uuid for slot in self._parts.pool.slots.snapshot().slots if slot.lease is None}
         mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
         if workload.lease is not None or not mine:
             return []
@@ -150,14 +151,7 @@ class MemberRecovery:
             The error of the operation, or None, and a warning.
         """
         targets = [
-            WorkloadPlan(
-                workload,
-                members=target.members,
-                home=target.home,
-                destination=target.destination,
-                full_bytes=target.full_bytes,
-            )
-            for target, workload in zip(intent.targets, workloads, strict=True)
+            target_of(workload, target) for target, workload in zip(intent.targets, workloads, strict=True)
         ]
         plan = Plan(targets, pairs=intent.pairs, policy=intent.policy)
         restoring = intent.phase == "restore"
@@ -184,8 +178,8 @@ class MemberRecovery:
             problem = error
         for target in targets:
             # From the checkpoint on, the operation or its way back may have restored members.
-            begun = intent.phase in ("checkpoint", "restore", "image")
-            target.workload.restored = target.workload.restored or begun
+            if intent.phase in ("checkpoint", "restore", "image"):
+                target.workload.mark_restored()
             outcomes.setdefault(target.workload.workload_id, [_unknown(member) for member in target.members])
         done = problem is None and (kind != "suspend" or by_suspend)
         done = done and await self._is_done(outcomes, plan.pairs, kind)
@@ -323,18 +317,11 @@ class MemberRecovery:
 
         ``keep`` leaves workloads that stay suspended the GPUs that they hold.
         """
-        pool, progress = self._parts.pool, Progress(lambda _: None)
-        settlement = Settlement(pool, plan, outcomes, reserved)
-        if error is None:
-            settlement.done(progress)
-        else:
-            settlement.failed(occupancies, progress, keep=keep)
+        pool = self._parts.pool
+        settlement = Settlement(self._parts.workloads, pool, plan, outcomes, reserved)
+        settlement.settle(members, occupancies, error, Progress.unheard(), keep=keep)
         for lease in reserved:
             pool.release(lease)  # what was used has been exchanged, and is not released by this
-        for target in plan.targets:
-            workload_id = target.workload.workload_id
-            mine = outcomes[workload_id]
-            settle_state(self._parts.workloads, target, mine, members[workload_id], error, plan.policy)
 
 
 def _standing(workload: Workload) -> tuple[object, ...]:
@@ -383,10 +370,7 @@ def _is_at(outcome: MemberOutcome, pairs: tuple[GpuPair, ...]) -> bool:
 
 
 def _interruption(kind: str, workloads: Sequence[Workload], problem: OperationError | None) -> OperationError:
-    found = "; ".join(
-        f"workload {workload.name} is {WorkloadState.Name(workload.state).removeprefix('WORKLOAD_STATE_')}"
-        for workload in workloads
-    )
+    found = "; ".join(f"workload {workload.name} is {state_text(workload.state)}" for workload in workloads)
     why = f" ({problem.message})" if problem else ""
     return OperationError(
         errors_pb2.ERROR_REASON_INTERRUPTED, f"the worker restarted during the {kind}: now {found}{why}"

@@ -5,15 +5,14 @@ show the state of every workload, and the end of every interrupted command.
 """
 
 import logging
-import os
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
 import msgspec
 import trio
 from leasehold.v1 import errors_pb2, operation_pb2
+from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.agent.disk_recovery import DiskRecovery
@@ -29,11 +28,10 @@ from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, StartError, defect
 from leasehold_worker.files.workload_files import OUTPUT_FILE
 from leasehold_worker.host.processes import boot_id, is_alive
-from leasehold_worker.leasing.allocation import AllocRequest
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.programs.programs import abandon, exit_record, launched
 from leasehold_worker.workloads.eviction import CHECKPOINT, STOP
-from leasehold_worker.workloads.states import CHECKPOINTED, ENDED, FAILED, STOPPED, UNKNOWN
+from leasehold_worker.workloads.states import CHECKPOINTED, ENDED, FAILED, STOPPED
 from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -111,42 +109,35 @@ class Recovery:
         }
 
     def _take_back(self, record: WorkloadRecord, *, watched: bool) -> None:
-        workload = _workload(record, self._parts.workloads.folder(record.workload_id) / OUTPUT_FILE)
-        if workload.state in ENDED:
-            self._parts.workloads.add(workload, self._parts.nursery)
+        output_path = self._parts.workloads.folder(record.workload_id) / OUTPUT_FILE
+        if record.state in ENDED:
+            self._parts.workloads.add(_workload(record, output_path))
             return
         rebooted = record.boot_id != boot_id()
-        if (rebooted or workload.absent) and watched:
-            self._put_on_disk(workload)
-        if rebooted and watched and not workload.absent:
-            self._end_by_reboot(workload, record)
+        on_disk = _state_on_disk(record) if (rebooted or record.absent) and watched else None
+        if rebooted and watched and on_disk is None and not record.absent:
+            self._end_by_reboot(_workload(record, output_path), record)
             return
-        workload.absent = workload.absent or rebooted  # the pids are those of others now
-        if record.lease is not None:
-            workload.lease = self._adopt(workload, record.lease)
+        found = msgspec.structs.replace(
+            record,
+            state=on_disk or record.state,
+            absent=record.absent or rebooted,  # after a reboot, the pids are those of other processes
+            generation=record.generation + 1,
+            lease=self._adopt(record.name, record.lease) if record.lease is not None else None,
+        )
+        workload = _workload(found, output_path)
         if not workload.absent:
-            self._take_back_host(workload)
-        workload.generation += 1
-        self._parts.workloads.add(workload, self._parts.nursery, watched=watched)
+            self._parts.host_shares.take_back(workload)
+        if watched:
+            self._parts.exit_monitor.add(workload)
+        else:
+            self._parts.workloads.add(workload)
         logger.info("workload %s: found in the journal, process %d", workload.name, workload.root.pid)
 
-    def _put_on_disk(self, workload: Workload) -> None:
-        """Marks a workload as suspended on disk again."""
-        parked = workload.parked
-        state = STATES_ON_DISK.get(parked.policy.process_strategy) if parked is not None else None
-        if state is not None:
-            workload.state, workload.absent = state, True
-
-    def _take_back_host(self, workload: Workload) -> None:
-        request = AllocRequest.of(workload.spec.resources).host
-        workload.host = self._parts.resources.take_back(workload.workload_id, request).host
-
-    def _adopt(self, workload: Workload, lease: Lease) -> Lease | None:
+    def _adopt(self, name: str, lease: Lease) -> Lease | None:
         adopted = self._parts.pool.adopt(lease)
         if missing := set(lease.gpu_uuids) - set(adopted.gpu_uuids):
-            logger.error(
-                "workload %s holds %s, which this host no longer has", workload.name, ", ".join(missing)
-            )
+            logger.error("workload %s holds %s, which this host no longer has", name, ", ".join(missing))
         return adopted if adopted.gpu_uuids else None
 
     def _end_by_reboot(self, workload: Workload, record: WorkloadRecord) -> None:
@@ -159,9 +150,8 @@ class Recovery:
             f"the host restarted while workload {workload.name} {' and '.join(held) or 'ran'}: run it again",
         )
         logger.error("%s", error.message)
-        workload.end_time = datetime.now(UTC)
-        self._parts.workloads.end(workload, FAILED, error)
-        self._parts.workloads.add(workload, self._parts.nursery)
+        self._parts.exit_monitor.end(workload, FAILED, error)
+        self._parts.workloads.add(workload)
 
     def _take_back_started(self, entry: Entry, intent: Intent) -> None:
         """Finds the program of an interrupted run, or makes sure that it never starts."""
@@ -178,21 +168,10 @@ class Recovery:
         who, ended = launched(folder), exit_record(folder)
         if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
             return
-        workload = Workload(
-            workload_id,
-            run.name,
-            run.spec,
-            who.program,
-            folder / OUTPUT_FILE,
-            datetime.now(UTC),
-            None,
-            user=self._parts.workloads.user,
-            uid=os.geteuid(),
-        )
-        if intent.reserved:
-            workload.lease = self._adopt(workload, intent.reserved[0])
-        self._take_back_host(workload)
-        self._parts.workloads.add(workload, self._parts.nursery)
+        lease = self._adopt(run.name, intent.reserved[0]) if intent.reserved else None
+        workload = self._parts.programs.workload(workload_id, run.name, run.spec, who.program, lease, None)
+        self._parts.host_shares.take_back(workload)
+        self._parts.exit_monitor.add(workload)
 
     async def settle(self) -> None:
         """Reads the state of every workload, settles begun commands, and begins the others."""
@@ -254,9 +233,8 @@ class Recovery:
         """Gives an interrupted workload a state from which it can be restored or stopped."""
         if workload.state not in SETTLED:
             if not workload.absent:
-                self._parts.workloads.watch_again(workload, self._parts.nursery)
-            workload.error = defect()
-            self._parts.workloads.set_state(workload, UNKNOWN)
+                self._parts.exit_monitor.watch(workload)
+            self._parts.workloads.lose(workload, defect())
 
     async def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
         if entry.command.workload_id in self._parts.workloads:
@@ -285,7 +263,7 @@ class Recovery:
             return None, FOUND_RUNNING
         try:
             stop = operation_pb2.StopOperation()
-            await self._parts.termination.stop(workload.workload_id, stop, Progress(lambda _: None))
+            await self._parts.termination.stop(workload.workload_id, stop, Progress.unheard())
         except OperationError as error:
             return error, ""
         finally:
@@ -301,9 +279,7 @@ class Recovery:
         if target.workload_id in self._parts.workloads:
             workload, stop = self._parts.workloads.get(target.workload_id), entry.command.operation.stop
             try:
-                await self._parts.termination.resume(
-                    workload, stop, Progress(lambda _: None), parked=target.parked
-                )
+                await self._parts.termination.resume(workload, stop, Progress.unheard(), parked=target.parked)
             except OperationError as error:
                 return error, ""
         return None, "the worker restarted during the command and then ended the workload"
@@ -332,6 +308,11 @@ class Recovery:
         return OperationError(reason, f"the worker restarted, and workload {names} has ended{found}"), ""
 
 
+def _state_on_disk(record: WorkloadRecord) -> WorkloadState.ValueType | None:
+    """The state of a workload without processes that a restore can start again. None: it has none."""
+    return STATES_ON_DISK.get(record.parked.policy.process_strategy) if record.parked is not None else None
+
+
 def _is_from_image(record: WorkloadRecord) -> bool:
     """Whether the workload had processes that a restore from an image was creating."""
     return record.parked is not None and bool(record.parked.checkpoint_id) and not record.absent
@@ -347,7 +328,7 @@ async def _ended(workloads: Iterable[Workload]) -> list[Workload]:
 
 
 def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
-    """The workload as last reported, without its lease."""
+    """The workload of a record."""
     error = record.error
     return Workload(
         workload_id=record.workload_id,
@@ -356,7 +337,7 @@ def _workload(record: WorkloadRecord, output_path: Path) -> Workload:
         root=record.root,
         output_path=output_path,
         start_time=record.start_time,
-        lease=None,
+        lease=record.lease,
         state=record.state,
         generation=record.generation,
         members=record.members,

@@ -9,24 +9,22 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
 import trio
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
 
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_name
+from leasehold_worker.files.workload_files import require_folder_name
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import ProcessIdentity, boot_id, command_line, is_alive, variable_of
-from leasehold_worker.leasing.allocation import AllocRequest
 from leasehold_worker.programs.programs import launched
-from leasehold_worker.workloads.states import ENDED, RUNNING, UNKNOWN
-from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload, told_arguments
+from leasehold_worker.workloads.states import ENDED, UNKNOWN
+from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, told_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -150,23 +148,13 @@ class Strays:
             arguments=told_arguments(stray.arguments),
             resources=workload_pb2.Resources(gpu_count=len(stray.gpu_uuids)),
         )
-        workload = Workload(
-            stray.workload_id,
-            stray.name,
-            spec,
-            stray.program,
-            self._parts.workloads.folder(stray.workload_id) / OUTPUT_FILE,
-            datetime.now(UTC),
-            pool.occupy(stray.workload_id, mine) if mine else None,
-            user=self._parts.workloads.user,
-            uid=os.geteuid(),
-            state=UNKNOWN if others else RUNNING,
-            home=stray.gpu_uuids if others else (),
-            restored=True,  # perhaps: nobody knows
+        lease = pool.occupy(stray.workload_id, mine) if mine else None
+        workload = self._parts.programs.workload(
+            stray.workload_id, stray.name, spec, stray.program, lease, None
         )
-        request = AllocRequest.of(spec.resources).host
-        workload.host = self._parts.resources.take_back(workload.workload_id, request).host
-        self._parts.workloads.add(workload, self._parts.nursery)
+        workload.mark_restored()  # perhaps: nobody knows
+        self._parts.host_shares.take_back(workload)
+        self._parts.exit_monitor.add(workload)
         logger.warning(
             "workload %s (%s) runs as process %d and was missing in the journal: it is "
             "managed again, without its hooks, limits and policies",
@@ -175,12 +163,13 @@ class Strays:
             stray.program.pid,
         )
         if others:
-            logger.error(
-                "workload %s may be on %s, which can't be leased to it: stop it, or the "
-                "workload that leases that GPU",
-                workload.name,
-                ", ".join(others),
+            error = OperationError(
+                errors_pb2.ERROR_REASON_WRONG_STATE,
+                f"workload {workload.name} may be on {', '.join(others)}, which can't be leased to it: "
+                "stop it, or the workload that leases that GPU",
             )
+            logger.error("%s", error.message)
+            self._parts.workloads.settle(workload, UNKNOWN, (), home=stray.gpu_uuids, error=error)
 
 
 def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) -> Stray:

@@ -100,13 +100,13 @@ class Application:
         known = estimate.HasField("size_bytes") and estimate.size_bytes >= 0
         return estimate.size_bytes if known else None
 
-    async def health(self, timeout_s: float = ANSWER_TIMEOUT_S) -> workload_pb2.KernelHealth.ValueType:
+    async def health(self) -> workload_pb2.KernelHealth.ValueType:
         """Asks for the health of the application."""
-        return (await self._ask(kernel_pb2.KERNEL_METHOD_HEALTH, "health", timeout_s)).health
+        return (await self._ask(kernel_pb2.KERNEL_METHOD_HEALTH, "health")).health
 
-    async def is_quiescent(self, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
+    async def is_quiescent(self) -> bool:
         """Asks whether the application is quiescent."""
-        return (await self._ask(kernel_pb2.KERNEL_METHOD_IS_QUIESCENT, "quiescent", timeout_s)).quiescent
+        return (await self._ask(kernel_pb2.KERNEL_METHOD_IS_QUIESCENT, "quiescent")).quiescent
 
     async def prepare(self, timeout_s: float, cancel_timeout_s: float = CANCEL_TIMEOUT_S) -> None:
         """Asks the application to quiesce and waits. If that fails, the application is told to continue.
@@ -229,7 +229,9 @@ class Application:
                 self._session.close()
         self._checked(frame, method, "done")
 
-    async def _ask(self, method: KernelMethod.ValueType, result: str, timeout_s: float) -> KernelAnswer:
+    async def _ask(
+        self, method: KernelMethod.ValueType, result: str, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> KernelAnswer:
         with self._deadline(_WORDS[method], timeout_s):
             async with self._turn:
                 call_id = await self._call(method)

@@ -36,25 +36,12 @@ Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """The result of a save.
+class Transfer:
+    """The result of a save or a restore.
 
     Attributes:
         checkpoint: The checkpoint on disk.
-        warnings: Warnings for the user.
-    """
-
-    checkpoint: StoredCheckpoint
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """The result of a restore.
-
-    Attributes:
-        checkpoint: The checkpoint of the restore.
-        warnings: Reasons why newer checkpoints were skipped.
+        warnings: Warnings for the user, such as why newer checkpoints were skipped.
     """
 
     checkpoint: StoredCheckpoint
@@ -74,7 +61,7 @@ async def save(
     resume: bool,
     timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     progress: Progress = _tell_nobody,
-) -> Saved:
+) -> Transfer:
     """Has an application save itself into the store.
 
     Its point of no return is the rename of the file. A cancellation before that undoes everything.
@@ -110,11 +97,11 @@ async def save(
         await kernel.undo(timeouts.cancel_s)
         raise
     if not resume:
-        return Saved(checkpoint)
+        return Transfer(checkpoint)
     with trio.CancelScope(shield=True):
         progress("cancel", checkpoint.header.size_bytes)
         warning = await kernel.undo(timeouts.cancel_s)
-    return Saved(checkpoint, (warning,) if warning else ())
+    return Transfer(checkpoint, (warning,) if warning else ())
 
 
 async def restore(
@@ -125,7 +112,7 @@ async def restore(
     checkpoint_id: str | None = None,
     timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     progress: Progress = _tell_nobody,
-) -> Restored:
+) -> Transfer:
     """Restores an application that has not begun.
 
     Args:
@@ -142,7 +129,7 @@ async def restore(
     """
     if checkpoint_id is not None:
         named = await trio.to_thread.run_sync(store.find, checkpoint_id)
-        return Restored(await _restore_one(kernel, store, named, timeouts, progress))
+        return Transfer(await _restore_one(kernel, store, named, timeouts, progress))
     candidates = await trio.to_thread.run_sync(store.scan, workload_id)
     return await _restore_newest(kernel, store, candidates, timeouts, progress)
 
@@ -153,7 +140,7 @@ async def _restore_newest(
     candidates: Sequence[StoredCheckpoint | DamagedCheckpoint],
     timeouts: ApplicationTimeouts,
     progress: Progress,
-) -> Restored:
+) -> Transfer:
     refusals: list[OperationError] = []
     for candidate in candidates:
         try:
@@ -165,7 +152,7 @@ async def _restore_newest(
             logger.warning("workload %s: %s", kernel.workload.name, error.message)
         else:
             warnings = [f"restored from an older checkpoint: {error.message}" for error in refusals]
-            return Restored(checkpoint, tuple(warnings))
+            return Transfer(checkpoint, tuple(warnings))
     if refusals:
         raise refusals[0]
     raise OperationError(

@@ -12,6 +12,7 @@ from leasehold.v1 import errors_pb2, workload_pb2
 
 from leasehold_worker.applications.application import Application
 from leasehold_worker.applications.stream import ApplicationStream, StreamLostError
+from leasehold_worker.change import Change
 from leasehold_worker.errors import OperationError, defect, invalid
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import is_alive
@@ -50,7 +51,7 @@ class ApplicationRegistry:
         self._peers: dict[str, Peer] = {}
         self._sessions: set[ApplicationStream] = set()
         self._expected: set[str] = set()
-        self._changed = trio.Event()
+        self._changed = Change()
 
     def of(self, workload_id: str) -> Application | None:
         """The application of a workload. None: it has none now."""
@@ -131,7 +132,7 @@ class ApplicationRegistry:
             logger.info(
                 "workload %s is checkpointable: application %s", workload.name, hello.kernel.kernel_id
             )
-            self._tell()
+            self._changed.notify()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow_health, kernel)
                 await session.gone.wait()
@@ -140,7 +141,7 @@ class ApplicationRegistry:
             if self._served.get(workload_id) is kernel:
                 del self._served[workload_id], self._peers[workload_id]
                 self._workloads.set_kernel(workload, None)
-            self._tell()
+            self._changed.notify()
 
     async def _follow_health(self, kernel: Application) -> None:
         """Queries the health of an application while its workload runs, and reports it."""
@@ -156,10 +157,6 @@ class ApplicationRegistry:
                     told.health = workload_pb2.KERNEL_HEALTH_UNSPECIFIED
                 if not kernel.is_gone:
                     self._workloads.set_kernel(kernel.workload, told)
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def _admit(self, peer: Peer, hello: KernelHello) -> Workload:
         """The workload of a process that registers an application.

@@ -18,6 +18,7 @@ from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.operation_pb2 import Operation
 from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec, CommandUpdate
 
+from leasehold_worker.change import Change
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.execution import Execution, Perform
 from leasehold_worker.commands.intents import Intent
@@ -93,7 +94,7 @@ class Commands:
         """Ids of ended commands whose outcome is not on disk yet."""
         self._executions: dict[str, Execution] = {}
         self._closed = False
-        self._finished = trio.Event()
+        self._finished = Change()
         self._local: dict[str, Callable[[CommandUpdate], None]] = {}
         """Waiters for the end of the worker's own commands, by command id."""
 
@@ -333,5 +334,4 @@ class Commands:
             f": {error.message}" if error else "",
         )
         self._carry_out(self._ledger.finish(fitting(update)))
-        self._finished.set()
-        self._finished = trio.Event()
+        self._finished.notify()

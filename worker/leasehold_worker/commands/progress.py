@@ -65,6 +65,11 @@ class Progress:
     _going_back: bool = False
     _told_s: float = 0.0
 
+    @classmethod
+    def unheard(cls) -> "Progress":
+        """The report of an operation without an observer."""
+        return cls(lambda _: None)
+
     def enter(self, phase: str) -> None:
         """Begins a phase, which ends the one before."""
         self._leave(failed=phase == "rollback" and not self._going_back)

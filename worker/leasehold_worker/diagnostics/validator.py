@@ -22,7 +22,7 @@ from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuFacts
 from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
-from leasehold_worker.workloads.states import RUNNING, SUSPENDED
+from leasehold_worker.workloads.states import RUNNING, SUSPENDED, state_text
 from leasehold_worker.workloads.workload import Workload
 
 CONTEXT_BYTES: Final = 2**30
@@ -113,7 +113,7 @@ class Validator:
         spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=resources)
         run = operation_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])
         before, began = await self._observer.usage(), time.monotonic()
-        await self._parts.operations.run(TARGET, run, Progress(lambda _: None))
+        await self._parts.operations.run(TARGET, run, Progress.unheard())
         workload = self._parts.workloads.get(TARGET)
         await self._observer.see_running(workload, gpu_uuid)
         duration_s = time.monotonic() - began
@@ -170,7 +170,7 @@ class Validator:
         return None
 
     async def _do(self, operation: Callable[[Progress], Awaitable[None]]) -> Progress:
-        progress = Progress(lambda _: None)
+        progress = Progress.unheard()
         await operation(progress)
         progress.close(failed=False)
         for warning in progress.warnings:
@@ -179,9 +179,9 @@ class Validator:
 
     async def _see_woken(self, workload: Workload, gpu_uuid: str) -> None:
         _expect(workload.state, RUNNING, "the workload's state after a restore")
-        held = workload.lease.gpu_uuids if workload.lease else ()
-        if held != (gpu_uuid,):
-            raise ValidationError(f"the workload holds {', '.join(held) or 'no GPU'}, not {gpu_uuid}")
+        if workload.gpu_uuids != (gpu_uuid,):
+            held = ", ".join(workload.gpu_uuids) or "no GPU"
+            raise ValidationError(f"the workload holds {held}, not {gpu_uuid}")
         await self._observer.see_running(workload, gpu_uuid)
 
     async def _end(self) -> None:
@@ -191,7 +191,7 @@ class Validator:
         stop = operation_pb2.StopOperation()
         stop.grace.FromSeconds(END_S)
         try:
-            await self._parts.termination.stop(TARGET, stop, Progress(lambda _: None))
+            await self._parts.termination.stop(TARGET, stop, Progress.unheard())
         except OperationError as error:
             pid = self._parts.workloads.get(TARGET).root.pid
             self._validation.note(f"the program, process {pid}, could not be ended: {error.message}")
@@ -238,5 +238,4 @@ def _amount(size_bytes: int | None) -> str:
 
 def _expect(actual: WorkloadState.ValueType, wanted: WorkloadState.ValueType, what: str) -> None:
     if actual != wanted:
-        seen, expected = (WorkloadState.Name(s).removeprefix("WORKLOAD_STATE_") for s in (actual, wanted))
-        raise ValidationError(f"{what} is {seen}, not {expected}")
+        raise ValidationError(f"{what} is {state_text(actual)}, not {state_text(wanted)}")

@@ -37,7 +37,7 @@ from leasehold_worker.driver.members import (
     state_name,
 )
 from leasehold_worker.driver.transfer_rates import Rates
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import memory_bytes
 
@@ -316,6 +316,4 @@ def _told(error: Exception) -> OperationError:
     if isinstance(error, OperationError):
         return error
     logger.error("a driver call failed because of a defect", exc_info=error)
-    return OperationError(
-        errors_pb2.ERROR_REASON_INTERNAL, "this is a defect of Leasehold: see the worker's log"
-    )
+    return defect()

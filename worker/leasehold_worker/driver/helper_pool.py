@@ -18,6 +18,7 @@ from typing import Final, final
 import msgspec
 import trio
 
+from leasehold_worker.change import Change
 from leasehold_worker.driver.helper_protocol import (
     PROTOCOL_ENCODER,
     DriverCall,
@@ -165,8 +166,8 @@ class Driver:
         self.call_floor_s = call_floor_s
         """Shortest deadline of any call."""
         self._idle: deque[_Helper] = deque()
-        self._returned = trio.Event()
-        """Set when a helper has become idle."""
+        self._returned = Change()
+        """Notifies that a helper has become idle."""
         self._started: set[_Helper] = set()
         self._limit = trio.CapacityLimiter(HELPER_LIMIT)
         self._pid_locks: dict[int, trio.Lock] = {}
@@ -233,8 +234,7 @@ class Driver:
             if healthy:
                 helper.idle_since = trio.current_time()
                 self._idle.append(helper)
-                self._returned.set()
-                self._returned = trio.Event()
+                self._returned.notify()
                 await self._trim()
             else:
                 self._started.discard(helper)

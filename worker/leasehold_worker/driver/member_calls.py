@@ -34,10 +34,7 @@ from leasehold_worker.driver.members import (
 )
 from leasehold_worker.driver.process import (
     DEFAULT_LOCK_TIMEOUT_S,
-    CheckpointOptions,
     CheckpointProcess,
-    LockOptions,
-    RestoreOptions,
 )
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.errors import OperationError
@@ -261,12 +258,12 @@ def _held(identity: ProcessIdentity) -> Iterator[int | None]:
 async def _call(process: CheckpointProcess, step: DriverStep, outcome: MemberOutcome) -> None:
     match step.call:
         case DriverCall.LOCK:
-            await process.lock(LockOptions(step.lock_timeout_s))
+            await process.lock(step.lock_timeout_s)
         case DriverCall.CHECKPOINT:
-            await process.checkpoint_with_options(CheckpointOptions(step.extra_s))
+            await process.checkpoint(step.extra_s)
         case DriverCall.RESTORE:
             pairs = rebase_pairs(step.gpu_pairs, outcome.displacement)
-            await process.restore_with_options(RestoreOptions(pairs, step.extra_s))
+            await process.restore(pairs, step.extra_s)
         case DriverCall.UNLOCK:
             await process.unlock()
         case other:

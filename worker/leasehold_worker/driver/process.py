@@ -59,43 +59,15 @@ class LockResult(enum.Enum):
     TIMED_OUT = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class LockOptions:
-    """Options of a lock. ``timeout_s`` is finite and above 0; parts of a millisecond are rounded up."""
+def lock_timeout_ms(timeout_s: float) -> int:
+    """A lock's timeout in the driver's unit, rounded up: never 0, which would mean "wait for ever".
 
-    timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
-
-    def timeout_ms(self) -> int:
-        """The timeout in the driver's unit: never 0, which would mean "wait for ever".
-
-        Raises:
-            ValueError: The timeout is not finite, not greater than 0, or too long for the driver.
-        """
-        if not 0 < self.timeout_s < 2**32 / 1000 - 1:
-            raise ValueError(f"invalid lock timeout {self.timeout_s} s: give more than 0, at most 49 days")
-        return math.ceil(self.timeout_s * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """Options of a checkpoint. ``timeout_s`` is the call's time beyond the driver's floor."""
-
-    timeout_s: float = TRANSFER_TIMEOUT_S
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreOptions:
-    """Options of a restore. Pairs, if any, name every GPU of the host; none restores on the same GPUs."""
-
-    gpu_pairs: tuple[GpuPair, ...] = ()
-    timeout_s: float = TRANSFER_TIMEOUT_S
-
-
-@dataclass(frozen=True, slots=True)
-class UnlockOptions:
-    """Options of an unlock. ``timeout_s`` is the call's time beyond the driver's floor."""
-
-    timeout_s: float = 0.0
+    Raises:
+        ValueError: The timeout is not finite, not greater than 0, or too long for the driver.
+    """
+    if not 0 < timeout_s < 2**32 / 1000 - 1:
+        raise ValueError(f"invalid lock timeout {timeout_s} s: give more than 0, at most 49 days")
+    return math.ceil(timeout_s * 1000)
 
 
 class WaitTimeoutError(Exception):
@@ -199,9 +171,9 @@ class CheckpointProcess:
         reply = await self._call(DriverCall.TRACE_PERMISSION)
         return None if reply.value else reply.result_name
 
-    async def try_lock(self, options: LockOptions | None = None) -> LockResult:
+    async def try_lock(self, timeout_s: float = DEFAULT_LOCK_TIMEOUT_S) -> LockResult:
         """RUNNING → LOCKED, or TIMED_OUT with the process still RUNNING."""
-        timeout_ms = (options or LockOptions()).timeout_ms()
+        timeout_ms = lock_timeout_ms(timeout_s)
         request = self._request(DriverCall.LOCK, lock_timeout_ms=timeout_ms)
         reply = await self.driver.call(request, timeout_ms / 1000)
         if reply.result == NOT_READY:
@@ -209,38 +181,35 @@ class CheckpointProcess:
         self._checked(DriverCall.LOCK, reply)
         return LockResult.LOCKED
 
-    async def lock(self, options: LockOptions | None = None) -> None:
+    async def lock(self, timeout_s: float = DEFAULT_LOCK_TIMEOUT_S) -> None:
         """RUNNING → LOCKED: its CUDA calls block from here on. A timeout is a DriverError of NOT_READY."""
-        if await self.try_lock(options) is LockResult.TIMED_OUT:
+        if await self.try_lock(timeout_s) is LockResult.TIMED_OUT:
             raise DriverError(DriverCall.LOCK, self.pid, NOT_READY, "CUDA_ERROR_NOT_READY")
 
-    async def checkpoint(self) -> None:
-        """LOCKED → CHECKPOINTED: its device memory moves to host memory."""
-        await self.checkpoint_with_options(CheckpointOptions())
+    async def checkpoint(self, extra_s: float = TRANSFER_TIMEOUT_S) -> None:
+        """LOCKED → CHECKPOINTED: its device memory moves to host memory.
 
-    async def checkpoint_with_options(self, options: CheckpointOptions) -> None:
-        """LOCKED → CHECKPOINTED, with a deadline."""
-        await self._call(DriverCall.CHECKPOINT, options.timeout_s)
+        Args:
+            extra_s: Time of the call beyond the driver's floor.
+        """
+        await self._call(DriverCall.CHECKPOINT, extra_s)
 
-    async def restore(self, gpu_pairs: tuple[GpuPair, ...] = ()) -> None:
-        """CHECKPOINTED → LOCKED, on the GPUs of the pairs."""
-        await self.restore_with_options(RestoreOptions(gpu_pairs))
+    async def restore(self, gpu_pairs: tuple[GpuPair, ...] = (), extra_s: float = TRANSFER_TIMEOUT_S) -> None:
+        """CHECKPOINTED → LOCKED.
 
-    async def restore_with_options(self, options: RestoreOptions) -> None:
-        """CHECKPOINTED → LOCKED, with a deadline."""
-        pairs = [(pair.old_uuid, pair.new_uuid) for pair in options.gpu_pairs]
+        Args:
+            gpu_pairs: Pairs that name every GPU of the host. Empty: on the same GPUs.
+            extra_s: Time of the call beyond the driver's floor.
+        """
+        pairs = [(pair.old_uuid, pair.new_uuid) for pair in gpu_pairs]
         request = self._request(DriverCall.RESTORE, gpu_pairs=pairs)
-        self._checked(DriverCall.RESTORE, await self.driver.call(request, options.timeout_s))
+        self._checked(DriverCall.RESTORE, await self.driver.call(request, extra_s))
 
     async def unlock(self) -> None:
         """LOCKED → RUNNING."""
-        await self.unlock_with_options(UnlockOptions())
+        await self._call(DriverCall.UNLOCK)
 
-    async def unlock_with_options(self, options: UnlockOptions) -> None:
-        """LOCKED → RUNNING, with a deadline."""
-        await self._call(DriverCall.UNLOCK, options.timeout_s)
-
-    async def suspend(self, options: LockOptions | None = None) -> None:
+    async def suspend(self, lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S) -> None:
         """RUNNING → CHECKPOINTED. If the checkpoint fails, the process is unlocked again.
 
         A cancellation during the lock undoes the lock. A later one waits for the checkpoint.
@@ -249,7 +218,7 @@ class CheckpointProcess:
             LeftLockedError: The process could not be unlocked again.
         """
         try:
-            await self.lock(options)
+            await self.lock(lock_timeout_s)
         except DriverCallUnansweredError as error:
             await self._unlock_after(error)
             raise
@@ -302,7 +271,7 @@ class CheckpointProcess:
         ) from cause
 
     async def toggle(
-        self, options: LockOptions | None = None, gpu_pairs: tuple[GpuPair, ...] = ()
+        self, lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S, gpu_pairs: tuple[GpuPair, ...] = ()
     ) -> ProcessState:
         """Suspends a RUNNING process or resumes a CHECKPOINTED one, and returns the state read afterwards.
 
@@ -313,7 +282,7 @@ class CheckpointProcess:
         """
         match await self.state():
             case ProcessState.RUNNING:
-                await self.suspend(options)
+                await self.suspend(lock_timeout_s)
             case ProcessState.CHECKPOINTED:
                 await self.resume(gpu_pairs)
             case state:

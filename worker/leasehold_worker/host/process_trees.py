@@ -54,15 +54,9 @@ class ProcessTree:
     """All processes of the host, for a scan soon after."""
 
 
-def process_tree(
-    root: ProcessIdentity,
-    mark: str = "",
-    without: Collection[ProcessIdentity] = (),
-    *,
-    mark_uid: int | None = None,
-) -> list[ProcessIdentity]:
-    """The processes of :func:`scan_tree`, complete or not."""
-    return list(scan_tree(root, mark, without, mark_uid=mark_uid).processes)
+def process_tree(root: ProcessIdentity) -> list[ProcessIdentity]:
+    """A process with its descendants and its session, complete or not."""
+    return list(scan_tree(root).processes)
 
 
 def scan_tree(

@@ -259,6 +259,12 @@ async def wait_ended(identity: ProcessIdentity) -> None:
         await trio.sleep(HOLD_AGAIN_S)
 
 
+async def cancel_at_end(identity: ProcessIdentity, scope: trio.CancelScope) -> None:
+    """Cancels a scope at the end of a process."""
+    await wait_ended(identity)
+    scope.cancel()
+
+
 async def ends_soon(pidfd: int, pid: int, within_s: float = ENDING_S) -> bool:
     """Whether the process behind the pidfd has ended, or ends within a time.
 

@@ -176,8 +176,8 @@ class Resources:
     """Allocates the resources of one host.
 
     Args:
-        pool: The GPUs. Releases of the ledger let it grant claims.
-        ledger: CPU time, memory and disk.
+        pool: The GPUs.
+        ledger: CPU time, memory and disk. Its changes let the pool grant claims.
     """
 
     def __init__(self, pool: GpuPool, ledger: HostReservations) -> None:
@@ -185,7 +185,6 @@ class Resources:
         self._ledger = ledger
         self._claims: dict[str, AllocRequest] = {}
         """Waiting requests by workload."""
-        ledger.on_change = pool.note_host
 
     def why_not(self, request: AllocRequest) -> OperationError:
         """Why a request can't be granted now, with a remedy: first its GPUs, then the rest."""
@@ -257,7 +256,7 @@ class Resources:
                 self._roll_back(lease, error)
             raise
         if self._claims:  # what they lack may be another thing now
-            self._pool.note_change()
+            self._pool.slots.note_change()
         return self._allocation(workload_id, lease, host)
 
     def alloc_named(
@@ -325,34 +324,24 @@ class Resources:
             self._claims.pop(workload_id, None)
         return self._allocation(workload_id, lease, taken[0])
 
-    def take_back(self, workload_id: str, host: HostRequest) -> Allocation:
-        """Restores the host reservation of a workload after a restart of the worker."""
-        return self._allocation(workload_id, None, self._ledger.take_back(workload_id, host))
-
     def fetch_machine_resources(self) -> worker_pb2.MachineResources:
         """The host's resources for workloads, in total and free."""
-        figures = self._ledger.figures()
+        resources = self._ledger.figures()
         gpus = {gpu.uuid: gpu for gpu in self._pool.slots.gpus}
         leasable = [
             slot
-            for slot in self._pool.snapshot_leases().slots
+            for slot in self._pool.slots.snapshot().slots
             if self._pool.slots.worker_cordon is None and slot.may_serve(_ANY_GPU)
         ]
         free = [gpus[slot.gpu_uuid] for slot in leasable if slot.state == FREE]
         sizes = [gpu.memory_bytes for gpu in free if gpu.memory_bytes is not None]
-        return worker_pb2.MachineResources(
-            cpu_millicores_total=figures.cpu_millicores_total,
-            cpu_millicores_free=figures.cpu_millicores_free,
-            memory_total_bytes=figures.memory_total_bytes,
-            memory_free_bytes=figures.memory_free_bytes,
-            disk_total_bytes=figures.disk_total_bytes,
-            disk_free_bytes=figures.disk_free_bytes,
-            gpu_count_total=len(leasable),
-            gpu_count_free=len(free),
-            gpu_units_total=sum(gpus[slot.gpu_uuid].units for slot in leasable),
-            gpu_units_free=sum(gpu.units for gpu in free),
-            gpu_memory_largest_free_bytes=max(sizes, default=None),
-        )
+        resources.gpu_count_total = len(leasable)
+        resources.gpu_count_free = len(free)
+        resources.gpu_units_total = sum(gpus[slot.gpu_uuid].units for slot in leasable)
+        resources.gpu_units_free = sum(gpu.units for gpu in free)
+        if sizes:
+            resources.gpu_memory_largest_free_bytes = max(sizes)
+        return resources
 
     def _preview(self, request: AllocRequest, priority: int) -> Preview:
         gpu_uuids = self._pool.preview(request.gpus, priority=priority) if request.gpus.count else ()

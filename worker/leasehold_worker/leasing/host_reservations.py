@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
+from leasehold.v1.worker_pb2 import MachineResources
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.errors import OperationError
@@ -63,18 +64,6 @@ class HostReservation:
 
     holder: str
     request: HostRequest
-
-
-@dataclass(frozen=True, slots=True)
-class HostFigures:
-    """The host's resources for workloads, in total and free. Names are those of ``MachineResources``."""
-
-    cpu_millicores_total: int
-    cpu_millicores_free: int
-    memory_total_bytes: int
-    memory_free_bytes: int
-    disk_total_bytes: int
-    disk_free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,43 +125,37 @@ class HostReservations:
     Args:
         limits: CPU time and memory of all workloads together.
         disk: Reads the volume that workloads write to. It may raise OSError, which makes disk unavailable.
-        disk_reserve_bytes: Reserve of the volume, if it exceeds a tenth of it.
         parked_bytes: Host memory of suspended workloads, beside their reservations.
+        on_change: Called after a release, so that waiting claims can be granted.
+        disk_reserve_bytes: Reserve of the volume, if it exceeds a tenth of it.
     """
 
     def __init__(
         self,
         limits: HostLimits,
         disk: Callable[[], DiskSpace],
-        *,
+        parked_bytes: Callable[[], int],
+        on_change: Callable[[], None],
         disk_reserve_bytes: int = 0,
-        parked_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._limits = limits
         self._disk = disk
         self._disk_reserve_bytes = disk_reserve_bytes
         self._parked_bytes = parked_bytes
         self._written: dict[HostReservation, int] = {}
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after a release, so that waiting claims can be granted."""
+        self._on_change = on_change
 
     @property
     def reservations(self) -> tuple[HostReservation, ...]:
         """The reservations, oldest first."""
         return tuple(self._written)
 
-    @property
-    def disk_refusal(self) -> str:
-        """Why no disk is available. Empty: the volume can be read."""
-        volume = self._volume()
-        return volume if isinstance(volume, str) else ""
-
-    def figures(self) -> HostFigures:
-        """The total and free amounts now. An unreadable volume counts as empty."""
+    def figures(self) -> MachineResources:
+        """The total and free amounts now, without GPUs. An unreadable volume counts as empty."""
         volume = self._volume()
         total = volume.total_bytes if isinstance(volume, DiskSpace) else 0
         free = self._disk_free(volume) if isinstance(volume, DiskSpace) else 0
-        return HostFigures(
+        return MachineResources(
             cpu_millicores_total=self._limits.cpu_millicores,
             cpu_millicores_free=self._cpu_free(),
             memory_total_bytes=self._limits.memory_bytes,
@@ -215,19 +198,6 @@ class HostReservations:
         self.check(request, kept)
         return self.take_back(holder, request)
 
-    def try_reserve(self, holder: str, request: HostRequest) -> HostReservation | None:
-        """As :meth:`reserve`. None: too little is free now.
-
-        Raises:
-            OperationError: INSUFFICIENT_RESOURCES: the request exceeds the host's totals, or the volume is
-                unreadable.
-        """
-        self.check_possible(request)
-        try:
-            return self.reserve(holder, request)
-        except OperationError:
-            return None
-
     def take_back(self, holder: str, request: HostRequest) -> HostReservation:
         """Restores a reservation after a restart of the worker, even if it exceeds the limits now."""
         reservation = HostReservation(holder, request)
@@ -245,7 +215,7 @@ class HostReservations:
                 errors_pb2.ERROR_REASON_ALREADY_RELEASED,
                 f"the shares of {reservation.holder} were already released: release them once",
             )
-        self.on_change()
+        self._on_change()
 
     def set_written(self, reservation: HostReservation, written_bytes: int) -> None:
         """Sets the disk usage of a holder. The volume's figures include it, so the ledger counts it once.
@@ -256,7 +226,7 @@ class HostReservations:
         if before is not None and before != written_bytes:
             self._written[reservation] = max(0, written_bytes)
             if written_bytes > before:
-                self.on_change()
+                self._on_change()
 
     def _wants(self, request: HostRequest, kept: HostRequest) -> list[_Want]:
         """The requested kinds, in the order of their reservation."""

@@ -18,7 +18,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.claim_queue import ClaimQueue, Kept, Waiter, kept_with
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.host_reservations import NOTHING, HostRequest
-from leasehold_worker.leasing.leases import Lease, LeaseId, LeaseSnapshot, Standing
+from leasehold_worker.leasing.leases import Lease, LeaseId, Standing
 from leasehold_worker.leasing.refusals import cordoned, not_enough, not_free
 from leasehold_worker.leasing.slots import GpuSlots
 
@@ -45,15 +45,10 @@ class GpuPool:
         start_number: int = 0,
     ) -> None:
         self.slots = GpuSlots(gpus, keep, self.serve)
-        """The GPUs, with their cordons and health verdicts."""
+        """The GPUs: their leases for reading, their cordons, health verdicts and foreign processes."""
         self._leases: dict[LeaseId, Lease] = {}
         self._queue = ClaimQueue[Lease]()
         self._last_token = start_number << TOKEN_BITS
-
-    @property
-    def capacity(self) -> int:
-        """Number of GPUs."""
-        return len(self.slots.gpus)
 
     @property
     def pending_claimers(self) -> int:
@@ -64,18 +59,6 @@ class GpuPool:
     def waiting(self) -> tuple[Waiter[Lease], ...]:
         """The waiting claims, preemptible ones included, in queue order."""
         return tuple(self._queue)
-
-    def snapshot_leases(self) -> LeaseSnapshot:
-        """The current slots."""
-        return self.slots.snapshot()
-
-    async def wait_changed(self) -> None:
-        """Waits for the next change of a slot, or of the queue."""
-        await self.slots.wait_changed()
-
-    def note_change(self) -> None:
-        """Notifies the tasks that wait for a change."""
-        self.slots.note_change()
 
     async def claim(
         self,
@@ -105,7 +88,7 @@ class GpuPool:
         Raises:
             OperationError: NO_FREE_GPU, the pool can never grant the request.
         """
-        if not self.capacity:
+        if not self.slots.gpus:
             await trio.lowlevel.checkpoint()
             return None
         self.slots.check_possible(request)
@@ -119,7 +102,7 @@ class GpuPool:
             take_host=take_host,
             since=datetime.now(UTC),
         )
-        self.note_change()
+        self.slots.note_change()
         self.serve()
         try:
             await waiter.granted.wait()
@@ -128,7 +111,7 @@ class GpuPool:
                 self.release(waiter.lease)
             else:
                 self._queue.remove(waiter)
-                self.note_change()
+                self.slots.note_change()
                 self.serve()
             raise
         return waiter.lease
@@ -148,14 +131,14 @@ class GpuPool:
         Raises:
             OperationError: NO_FREE_GPU, the pool can never grant the request.
         """
-        if not self.capacity:
+        if not self.slots.gpus:
             return None
         self.slots.check_possible(request)
         return self._choose(request, self._kept(self._queue.ahead_of(priority, helper=False)).gpu_uuids)
 
-    def kept_host(self, priority: int, *, helper: bool = False) -> HostRequest:
+    def kept_host(self, priority: int) -> HostRequest:
         """Host resources reserved for claims ahead of a new one."""
-        return self._kept(self._queue.ahead_of(priority, helper=helper)).host
+        return self._kept(self._queue.ahead_of(priority, helper=False)).host
 
     @property
     def holds_back_helpers(self) -> bool:
@@ -284,7 +267,7 @@ class GpuPool:
     def note_host(self) -> None:
         """Reports a change of host resources: grants claims that can be granted now."""
         self.serve()
-        self.note_change()
+        self.slots.note_change()
 
     def serve(self) -> None:
         """Grants the claims that can be granted."""

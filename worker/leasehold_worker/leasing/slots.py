@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import final
 
-import trio
 from leasehold.v1 import errors_pb2, gpu_pb2
 from leasehold.v1.gpu_pb2 import GpuHealth
 
+from leasehold_worker.change import Change
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.health import excludes
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu, choose
@@ -56,7 +56,7 @@ class GpuSlots:
         }
         self._keep = keep
         self._serve = serve
-        self._changed = trio.Event()
+        self._changed = Change()
         self._revision = 0
         self._free_bytes: Mapping[str, int] = {}
         self.worker_cordon: Cordon | None = None
@@ -88,8 +88,7 @@ class GpuSlots:
     def note_change(self) -> None:
         """Notifies the tasks that wait for a change."""
         self._revision += 1
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify()
 
     def hold(self, gpu_uuids: Iterable[str], lease: Lease | None, *, reserved: bool = False) -> None:
         """Puts GPUs under a lease, or frees them, without granting claims."""

@@ -143,7 +143,7 @@ class ClaimWaiting:
         if wanted.HasField("wait"):
             check_duration("wait", wanted.wait, WAIT_LIMIT_S)
         check_helper(wanted.spec.helper)
-        check_sizes(wanted.spec, self._pool.capacity)
+        check_sizes(wanted.spec, len(self._pool.slots.gpus))
         self._check_number(peer)
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "already has a waiting claim: make one claim at a time")
@@ -275,7 +275,7 @@ class ClaimWaiting:
                 if message != told:
                     session.tell(ClaimResponse(waiting=message))
                     told = message
-            await pool.wait_changed()
+            await pool.slots.wait_changed()
             await trio.sleep(COALESCE_S)
 
 

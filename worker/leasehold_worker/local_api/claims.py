@@ -7,13 +7,14 @@ keeps its lease.
 
 import logging
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
 from leasehold.local.v1 import local_service_pb2
 from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimResponse
-from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, operation_pb2
 from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec
 
@@ -29,8 +30,10 @@ from leasehold_worker.leasing.messages import lease_message
 from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.timestamps import duration
+from leasehold_worker.workloads.host_shares import HostShares
+from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import ENDED, RUNNING
+from leasehold_worker.workloads.states import ENDED, RUNNING, state_text
 from leasehold_worker.workloads.workload import CLAIM, EXEC, WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 logger = logging.getLogger(__name__)
@@ -48,21 +51,30 @@ class LocalClaims:
 
     Args:
         workloads: The registry.
+        register: Adds a workload to the registry, and monitors its end.
+        programs: The environment of programs with GPUs.
+        host_shares: The host resources of workloads.
         nursery: Runs the tasks of streams.
         commands: Releases workloads.
         journal: Stores a grant before it is reported.
-        turns: The waiting claims.
+        claim_waiting: The waiting claims.
     """
 
     def __init__(
         self,
         workloads: Workloads,
+        register: Callable[[Workload], None],
+        programs: ProgramStart,
+        host_shares: HostShares,
         nursery: trio.Nursery,
         commands: Commands,
         journal: Journal,
         claim_waiting: ClaimWaiting,
     ) -> None:
         self._workloads = workloads
+        self._register_workload = register
+        self._programs = programs
+        self._host_shares = host_shares
         self._nursery = nursery
         self._claim_waiting = claim_waiting
         self._commands = commands
@@ -174,32 +186,14 @@ class LocalClaims:
                 mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
                 host=allocation.host,
             )
-            self._limit(workload)
+            if origin == EXEC:  # a process that claims for itself is not moved
+                self._host_shares.enforce(workload)
         except BaseException:
             allocation.release()
             raise
         allocation.hand_over_lease()
-        self._workloads.add(workload, self._nursery)
+        self._register_workload(workload)
         return workload
-
-    def _limit(self, workload: Workload) -> None:
-        """Has the kernel enforce the limits of a program. A process that claims for itself is not moved.
-
-        A worker that isn't root may not move a foreign process: then only the ledger enforces the
-        reservation.
-        """
-        limits, promised = self._workloads.limits, workload.spec.resources
-        if workload.origin != EXEC or not (promised.cpu_millicores or promised.memory_bytes):
-            return
-        group = None
-        try:
-            group = limits.create(workload.workload_id, promised.cpu_millicores, promised.memory_bytes)
-            if group is not None:
-                limits.add(group, workload.root.pid)
-        except (OperationError, OSError) as error:
-            logger.warning("the limits of workload %s are not enforced: %s", workload.name, error)
-            if group is not None:
-                limits.remove(group)
 
     async def _hold(self, session: ClaimStream, workload: Workload, *, resumed: bool = False) -> None:
         """Delivers the grant once it is on disk, and keeps the lease as long as the stream."""
@@ -230,7 +224,7 @@ class LocalClaims:
             workload_id=workload.workload_id,
             name=workload.name,
             lease=lease_message(lease) if lease else None,
-            environment=self._workloads.programs.variables(workload.workload_id, workload.name, lease),
+            environment=self._programs.variables(workload.workload_id, workload.name, lease),
         )
         session.tell(ClaimResponse(granted=granted))
 
@@ -244,8 +238,8 @@ class LocalClaims:
                 session.tell(ClaimResponse(changed=changed))
                 told = now
             await self._workloads.wait_changed()
-        state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
-        session.tell(ClaimResponse(ended=local_service_pb2.ClaimEnded(reason=f"the workload is {state}")))
+        why = f"the workload is {state_text(workload.state)}"
+        session.tell(ClaimResponse(ended=local_service_pb2.ClaimEnded(reason=why)))
 
     async def _resume(self, session: ClaimStream, workload_id: str) -> None:
         workload = self._workloads.get(workload_id)

@@ -55,7 +55,7 @@ class LocalQueries:
     def list(self) -> local_service_pb2.ListResponse:
         """The GPUs, the workloads and the waiting claims. The list always fits into a message."""
         found = local_service_pb2.ListResponse(
-            gpus=gpu_lease_messages(self._pool.snapshot_leases().slots, {}),
+            gpus=gpu_lease_messages(self._pool.slots.snapshot().slots, {}),
             workloads=[
                 workload_message(workload, self._worker_id)
                 for workload in self._workloads.all()

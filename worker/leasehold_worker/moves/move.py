@@ -12,7 +12,8 @@ from leasehold_worker.driver.members import MemberOutcome, members_after
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.moves.settlement import StoredCheckpoint
 from leasehold_worker.moves.workload_hooks import OperationHooks
-from leasehold_worker.planning.plan import Plan
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.workloads.workload import Workload
 
 
 @dataclass(slots=True)
@@ -46,6 +47,17 @@ class Move:
             OperationError: STORAGE_UNAVAILABLE; the phase must not begin.
         """
         await self.progress.intend(intent_of(phase, self.plan, self.outcomes, self.reserved))
+
+
+def target_of(workload: Workload, intent: WorkloadIntent) -> WorkloadPlan:
+    """The part of a plan that an intent keeps of a workload."""
+    return WorkloadPlan(
+        workload,
+        members=intent.members,
+        home=intent.home,
+        destination=intent.destination,
+        full_bytes=intent.full_bytes,
+    )
 
 
 def intent_of(

@@ -34,7 +34,7 @@ from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, OFFLOAD, RETAIN
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads.states import ENDED, PARKED, PARKED_BY, RESTORING, SLEEPING, SUSPENDED
+from leasehold_worker.workloads.states import ENDED, PARKED_BY, RESTORING, SLEEPING, SUSPENDED
 from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads.states import WEDGED as WORKLOAD_WEDGED
@@ -78,13 +78,13 @@ def occupied_gpus(
         occupancy: The GPUs on which NVML lists them. A GPU that NVML can't read may have the memory of a
             stuck member.
     """
-    possible = {*target.home, *target.destination, *_held(target)}
+    possible = {*target.home, *target.destination, *target.workload.gpu_uuids}
     certain = possible & occupancy.listed
     for outcome in outcomes:
         if outcome.state_after in (RUNNING, LOCKED):
             places = possible.intersection(moved(target.home, outcome.displacement))
             # A member on a GPU that the workload does not lease still needs those that it does.
-            certain |= places or set(_held(target))
+            certain |= places or set(target.workload.gpu_uuids)
     states = {outcome.state_after for outcome in outcomes}
     if UNKNOWN in states:
         return certain, possible
@@ -96,6 +96,7 @@ class Settlement:
     """The end of one operation.
 
     Args:
+        workloads: The registry.
         pool: The pool.
         plan: The plan of the operation.
         outcomes: Outcomes of the members, by workload id.
@@ -104,11 +105,13 @@ class Settlement:
 
     def __init__(
         self,
+        workloads: Workloads,
         pool: GpuPool,
         plan: Plan,
         outcomes: Mapping[str, Sequence[MemberOutcome]],
         reserved: Sequence[Lease],
     ) -> None:
+        self._workloads = workloads
         self._pool = pool
         self._outcomes = outcomes
         self._reserved = reserved
@@ -119,22 +122,44 @@ class Settlement:
         """The workloads that have not ended: the GPUs of the others are free."""
         return [target for target in self._plan.targets if target.workload.state not in ENDED]
 
-    def done(self, progress: Progress) -> None:
+    def settle(
+        self,
+        members: Mapping[str, tuple[Member, ...]],
+        occupancies: Mapping[str, Occupancy],
+        error: OperationError | None,
+        progress: Progress,
+        *,
+        keep: bool = False,
+        kept: StoredCheckpoint | None = None,
+    ) -> None:
+        """Gives every workload the lease and the state of its members. No await in here: one record on disk.
+
+        Args:
+            members: The members of each workload to record, by its id.
+            occupancies: Current GPUs of the members as NVML lists them, by workload id, after a failure.
+            error: Why the operation failed. None: it didn't.
+            progress: Receives the GPUs that were claimed and released.
+            keep: After a failure, fully suspended workloads keep their GPUs: they will run there again.
+            kept: Checkpoint of the processes. None: they are in memory.
+        """
+        if error is None:
+            self._done(progress)
+        else:
+            self._failed(occupancies, progress, keep=keep)
+        for target in self._plan.targets:
+            self._settle_state(target, members[target.workload.workload_id], error, kept)
+
+    def _done(self, progress: Progress) -> None:
         """Gives each workload its new GPUs."""
         self._exchange(
             {target.workload.workload_id: target.destination for target in self._targets}, progress
         )
 
-    def failed(self, occupancies: Mapping[str, Occupancy], progress: Progress, *, keep: bool = False) -> None:
+    def _failed(self, occupancies: Mapping[str, Occupancy], progress: Progress, *, keep: bool) -> None:
         """Leaves each workload the GPUs that its members may use.
 
         After a swap, a FAILED member may be left on a GPU to which the other workload has returned. That
         workload then keeps the GPU.
-
-        Args:
-            occupancies: Current GPUs of the members as NVML lists them, by workload id.
-            progress: Receives the GPUs that moved between workloads.
-            keep: Fully suspended workloads keep their GPUs: they will run there again.
         """
         certain: dict[str, set[str]] = {}
         possible: dict[str, set[str]] = {}
@@ -148,7 +173,7 @@ class Settlement:
             # A restore of a workload that holds GPUs and was not parked brings back what a remap left parked.
             kept = keep or (target.workload.state == RESTORING and target.workload.parked is None)
             if not states or (kept and states == {CHECKPOINTED}):
-                certain[workload_id] = set(_held(target))
+                certain[workload_id] = set(target.workload.gpu_uuids)
             if target.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
                 certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease
         for stray in self._targets:
@@ -173,21 +198,53 @@ class Settlement:
             progress,
         )
 
+    def _settle_state(
+        self,
+        target: WorkloadPlan,
+        members: tuple[Member, ...],
+        error: OperationError | None,
+        kept: StoredCheckpoint | None,
+    ) -> None:
+        """Gives a workload the state of its members, once its lease is settled."""
+        workload, policy = target.workload, self._plan.policy
+        outcomes = self._outcomes[workload.workload_id]
+        runs = bool(target.destination) or target.wakes if error is None else workload.parked is None
+        state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
+        if state == WORKLOAD_RUNNING and workload.is_asleep and not runs:
+            state = SLEEPING
+        if kept is not None:
+            state = WORKLOAD_CHECKPOINTED
+        if state == SUSPENDED and workload.lease is not None:
+            state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
+        parked = workload.parked
+        if workload.lease is not None or state == WORKLOAD_RUNNING:
+            parked = None
+        elif parked is None or (error is None and policy is not None):
+            parked = _parked(target, outcomes, policy or PLAIN_SUSPEND, kept)
+        if parked is not None and state in PARKED_BY:
+            parked = parked.by(PARKED_BY[state])
+        home = target.home if state == WORKLOAD_UNKNOWN else ()
+        self._workloads.settle(workload, state, members, parked, home=home, error=error)
+
     def _exchange(self, wanted: Mapping[str, Sequence[str]], progress: Progress) -> None:
         """Exchanges the leases that change, in one step."""
-        before = [gpu_uuid for target in self._targets for gpu_uuid in _held(target)]
+        before = [gpu_uuid for target in self._targets for gpu_uuid in target.workload.gpu_uuids]
         changed = [
-            target for target in self._targets if tuple(wanted[target.workload.workload_id]) != _held(target)
+            target
+            for target in self._targets
+            if tuple(wanted[target.workload.workload_id]) != target.workload.gpu_uuids
         ]
         granted = self._pool.reassign(
             [*(target.workload.lease for target in changed if target.workload.lease), *self._reserved],
             [(target.workload.workload_id, wanted[target.workload.workload_id]) for target in changed],
         )
         for target in changed:
-            target.workload.lease = granted.get(target.workload.workload_id)
-        after = {gpu_uuid for target in self._targets for gpu_uuid in _held(target)}
+            target.workload.hold(granted.get(target.workload.workload_id))
+        after = {gpu_uuid for target in self._targets for gpu_uuid in target.workload.gpu_uuids}
         progress.released_gpu_uuids = tuple(gpu_uuid for gpu_uuid in before if gpu_uuid not in after)
-        progress.claimed_gpu_uuids = tuple(gpu_uuid for target in changed for gpu_uuid in _held(target))
+        progress.claimed_gpu_uuids = tuple(
+            gpu_uuid for target in changed for gpu_uuid in target.workload.gpu_uuids
+        )
 
 
 async def where_members_are(
@@ -207,57 +264,6 @@ async def where_members_are(
         at_home = [replace(member, displacement=()) for member in mine]
         members[target.workload.workload_id] = sized(at_home, usage, target.destination)
     return members, {}
-
-
-def settle_state(
-    workloads: Workloads,
-    target: WorkloadPlan,
-    outcomes: Sequence[MemberOutcome],
-    members: tuple[Member, ...],
-    error: OperationError | None,
-    policy: EvictionPolicy | None = None,
-    kept: StoredCheckpoint | None = None,
-) -> None:
-    """Gives a workload the state of its members, once its lease is settled. An ended workload stays ended.
-
-    Args:
-        workloads: The registry.
-        target: The workload, with its old and new GPUs.
-        outcomes: Its members.
-        members: The members to record.
-        error: Why the operation failed. None: it didn't.
-        policy: The policy of the suspend. None: the plain one.
-        kept: Checkpoint of its processes. None: they are in memory.
-    """
-    workload = target.workload
-    if workload.state in ENDED:
-        return
-    parked_before = workload.parked is not None
-    runs = bool(target.destination) or target.wakes if error is None else not parked_before
-    state = state_of(outcomes, WORKLOAD_RUNNING if runs else SUSPENDED)
-    if state == WORKLOAD_RUNNING and workload.is_asleep and not runs:
-        state = SLEEPING
-    if kept is not None:
-        state = WORKLOAD_CHECKPOINTED
-        workload.absent = True
-        workloads.host_shares.give_back(workload)
-    if state == SUSPENDED and workload.lease is not None:
-        state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
-    workload.error = error if state in (WORKLOAD_WEDGED, WORKLOAD_UNKNOWN) else None
-    workload.members = members
-    workload.home = target.home if state == WORKLOAD_UNKNOWN else ()
-    if state not in PARKED:
-        workload.yielded = False
-    if workload.lease is not None or state == WORKLOAD_RUNNING:
-        workload.parked = None
-    elif not parked_before or (error is None and policy is not None):
-        workload.parked = _parked(target, outcomes, policy or PLAIN_SUSPEND, kept)
-    if workload.parked is not None and state in PARKED_BY:
-        as_it_is = EvictionPolicy()
-        as_it_is.CopyFrom(workload.parked.policy)
-        as_it_is.process_strategy = PARKED_BY[state]
-        workload.parked = replace(workload.parked, policy=as_it_is)
-    workloads.set_state(workload, state)
 
 
 def _parked(
@@ -284,13 +290,9 @@ def _parked(
     )
 
 
-def _held(target: WorkloadPlan) -> tuple[str, ...]:
-    return target.workload.lease.gpu_uuids if target.workload.lease else ()
-
-
 def _in_order(target: WorkloadPlan, gpu_uuids: set[str]) -> tuple[str, ...]:
     """The GPUs in the order of the lease if they are the same, else in the order of the old and new GPUs."""
-    if gpu_uuids == set(_held(target)):
-        return _held(target)
-    known = dict.fromkeys((*target.home, *target.destination, *_held(target)))
+    if gpu_uuids == set(target.workload.gpu_uuids):
+        return target.workload.gpu_uuids
+    known = dict.fromkeys((*target.home, *target.destination, *target.workload.gpu_uuids))
     return tuple(uuid for uuid in known if uuid in gpu_uuids)

@@ -1,6 +1,6 @@
 """The hooks of the workloads of one operation, around the driver's calls."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -38,6 +38,7 @@ class HookFactory:
         proof: Verification of members by NVML.
         kernel_of: The checkpointable application of a workload. None: there is none.
         written: Waits until the workloads' records are on disk, or raises OperationError.
+        inherited: Environment that hooks inherit from the worker.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class HookFactory:
         verification: Verification,
         kernel_of: Callable[[str], KernelSide | None],
         written: Callable[[], Awaitable[None]],
+        inherited: Mapping[str, str],
     ) -> None:
         self._workloads = workloads
         self._verification = verification
         self._kernel_of = kernel_of
         self._written = written
+        self._inherited = inherited
 
     async def probe(self, workload: Workload) -> None:
         """Calls the readiness probes of a workload once.
@@ -75,7 +78,7 @@ class HookFactory:
 
     async def _keep(self, workload: Workload) -> None:
         """Puts the record of a workload's hooks on disk."""
-        self._workloads.set_state(workload, workload.state)
+        self._workloads.report(workload)
         await self._written()
         crash_point("hook-noted")
 
@@ -94,7 +97,7 @@ class HookFactory:
             hooks=workload.spec.hooks,
             policy=policy or parked_by,
             member_pids=[member.identity.pid for member in target.members],
-            environment={**self._workloads.inherited, **workload.spec.environment},
+            environment={**self._inherited, **workload.spec.environment},
             working_directory=folder / WORKING_FOLDER if folder.is_dir() else folder.parent,
             measure=partial(self._measure, target),
             kernel=self._kernel_of(workload.workload_id),
@@ -157,7 +160,7 @@ class OperationHooks:
 
     async def _down(self, target: WorkloadPlan) -> None:
         workload, context = target.workload, self._noting(target)
-        workload.hooked = workload.hooked or Hooked(context.policy, ())
+        workload.note_hooks(workload.hooked or Hooked(context.policy, ()))
         try:
             await runner.down(context)
         except BaseException:  # it is undone, as far as it could be
@@ -175,11 +178,11 @@ class OperationHooks:
             context = self._noting(target)
             try:
                 await runner.up(context)
-                target.workload.hooked = None
+                target.workload.note_hooks(None)
             except OperationError as error:
                 errors.append(error)
                 # Gone again by the next wake, also where a hook of one call was at fault.
-                target.workload.hooked = target.workload.hooked or Hooked(context.policy, ())
+                target.workload.note_hooks(target.workload.hooked or Hooked(context.policy, ()))
         if errors:
             raise errors[0]
 
@@ -192,7 +195,7 @@ class OperationHooks:
         asleep = True
         for target in self._targets:
             context = self._noting(target)
-            target.workload.hooked = target.workload.hooked or Hooked(context.policy, ())
+            target.workload.note_hooks(target.workload.hooked or Hooked(context.policy, ()))
             failures = await runner.down_again(context)
             asleep = asleep and not failures and await self._is_as_small(target, context)
         return asleep
@@ -233,11 +236,11 @@ class OperationHooks:
 
         async def keep(notes: frozenset[str]) -> None:
             before = workload.hooked
-            workload.hooked = Hooked(context.policy, tuple(sorted(notes)))
+            workload.note_hooks(Hooked(context.policy, tuple(sorted(notes))))
             try:
                 await self._keep(workload)
             except BaseException:
-                workload.hooked = before
+                workload.note_hooks(before)
                 raise
 
         record = HookRecord(workload.hooked.notes if workload.hooked is not None else (), keep)
@@ -247,4 +250,4 @@ class OperationHooks:
 
 def _forget_if_undone(workload: Workload) -> None:
     if workload.hooked is not None and not workload.hooked.notes:
-        workload.hooked = None
+        workload.note_hooks(None)

@@ -27,6 +27,7 @@ from leasehold_worker.host.processes import (
     variable_of,
 )
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, DriverChecks
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.workload_checks import require_open
@@ -34,7 +35,7 @@ from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
 from leasehold_worker.workloads.probes import probes
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import ENDED, RUNNING
+from leasehold_worker.workloads.states import ENDED, RUNNING, state_text
 from leasehold_worker.workloads.workload import ADOPT, LET_GO, WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 LOOK_TIMEOUT_S: Final = 2.0
@@ -57,9 +58,10 @@ class Adoption:
         pool: The pool that leases the GPUs.
         workloads: The registry.
         foreign: Lists the processes on the GPUs before a release.
-        nursery: Runs the tasks that monitor workloads.
+        exit_monitor: Notices the end of adopted workloads.
         adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
             worker's own, or all if the worker is root.
+        user: Name of the worker's user.
     """
 
     def __init__(
@@ -69,15 +71,17 @@ class Adoption:
         pool: GpuPool,
         workloads: Workloads,
         foreign: ForeignWatch,
-        nursery: trio.Nursery,
+        exit_monitor: ExitMonitor,
         adopt_users: Sequence[str],
+        user: str,
     ) -> None:
         self._driver = driver
         self._inventory = inventory
         self._pool = pool
         self._workloads = workloads
         self._foreign = foreign
-        self._nursery = nursery
+        self._exit_monitor = exit_monitor
+        self._user = user
         self._adopt_users = adopt_users
         self._driver_checks = DriverChecks(driver, inventory)
 
@@ -114,7 +118,7 @@ class Adoption:
             eviction=operation.eviction if operation.HasField("eviction") else None,
         )
         name = operation.name or workload_id
-        self._workloads.add(
+        self._exit_monitor.add(
             Workload(
                 workload_id,
                 name,
@@ -127,8 +131,7 @@ class Adoption:
                 user=found.members[0].user,
                 uid=found.members[0].uid,
                 ready_time=None if probes(operation.hooks) else datetime.now(UTC),
-            ),
-            self._nursery,
+            )
         )
         progress.claimed_gpu_uuids = lease.gpu_uuids
         # It is done, and nothing that comes now may make it look undone.
@@ -152,15 +155,15 @@ class Adoption:
                 f"workload {workload.name} was started by Leasehold: stop it instead",
             )
         if workload.state != RUNNING:
-            state = workload_pb2.WorkloadState.Name(workload.state).removeprefix("WORKLOAD_STATE_")
+            state = state_text(workload.state)
             raise OperationError(
                 errors_pb2.ERROR_REASON_WRONG_STATE,
                 f"workload {workload.name} is {state}, and releasing it would leave it so: "
                 "restore it first, or stop it",
                 {"observed_state": state},
             )
-        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
-        await self._workloads.let_go(workload)
+        progress.released_gpu_uuids = workload.gpu_uuids
+        await self._exit_monitor.let_go(workload)
 
     def _check_permitted(self, found: "_Found") -> None:
         for member in found.members:
@@ -168,7 +171,7 @@ class Adoption:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_NOT_PERMITTED,
                     f"process {member.identity.pid} runs as {member.user}, and only processes of "
-                    f"{', '.join(self._adopt_users) or self._workloads.user} may be adopted: see "
+                    f"{', '.join(self._adopt_users) or self._user} may be adopted: see "
                     "adopt_users in the worker's settings",
                     {"pid": str(member.identity.pid)},
                 )

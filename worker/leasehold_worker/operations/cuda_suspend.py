@@ -31,12 +31,13 @@ from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.moves.member_restore import MemberRestore
 from leasehold_worker.moves.member_suspend import MemberSuspend
 from leasehold_worker.moves.move import Move, intent_of
-from leasehold_worker.moves.settlement import Settlement, settle_state, where_members_are
+from leasehold_worker.moves.settlement import Settlement, where_members_are
 from leasehold_worker.moves.workload_hooks import HookFactory, OperationHooks
 from leasehold_worker.planning.displacement import find_displaced
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.workload_checks import is_sequential, require_alive, require_open
+from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import REMAPPING, RESTORING, SUSPENDING
 from leasehold_worker.workloads.workload import Workload, home_of, parked_bytes
@@ -64,6 +65,7 @@ class CudaSuspend:
         inventory: Inventory,
         pool: GpuPool,
         workloads: Workloads,
+        host_shares: HostShares,
         hook_factory: HookFactory,
         *,
         rates: Rates,
@@ -74,6 +76,7 @@ class CudaSuspend:
         self._inventory = inventory
         self._pool = pool
         self._workloads = workloads
+        self._host_shares = host_shares
         self._hook_factory = hook_factory
         self._rates = rates
         self._host_memory = host_memory
@@ -145,11 +148,10 @@ class CudaSuspend:
         search = await search_members(self._driver, await workload.find_processes())
         usage = await self._verification.usage()
         require_open(search, usage)
-        held = workload.lease.gpu_uuids if workload.lease is not None else ()
         # Members on GPUs without a lease are to come home; the plan has warned of them.
         return await find_displaced(
             sized(search.members, usage, home_of(workload)),
-            held,
+            workload.gpu_uuids,
             self._inventory.chips,
             Findings(),
         )
@@ -189,9 +191,7 @@ class CudaSuspend:
             # Before the hooks: they may move weights to host memory, too.
             for target in plan.targets:
                 moved_bytes = sum(m.total_bytes for m in target.members if m.state != CHECKPOINTED)
-                self._workloads.host_shares.limit_memory(
-                    target.workload, moved_bytes + parked_bytes(target.workload)
-                )
+                self._host_shares.limit_memory(target.workload, moved_bytes + parked_bytes(target.workload))
             if hooks.is_needed and not plan.is_parked:
                 await self.call_down(plan, hooks, reserved, progress)
                 called = True
@@ -204,7 +204,7 @@ class CudaSuspend:
                     await hooks.back()
                 for workload, former in before:
                     if workload.state == state:
-                        self._workloads.host_shares.limit_memory(workload, parked_bytes(workload))
+                        self._host_shares.limit_memory(workload, parked_bytes(workload))
                         self._workloads.set_state(workload, former)
             raise
 
@@ -258,27 +258,26 @@ class CudaSuspend:
             errors = [outcome.error for mine in outcomes.values() for outcome in mine]
             error = error or next((told for told in errors if told is not None), _CANCELLED)
         # No await from here on: the leases and states of all workloads are one record on disk.
-        settlement = Settlement(self._pool, plan, outcomes, move.reserved)
         if done:
-            settlement.done(progress)
             progress.applied_pairs = plan.pairs
             if may_use_nccl:
                 progress.warnings.append(STALE_BUS_ID)
-        else:
-            settlement.failed(occupancies, progress)
         for target in plan.targets:
-            workload_id = target.workload.workload_id
-            mine = outcomes[workload_id]
-            if any(phase.call is DriverCall.RESTORE for outcome in mine for phase in outcome.phases):
-                target.workload.restored = True
-            settle_state(self._workloads, target, mine, members[workload_id], error, plan.policy, move.kept)
-            self._workloads.host_shares.limit_memory(target.workload, parked_bytes(target.workload))
+            phases = (each for outcome in outcomes[target.workload.workload_id] for each in outcome.phases)
+            if any(phase.call is DriverCall.RESTORE for phase in phases):
+                target.workload.mark_restored()
+            if move.kept is not None:
+                self._host_shares.give_back(target.workload)
+        settlement = Settlement(self._workloads, self._pool, plan, outcomes, move.reserved)
+        settlement.settle(members, occupancies, error, progress, kept=move.kept)
+        for target in plan.targets:
+            self._host_shares.limit_memory(target.workload, parked_bytes(target.workload))
 
 
 def _mark_restored(plan: Plan) -> None:
     """Marks workloads as restored: killing their running members could hang the host from now on."""
     for target in plan.targets:
-        target.workload.restored = True
+        target.workload.mark_restored()
 
 
 async def _may_use_nccl(plan: Plan) -> bool:

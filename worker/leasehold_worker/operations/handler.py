@@ -27,6 +27,7 @@ from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.adoption import Adoption
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
@@ -38,6 +39,7 @@ from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
+from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import (
     PARKED,
@@ -72,7 +74,8 @@ class Operations:
         self,
         workloads: Workloads,
         acquisition: Acquisition,
-        nursery: trio.Nursery,
+        programs: ProgramStart,
+        exit_monitor: ExitMonitor,
         *,
         preflight: Preflight,
         cuda_suspend: CudaSuspend,
@@ -87,7 +90,8 @@ class Operations:
     ) -> None:
         self._workloads = workloads
         self._acquisition = acquisition
-        self._nursery = nursery
+        self._programs = programs
+        self._exit_monitor = exit_monitor
         self._cuda_suspend = cuda_suspend
         self._keep_running = keep_running
         self._stop_restart = stop_restart
@@ -181,21 +185,16 @@ class Operations:
             target = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
             await progress.intend(Intent("run", (target,), reserved=(lease,) if lease else ()))
             self._stop_restart.expect(workload_id, operation.checkpoint_id)
-            workload = await self._workloads.spawn(
-                workload_id,
-                operation.name,
-                spec,
-                lease,
-                allocation.host,
-                self._nursery,
-                restores=bool(operation.checkpoint_id),
-            )
+            restores = bool(operation.checkpoint_id)
+            root = await self._programs.start(workload_id, operation.name, spec, lease, restores=restores)
         except BaseException:
             self._stop_restart.expect(workload_id, "")
             allocation.release()
             raise
         allocation.hand_over_lease()
-        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
+        workload = self._programs.workload(workload_id, operation.name, spec, root, lease, allocation.host)
+        self._exit_monitor.add(workload)
+        progress.claimed_gpu_uuids = workload.gpu_uuids
         if operation.checkpoint_id:
             await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
 
@@ -235,13 +234,14 @@ class Operations:
                     plan.require_room()
                 if not self._is_settled(plan, progress):
                     # Kept with the states that follow; who was parked as a helper stays one.
-                    workload.yielded = operation.gives_way or (plan.is_parked and workload.yielded)
+                    stays_yielded = plan.is_parked and workload.yielded
+                    workload.note_yield(yielded=operation.gives_way or stays_yielded)
                     await self._suspend(plan, progress)
                 progress.policy = plan.policy
                 return
             except OperationError as error:
                 first = first or error
-                workload.yielded = yielded_before and workload.state in PARKED
+                workload.note_yield(yielded=yielded_before and workload.state in PARKED)
                 is_as_before = (workload.state, workload.hooked) == before
                 if plan.policy is None or not is_as_before or error.reason in NOT_ESCALATED:
                     raise
@@ -331,13 +331,12 @@ class Operations:
         for target in plan.targets:
             failed = [member.identity.pid for member in target.members if member.state == FAILED]
             if failed and target.workload.state == RUNNING:
-                target.workload.members = target.members
-                target.workload.error = OperationError(
+                error = OperationError(
                     errors_pb2.ERROR_REASON_MEMBER_WEDGED,
                     f"process {failed[0]} is permanently FAILED: stop the workload",
                     {"pid": str(failed[0])},
                 )
-                self._workloads.set_state(target.workload, WEDGED)
+                self._workloads.settle(target.workload, WEDGED, target.members, error=error)
 
     def _is_settled(self, plan: Plan, progress: Progress) -> bool:
         """Whether there is nothing to do.

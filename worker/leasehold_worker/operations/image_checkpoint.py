@@ -12,7 +12,6 @@ from typing import Final, final
 
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold.v1.eviction_pb2 import EvictionPolicy
 from msgspec import structs
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
@@ -20,7 +19,6 @@ from leasehold_worker.checkpoints.disk_reservations import DiskReservation
 from leasehold_worker.checkpoints.image_manifest import ImageSubject
 from leasehold_worker.checkpoints.image_store import ImageStore, PartialImage
 from leasehold_worker.checkpoints.publication import publish, verify
-from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.criu.compatibility import ImageHost
@@ -30,23 +28,23 @@ from leasehold_worker.criu.restore import new_identities, taken_pids
 from leasehold_worker.criu.restore import restore as restore_image
 from leasehold_worker.criu.support import CriuSupport, image_memory
 from leasehold_worker.driver.helper_pool import Driver
-from leasehold_worker.driver.members import CHECKPOINTED as MEMBER_CHECKPOINTED
-from leasehold_worker.driver.members import Member, MemberOutcome, find_members
+from leasehold_worker.driver.members import Member, find_members
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.host.processes import ProcessIdentity, wait_ended
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.moves.move import intent_of
-from leasehold_worker.moves.settlement import StoredCheckpoint, settle_state
+from leasehold_worker.moves.settlement import StoredCheckpoint
 from leasehold_worker.operations.cuda_suspend import CudaSuspend
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.termination import Termination
-from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.planning.plan import Plan
 from leasehold_worker.programs.programs import forget_start
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
+from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import CHECKPOINTED, RESTORING, UNKNOWN
+from leasehold_worker.workloads.states import CHECKPOINTED, RESTORING
 from leasehold_worker.workloads.workload import Parked, Workload
 
 logger = logging.getLogger(__name__)
@@ -68,11 +66,12 @@ class ImageCheckpoint:
         host_memory: The ledger of reserved host memory.
         host: The facts that decide whether an image fits this host.
         driver: Finds the CUDA processes among those restored.
-        pool: The GPUs.
         workloads: The registry.
-        moving: Restores members on GPUs.
-        stopping: Ends processes after a failed restore.
-        nursery: Runs the tasks that monitor workloads.
+        host_shares: The host resources of the workloads.
+        exit_monitor: Notices the end of the workloads.
+        cuda_suspend: Suspends members, and restores them on GPUs.
+        termination: Ends processes after a failed restore.
+        nursery: Runs the task that waits for restored processes.
     """
 
     def __init__(
@@ -83,8 +82,9 @@ class ImageCheckpoint:
         host_memory: SuspendMemory,
         host: ImageHost,
         driver: Driver,
-        pool: GpuPool,
         workloads: Workloads,
+        host_shares: HostShares,
+        exit_monitor: ExitMonitor,
         cuda_suspend: CudaSuspend,
         termination: Termination,
         nursery: trio.Nursery,
@@ -95,8 +95,9 @@ class ImageCheckpoint:
         self._host_memory = host_memory
         self._host = host
         self._driver = driver
-        self._pool = pool
         self._workloads = workloads
+        self._host_shares = host_shares
+        self._exit_monitor = exit_monitor
         self._cuda_suspend = cuda_suspend
         self._termination = termination
         self._nursery = nursery
@@ -174,7 +175,7 @@ class ImageCheckpoint:
             room.written_bytes = size_bytes
             progress.tell_bytes("image", size_bytes)
 
-        self._workloads.stop_watching(workload)
+        self._exit_monitor.stop(workload)
         try:
             await dump(
                 self._support.require_criu(),
@@ -185,7 +186,7 @@ class ImageCheckpoint:
             )
         except BaseException as error:
             if not kept:
-                self._workloads.watch_again(workload, self._nursery)
+                self._exit_monitor.watch(workload)
                 raise
             with trio.CancelScope(shield=True):
                 await self._end_written(workload, kept[0].checkpoint_id, error, progress)
@@ -204,7 +205,7 @@ class ImageCheckpoint:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError:
             await self.forget(image_id)
-            self._workloads.watch_again(workload, self._nursery)
+            self._exit_monitor.watch(workload)
             raise
 
     async def find_kept(self, image_id: str) -> StoredCheckpoint | None:
@@ -222,22 +223,6 @@ class ImageCheckpoint:
         except OperationError as error:
             logger.warning("image %s can't be deleted: %s", image_id, error.message)
 
-    def settle_kept(self, workload: Workload, intent: Intent, kept: StoredCheckpoint) -> None:
-        """Records after a restart of the worker that a workload has become an image. No await in here."""
-        (found,) = intent.targets
-        if workload.lease is not None:
-            self._pool.release(workload.lease)
-            workload.lease = None
-        target = WorkloadPlan(
-            workload,
-            members=found.members,
-            home=found.home,
-            full_bytes=found.full_bytes,
-        )
-        outcomes = [MemberOutcome(each, each.state, MEMBER_CHECKPOINTED) for each in found.members]
-        members = tuple(outcome.member_after() for outcome in outcomes)
-        settle_state(self._workloads, target, outcomes, members, None, intent.policy, kept)
-
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Restores the processes of a workload from its image, and its members on the reserved GPUs.
 
@@ -250,7 +235,7 @@ class ImageCheckpoint:
             raise ValueError("a restore needs the record of the suspend")
         self._workloads.set_state(workload, RESTORING)
         try:
-            self._workloads.host_shares.take(workload)
+            self._host_shares.take(workload)
             with self._host_memory.charged(image_memory(workload), parks=False):
                 await self._resume(plan, parked, reserved, progress)
             plan.target.wakes = True
@@ -259,7 +244,7 @@ class ImageCheckpoint:
             with trio.CancelScope(shield=True):
                 await self.put_back(workload, parked, before, progress)
             raise
-        self._workloads.watch_again(workload, self._nursery)
+        self._exit_monitor.watch(workload)
         await self._disk.clean_up_in_time(workload)
 
     async def _resume(
@@ -276,10 +261,10 @@ class ImageCheckpoint:
         await progress.intend(intent)
         progress.enter("resume")
         folder = self._workloads.folder(workload.workload_id)
-        group = self._workloads.host_shares.group_of(workload)
+        group = self._host_shares.group_of(workload)
         forget_start(folder)
-        self._workloads.host_shares.limit_memory(workload, sum(parked.device_memory_bytes.values()))
-        workload.root = await restore_image(
+        self._host_shares.limit_memory(workload, sum(parked.device_memory_bytes.values()))
+        root = await restore_image(
             criu,
             image.path,
             image.manifest.subject.root_pid,
@@ -288,10 +273,11 @@ class ImageCheckpoint:
             group=group,
             nursery=self._nursery,
         )
-        workload.absent = False
+        self._workloads.begin_again(workload, root)
         progress.checkpoint_id, progress.disk_bytes = parked.checkpoint_id, image.manifest.size_bytes
-        plan.target.members = workload.members = await self._members(workload, workload.members)
-        self._workloads.set_state(workload, RESTORING)
+        plan.target.members = await self._members(workload, workload.members)
+        workload.note_members(plan.target.members)
+        self._workloads.report(workload)
 
     async def _members(self, workload: Workload, before: Sequence[Member]) -> tuple[Member, ...]:
         """The members under their new identities, with the states that the driver reports now.
@@ -324,18 +310,10 @@ class ImageCheckpoint:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
             progress.warnings.append(f"and the restored processes could not be ended: {error.message}")
-            workload.error = error
-            self._workloads.watch_again(workload, self._nursery)
-            self._workloads.set_state(workload, UNKNOWN)
+            self._exit_monitor.watch(workload)
+            self._workloads.lose(workload, error)
             return
-        workload.absent = True
-        if workload.lease is not None:
-            self._pool.release(workload.lease)
-            workload.lease = None
-        self._workloads.host_shares.give_back(workload)
-        policy = EvictionPolicy()
-        policy.CopyFrom(parked.policy)
-        policy.process_strategy = CHECKPOINT  # what is left of a restore may say otherwise
-        workload.members, workload.parked = members, replace(parked, policy=policy)
-        workload.restored, workload.error = False, None
-        self._workloads.set_state(workload, CHECKPOINTED)
+        self._workloads.release_lease(workload)
+        self._host_shares.give_back(workload)
+        # After a failed restore, the record may name another strategy.
+        self._workloads.settle(workload, CHECKPOINTED, members, parked.by(CHECKPOINT))

@@ -26,6 +26,7 @@ from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive
 from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
+from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import RESTORING, RUNNING, SLEEPING, SUSPENDING
 from leasehold_worker.workloads.workload import Parked, Workload, parked_bytes
@@ -43,6 +44,7 @@ class KeepRunning:
         self,
         pool: GpuPool,
         workloads: Workloads,
+        host_shares: HostShares,
         hook_factory: HookFactory,
         cuda_suspend: CudaSuspend,
         *,
@@ -51,6 +53,7 @@ class KeepRunning:
     ) -> None:
         self._pool = pool
         self._workloads = workloads
+        self._host_shares = host_shares
         self._hook_factory = hook_factory
         self._cuda_suspend = cuda_suspend
         self._verification = verification
@@ -74,32 +77,29 @@ class KeepRunning:
             # At most all of it goes to host memory: only the framework knows how much it drops.
             offloaded = plan.bytes_by_pid if policy.weight_strategy == OFFLOAD else {}
             with self._host_memory.charged(offloaded):
-                self._workloads.host_shares.limit_memory(workload, sum(offloaded.values()))
+                self._host_shares.limit_memory(workload, sum(offloaded.values()))
                 await self._cuda_suspend.call_down(plan, operation_hooks, [], progress)
             kept = await self._kept_bytes(target, policy, operation_hooks)
             require_alive(workload)
         except BaseException:
-            self._workloads.host_shares.limit_memory(workload, 0)
+            self._host_shares.limit_memory(workload, 0)
             self._workloads.set_state(workload, RUNNING)
             raise
         left = bytes_by_gpu(target.members)
         freed = {gpu_uuid: max(0, size - left.get(gpu_uuid, 0)) for gpu_uuid, size in full.items()}
         # No await from here on: the lease and the state are one record on disk.
         self._pool.slots.add_asleep(kept)
-        if workload.lease is not None:
-            self._pool.release(workload.lease)
-            workload.lease = None
+        self._workloads.release_lease(workload)
         progress.released_gpu_uuids = target.home
-        workload.members = target.members
-        workload.parked = Parked(
+        parked = Parked(
             gpu_uuids=target.home,
             device_memory_bytes=freed,
             policy=policy,
             since=datetime.now(UTC),
             host_bytes=sum(freed.values()) if policy.weight_strategy == OFFLOAD else 0,
         )
-        self._workloads.host_shares.limit_memory(workload, parked_bytes(workload))
-        self._workloads.set_state(workload, SLEEPING)
+        self._workloads.settle(workload, SLEEPING, target.members, parked)
+        self._host_shares.limit_memory(workload, parked_bytes(workload))
 
     async def _kept_bytes(
         self, target: WorkloadPlan, policy: EvictionPolicy, operation_hooks: OperationHooks
@@ -162,7 +162,7 @@ class KeepRunning:
             try:
                 await operation_hooks.up()
             finally:
-                self._workloads.set_state(workload, workload.state)
+                self._workloads.report(workload)
 
     def _take_over(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Gives a workload the lease of the GPUs that it uses. No await in here: one record on disk.
@@ -173,12 +173,9 @@ class KeepRunning:
         workload = plan.target.workload
         require_alive(workload)
         granted = self._pool.reassign(reserved, [(workload.workload_id, plan.target.destination)])
-        workload.lease = granted.get(workload.workload_id)
-        workload.parked = None
-        workload.yielded = False
         progress.claimed_gpu_uuids = plan.target.destination
-        self._workloads.host_shares.limit_memory(workload, 0)
-        self._workloads.set_state(workload, RUNNING)
+        self._host_shares.limit_memory(workload, 0)
+        self._workloads.wake(workload, granted.get(workload.workload_id))
 
 
 def _require_room(workload: Workload, slot: SlotLease, kept_bytes: int | None) -> None:

@@ -41,6 +41,13 @@ CHASE_S: Final = 2.0
 
 POLL_INTERVAL_S: Final = 0.05
 
+KILL_AGAIN_S: Final = 1.0
+"""Time for processes to end before they are killed again."""
+
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.5
+"""Longest pause between two checks whether processes have ended. The pause begins short and doubles."""
+
 
 @final
 class Killer:
@@ -132,6 +139,17 @@ class Killer:
             )
         members = await find_members(self._driver, processes)
         return [member for member in members if member.state in (RUNNING, LOCKED)]
+
+
+async def wait_gone(workload: Workload) -> bool:
+    """Whether all processes of a workload end soon. If not, the kill has to be repeated."""
+    with trio.move_on_after(KILL_AGAIN_S):
+        pause_s = FIRST_PAUSE_S
+        while not await workload.is_gone():  # nothing else tells
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return True
+    return False
 
 
 async def _kill_all(workload: Workload) -> None:

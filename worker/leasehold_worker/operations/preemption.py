@@ -161,7 +161,7 @@ class Preemption:
             while True:
                 self._make_room(nursery)
                 self._wake_some(nursery)
-                await self._pool.wait_changed()
+                await self._pool.slots.wait_changed()
 
     def _helpers(self) -> list[Workload]:
         return [workload for workload in self._workloads.all() if workload.spec.HasField("helper")]
@@ -214,7 +214,7 @@ class Preemption:
 
     async def _wait_given_back(self, helper: Workload) -> None:
         while helper.lease is not None and self._pool.pending_claimers:
-            await self._pool.wait_changed()
+            await self._pool.slots.wait_changed()
 
     def _is_needed(self, helper: Workload) -> bool:
         """Whether a claim still waits for the GPUs of the workload: the original claim may be gone."""
@@ -233,9 +233,9 @@ class Preemption:
         if outcome.state != SUCCEEDED:
             logger.warning("workload %s keeps its GPUs for now: %s", helper.name, outcome.error.message)
             self._stubborn[helper.workload_id] = helper.generation
-            self._pool.note_change()
+            self._pool.slots.note_change()
             await trio.sleep(AGAIN_S)
-            self._pool.note_change()
+            self._pool.slots.note_change()
 
     def _wake_some(self, nursery: trio.Nursery) -> None:
         """Restores as many preempted workloads as GPUs are free for, the longest suspended first."""
@@ -266,7 +266,7 @@ class Preemption:
         finally:
             self._waking.discard(helper.workload_id)
         if helper.state != RUNNING:
-            self._pool.note_change()
+            self._pool.slots.note_change()
 
 
 def _grace_s(helper: Workload) -> float:

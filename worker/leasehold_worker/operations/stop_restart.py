@@ -25,16 +25,18 @@ from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import ProcessIdentity, wait_ended
+from leasehold_worker.host.processes import cancel_at_end
 from leasehold_worker.leasing.allocation import Allocation
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.moves.move import intent_of
 from leasehold_worker.operations.acquisition import Acquisition
+from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.termination import Termination
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.workload_checks import require_alive, require_state
 from leasehold_worker.workloads.eviction import RETAIN, STOP
+from leasehold_worker.workloads.host_shares import HostShares
+from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import (
     CHECKPOINTED,
@@ -43,7 +45,6 @@ from leasehold_worker.workloads.states import (
     SLEEPING,
     STOPPED,
     SUSPENDING,
-    UNKNOWN,
 )
 from leasehold_worker.workloads.workload import Parked, Workload
 
@@ -55,38 +56,41 @@ class StopRestart:
     """Saves and restores applications of one host, around the end and the start of their processes.
 
     Args:
-        pool: The GPUs.
         workloads: The registry.
-        kernels: The checkpointable applications.
-        envelopes: Their checkpoints on disk.
+        host_shares: The host resources of the workloads.
+        exit_monitor: Notices the end of the workloads.
+        programs: Starts programs.
+        applications: The checkpointable applications.
+        application_store: Their checkpoints on disk.
         disk: The disk space for them, and the checkpoints in use.
-        stopping: Ends processes.
-        taking: Allocates the resources of a program.
-        nursery: Runs the tasks that monitor workloads.
+        termination: Ends processes.
+        acquisition: Allocates the resources of a program.
         timeouts: Time limits of the calls to applications.
     """
 
     def __init__(
         self,
-        pool: GpuPool,
         workloads: Workloads,
+        host_shares: HostShares,
+        exit_monitor: ExitMonitor,
+        programs: ProgramStart,
         applications: ApplicationRegistry,
         application_store: ApplicationStore,
         disk: CheckpointDirectory,
         termination: Termination,
         acquisition: Acquisition,
-        nursery: trio.Nursery,
         timeouts: ApplicationTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._timeouts = timeouts
-        self._pool = pool
         self._workloads = workloads
+        self._host_shares = host_shares
+        self._exit_monitor = exit_monitor
+        self._programs = programs
         self._applications = applications
         self._application_store = application_store
         self._disk = disk
         self._termination = termination
         self._acquisition = acquisition
-        self._nursery = nursery
 
     async def checkpoint(self, workload_id: str, progress: Progress) -> None:
         """Has the application of a running workload save itself, and continue.
@@ -99,7 +103,7 @@ class StopRestart:
         require_state(workload, (RUNNING,), "checkpointed")
         kernel = self.kernel_of(workload)
         progress.enter("save")
-        self._told(await self._save(kernel, progress, resume=True), progress)
+        await self._save(kernel, progress, resume=True)
         await self._disk.clean_up_in_time(workload)
 
     def kernel_of(self, workload: Workload) -> Application:
@@ -132,7 +136,7 @@ class StopRestart:
             if kernel is not None:
                 progress.enter("save")
                 await progress.intend(intent_of("save", plan, {}, ()))
-                saved = self._told(await self._save(kernel, progress, resume=False), progress)
+                saved = await self._save(kernel, progress, resume=False)
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.CancelScope(shield=True):
                 kept = saved or await self._newest(workload)
@@ -141,7 +145,7 @@ class StopRestart:
                 await progress.intend(_ending("end", plan, kept))
                 if before != CHECKPOINTED:
                     require_alive(workload)  # one that has come to its own end is not to be started again
-                self._workloads.stop_watching(workload)
+                self._exit_monitor.stop(workload)
                 at_work = before in (RUNNING, SLEEPING)
                 told = partial(progress.intend, _ending("ending", plan, kept))
                 await self._termination.end_processes(workload, progress, parked=not at_work, told=told)
@@ -156,8 +160,8 @@ class StopRestart:
 
     def keep_alive(self, workload: Workload, state: WorkloadState.ValueType) -> None:
         """Puts back a workload whose processes could not be ended."""
-        if workload.watching.cancel_called and not workload.absent:
-            self._workloads.watch_again(workload, self._nursery)
+        if not workload.absent and not self._exit_monitor.watches(workload):
+            self._exit_monitor.watch(workload)
         self._workloads.set_state(workload, state)
 
     def settle_stopped(
@@ -172,15 +176,11 @@ class StopRestart:
         No await in here: leases and states are one record on disk.
         """
         workload = target.workload
-        progress.released_gpu_uuids = workload.lease.gpu_uuids if workload.lease else ()
-        if workload.lease is not None:
-            self._pool.release(workload.lease)
-            workload.lease = None
-        self._workloads.host_shares.give_back(workload)
-        workload.members = ()
-        workload.restored = workload.headless = False
-        workload.absent, workload.hooked = True, None
-        workload.parked = Parked(
+        progress.released_gpu_uuids = workload.gpu_uuids
+        self._workloads.release_lease(workload)
+        self._host_shares.give_back(workload)
+        workload.note_hooks(None)
+        parked = Parked(
             gpu_uuids=target.home,
             device_memory_bytes={},
             policy=policy or STOP_POLICY,
@@ -189,7 +189,7 @@ class StopRestart:
             checkpoint_id=kept.checkpoint_id if kept else "",
             disk_bytes=kept.file_bytes if kept else 0,
         )
-        self._workloads.set_state(workload, STOPPED)
+        self._workloads.settle(workload, STOPPED, (), parked)
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
         """Starts the program of a stopped workload, and restores its application.
@@ -203,15 +203,13 @@ class StopRestart:
         run = operation_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
         allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
         lease = allocation.lease
-        workload.host = allocation.host
+        workload.hold_host(allocation.host)
         self._workloads.set_state(workload, RESTORING)
         try:
             progress.enter("start")
             await progress.intend(intent_of("start", plan, {}, [lease] if lease else []))
             self.expect(workload.workload_id, plan.checkpoint_id)
-            await self._workloads.start_again(
-                workload, lease, self._nursery, restores=bool(plan.checkpoint_id)
-            )
+            await self._programs.start_again(workload, lease, restores=bool(plan.checkpoint_id))
             if plan.checkpoint_id:
                 named = plan.named_checkpoint_id or None
                 await self._restore(workload, workload.workload_id, named, progress)
@@ -220,17 +218,9 @@ class StopRestart:
                 self.expect(workload.workload_id, "")
                 await self._go_back(workload, allocation, progress)
             raise
-        self.settle_started(workload, allocation.hand_over_lease(), progress)
-
-    def settle_started(self, workload: Workload, lease: Lease | None, progress: Progress) -> None:
-        """Records that a restarted workload runs."""
-        workload.lease = lease
-        progress.claimed_gpu_uuids = lease.gpu_uuids if lease else ()
-        workload.parked = None
-        workload.yielded = False
-        workload.start_time = datetime.now(UTC)
-        self._workloads.watch_again(workload, self._nursery)
-        self._workloads.set_state(workload, RUNNING)
+        self._exit_monitor.watch(workload)
+        self._workloads.wake(workload, allocation.hand_over_lease())
+        progress.claimed_gpu_uuids = workload.gpu_uuids
 
     async def _go_back(self, workload: Workload, allocation: Allocation, progress: Progress) -> None:
         """Ends the restarted processes of a workload. It is stopped again, or keeps its resources."""
@@ -238,14 +228,12 @@ class StopRestart:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:
             progress.warnings.append(f"and the started program could not be ended: {error.message}")
-            workload.lease = allocation.hand_over_lease()
-            workload.error = error
-            self._workloads.watch_again(workload, self._nursery)
-            self._workloads.set_state(workload, UNKNOWN)
+            workload.hold(allocation.hand_over_lease())
+            self._exit_monitor.watch(workload)
+            self._workloads.lose(workload, error)
             return
-        workload.absent = True
-        workload.host = None
-        self._workloads.host_shares.give_back(workload)  # the control group
+        workload.hold_host(None)
+        self._host_shares.give_back(workload)  # the control group
         allocation.release()
         self._workloads.set_state(workload, STOPPED)
 
@@ -283,7 +271,7 @@ class StopRestart:
             with trio.CancelScope(shield=True):
                 self.expect(workload.workload_id, "")
                 stop = operation_pb2.StopOperation()
-                await self._termination.stop(workload.workload_id, stop, Progress(lambda _: None))
+                await self._termination.stop(workload.workload_id, stop, Progress.unheard())
             raise
 
     async def _restore(
@@ -301,16 +289,14 @@ class StopRestart:
             progress=progress.tell_bytes,
         )
         self._applications.forget_restore(workload.workload_id)
-        progress.warnings += restored.warnings
-        progress.checkpoint_id = restored.checkpoint.checkpoint_id
-        progress.disk_bytes = restored.checkpoint.file_bytes
+        _tell(restored, progress)
 
     async def _served(self, workload: Workload) -> Application:
         """Waits for the application of a program that was just started, unless the program ends."""
         found: list[Application] = []
         errors: list[OperationError] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_at_end, workload.root, nursery.cancel_scope)
+            nursery.start_soon(cancel_at_end, workload.root, nursery.cancel_scope)
             try:
                 found.append(
                     await self._applications.wait_served(workload.workload_id, self._timeouts.start_s)
@@ -329,10 +315,10 @@ class StopRestart:
             )
         return found[0]
 
-    async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> checkpointing.Saved:
+    async def _save(self, kernel: Application, progress: Progress, *, resume: bool) -> StoredCheckpoint:
         available_bytes = await trio.to_thread.run_sync(self._disk.available_bytes)
         with self._disk.room() as room:
-            return await checkpointing.save(
+            saved = await checkpointing.save(
                 kernel,
                 self._application_store,
                 available_bytes=available_bytes,
@@ -341,11 +327,7 @@ class StopRestart:
                 timeouts=self._timeouts,
                 progress=progress.tell_bytes,
             )
-
-    def _told(self, saved: checkpointing.Saved, progress: Progress) -> StoredCheckpoint:
-        progress.warnings += saved.warnings
-        progress.checkpoint_id = saved.checkpoint.checkpoint_id
-        progress.disk_bytes = saved.checkpoint.file_bytes
+        _tell(saved, progress)
         return saved.checkpoint
 
     async def _newest(self, workload: Workload) -> StoredCheckpoint | None:
@@ -354,13 +336,14 @@ class StopRestart:
         return next((each for each in found if isinstance(each, StoredCheckpoint)), None)
 
 
+def _tell(done: checkpointing.Transfer, progress: Progress) -> None:
+    progress.warnings += done.warnings
+    progress.checkpoint_id = done.checkpoint.checkpoint_id
+    progress.disk_bytes = done.checkpoint.file_bytes
+
+
 def _ending(phase: str, plan: Plan, kept: StoredCheckpoint | None) -> Intent:
     intent = intent_of(phase, plan, {}, ())
     if kept is None:
         return intent
     return structs.replace(intent, checkpoint_id=kept.checkpoint_id, disk_bytes=kept.file_bytes)
-
-
-async def _cancel_at_end(root: ProcessIdentity, scope: trio.CancelScope) -> None:
-    await wait_ended(root)
-    scope.cancel()

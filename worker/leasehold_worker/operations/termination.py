@@ -11,10 +11,11 @@ from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import catches, send_signal, wait_ended
-from leasehold_worker.operations.kill import Killer
+from leasehold_worker.operations.exit_monitor import ExitMonitor
+from leasehold_worker.operations.kill import Killer, wait_gone
 from leasehold_worker.timestamps import seconds
-from leasehold_worker.workloads.registry import KILL_AGAIN_S, LONGEST_PAUSE_S, POLL_INTERVAL_S, Workloads
-from leasehold_worker.workloads.states import AWAY, ENDED, RUNNING, SLEEPING, SUSPENDED, UNKNOWN
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import AWAY, ENDED, EXITED, RUNNING, SLEEPING, STOPPING, SUSPENDED
 from leasehold_worker.workloads.workload import Workload
 
 DEFAULT_GRACE_S: Final = 10.0
@@ -29,8 +30,9 @@ KILL_WAIT_S: Final = 15.0
 class Termination:
     """The stop operation."""
 
-    def __init__(self, workloads: Workloads, killer: Killer) -> None:
+    def __init__(self, workloads: Workloads, killer: Killer, exit_monitor: ExitMonitor) -> None:
         self._workloads = workloads
+        self._exit_monitor = exit_monitor
         self._killer = killer
 
     async def stop(
@@ -49,12 +51,13 @@ class Termination:
             progress.already_there = True
             return
         before = workload.state
-        home = workload.lease.gpu_uuids if workload.lease else ()
-        target = WorkloadIntent(workload_id, workload.members, home, (), parked=before in (SUSPENDED, *AWAY))
+        target = WorkloadIntent(
+            workload_id, workload.members, workload.gpu_uuids, (), parked=before in (SUSPENDED, *AWAY)
+        )
         await progress.intend(Intent("stop", (target,)))
-        self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        self._workloads.set_state(workload, STOPPING)
         if before in AWAY:
-            self._workloads.end_without_processes(workload)
+            self._exit_monitor.end(workload, EXITED)
             return
         with trio.CancelScope(shield=True):
             if before in (RUNNING, SLEEPING) and self._may_terminate(workload, force=operation.force):
@@ -83,9 +86,9 @@ class Termination:
         """
         if workload.state in ENDED:
             return
-        self._workloads.set_state(workload, workload_pb2.WORKLOAD_STATE_STOPPING)
+        self._workloads.set_state(workload, STOPPING)
         if workload.absent:
-            self._workloads.end_without_processes(workload)
+            self._exit_monitor.end(workload, EXITED)
             return
         with trio.CancelScope(shield=True):
             if not parked and self._may_terminate(workload, force=operation.force):
@@ -128,7 +131,7 @@ class Termination:
         # Takes as long as suspending the members does, and is not broken off.
         await self._killer.kill(workload, progress)
         deadline = trio.current_time() + KILL_WAIT_S
-        while not await _gone(workload):
+        while not await wait_gone(workload):
             if trio.current_time() > deadline:
                 raise _stuck(workload)
             await self._killer.kill(workload, progress)
@@ -147,25 +150,17 @@ class Termination:
         try:
             await self._killer.kill(workload, progress, force=force)
         except OperationError as error:
-            workload.error = error if workload.headless else workload.error
-            self._workloads.set_state(workload, UNKNOWN if workload.headless else before)
+            if workload.headless:
+                self._workloads.lose(workload, error)
+            else:
+                self._workloads.set_state(workload, before)
             raise
         with trio.move_on_after(KILL_WAIT_S):
             await workload.ended.wait()
         if not workload.ended.is_set():
-            self._workloads.set_state(workload, UNKNOWN)
-            raise _stuck(workload)
-
-
-async def _gone(workload: Workload) -> bool:
-    """Whether all processes end soon. Processes that were started meanwhile have to be killed too."""
-    pause_s = POLL_INTERVAL_S
-    with trio.move_on_after(KILL_AGAIN_S):
-        while not await workload.is_gone():  # nothing else tells
-            await trio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        return True
-    return False
+            stuck = _stuck(workload)
+            self._workloads.lose(workload, stuck)
+            raise stuck
 
 
 def _stuck(workload: Workload) -> OperationError:

@@ -77,7 +77,7 @@ class Destinations:
         )
         room = await self._room(target.members)
         needed = needed_by_gpu(target.members, target.home)
-        gpu_uuids = [*_held(target), *free]
+        gpu_uuids = [*target.workload.gpu_uuids, *free]
         return choose_gpus(target.home, gpu_uuids, self._inventory.chips, room, needed)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
@@ -133,13 +133,9 @@ def stay_at_home(plan: Plan, operation: operation_pb2.RestoreOperation) -> None:
         target.destination = target.home
 
 
-def _held(target: WorkloadPlan) -> tuple[str, ...]:
-    return target.workload.lease.gpu_uuids if target.workload.lease is not None else ()
-
-
 def _where_some_run(target: WorkloadPlan) -> tuple[GpuPair, ...] | None:
     """Pairs to the GPUs of running members of an UNKNOWN workload, if it leases those. Other members join."""
-    held = set(_held(target))
+    held = set(target.workload.gpu_uuids)
     for member in target.members:
         runs = member.state in (RUNNING, LOCKED)
         if runs and held.issuperset(moved(target.home, member.displacement)):

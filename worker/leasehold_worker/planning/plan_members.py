@@ -97,7 +97,9 @@ class PlanMembers:
                     require_alive(target.workload)
                 raise
             measured = sized(found, usage, target.home)
-            target.members = await find_displaced(measured, _leased(target), self._inventory.chips, findings)
+            target.members = await find_displaced(
+                measured, target.workload.gpu_uuids, self._inventory.chips, findings
+            )
             target.full_bytes = full_bytes(target)
             require_all(processes, found, usage)
 
@@ -138,7 +140,7 @@ class PlanMembers:
         usage = await self._verification.usage()
         for target in plan.targets:
             processes = await target.workload.find_processes()
-            if target.workload.state == RUNNING and is_elsewhere(processes, _leased(target), usage):
+            if target.workload.state == RUNNING and is_elsewhere(processes, target.workload.gpu_uuids, usage):
                 return True
         return False
 
@@ -169,7 +171,3 @@ class PlanMembers:
         order = "" if len(plan.members) == 1 else f"; {len(plan.members)} members, {len(lanes_s)} at once"
         bases = [self._rates.basis(chip, calls, moved_bytes) for chip, moved_bytes in chips.items()]
         return Estimate(duration_s, "; ".join(bases) + order)
-
-
-def _leased(target: WorkloadPlan) -> tuple[str, ...]:
-    return target.workload.lease.gpu_uuids if target.workload.lease is not None else ()

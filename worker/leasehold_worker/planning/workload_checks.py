@@ -30,6 +30,7 @@ from leasehold_worker.workloads.states import (
     ENDED,
     PARKED,
     WEDGED,
+    state_text,
 )
 from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
@@ -52,12 +53,12 @@ _REMEDIES: Final = {
 def require_state(workload: Workload, states: Collection[WorkloadState.ValueType], verb: str) -> None:
     """Refuses a workload in other states with WRONG_STATE; ``verb`` names the refused operation."""
     if workload.state not in states:
-        wanted = " or ".join(_name(state) for state in sorted(states))
+        wanted = " or ".join(state_text(state) for state in sorted(states))
         raise OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is {_name(workload.state)}, and must be {wanted} to be "
+            f"workload {workload.name} is {state_text(workload.state)}, and must be {wanted} to be "
             f"{verb}: {_REMEDIES.get(workload.state, 'wait until its command has ended')}",
-            {"observed_state": _name(workload.state)},
+            {"observed_state": state_text(workload.state)},
         )
 
 
@@ -193,10 +194,6 @@ def parse_pairs(pairs: Iterable[gpu_pb2.GpuPair], held: Sequence[str]) -> tuple[
                 "pairs", f"the workload holds {gpus}, not {pair.old_uuid}: name a GPU that it holds"
             )
     return parsed
-
-
-def _name(state: WorkloadState.ValueType) -> str:
-    return WorkloadState.Name(state).removeprefix("WORKLOAD_STATE_")
 
 
 LOCK_TIMEOUT_LIMIT_S: Final = 7 * 86_400.0

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Final, final
 
 import trio
-from leasehold.v1 import workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_pb2 import Capability, HostFacts
 from leasehold.worker.v1.session_pb2 import Hello, ProtocolVersion, WorkerLoad
@@ -23,6 +22,7 @@ from leasehold_worker.criu.support import CriuSupport
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.gpus.inventory import GpuReading, Inventory
 from leasehold_worker.host import processes
+from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.leasing.allocation import Resources
 from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages, gpu_message
 from leasehold_worker.leasing.pool import GpuPool
@@ -76,6 +76,7 @@ class Reporter:
         pool: GpuPool,
         resources: Resources,
         workloads: Workloads,
+        limits: ResourceLimits,
         criu: CriuSupport,
         applications: ApplicationRegistry,
     ) -> None:
@@ -85,6 +86,7 @@ class Reporter:
         self._pool = pool
         self._resources = resources
         self._workloads = workloads
+        self._limits = limits
         self._criu = criu
         self._applications = applications
         self._commands = commands
@@ -94,12 +96,6 @@ class Reporter:
     async def read_gpus(self) -> dict[str, GpuReading]:
         """Measures every GPU, in a thread."""
         return await trio.to_thread.run_sync(self._inventory.read)
-
-    def workload(self, workload_id: str) -> list[workload_pb2.Workload]:
-        """The current workload; none if the worker doesn't have it."""
-        if workload_id not in self._workloads:
-            return []
-        return [workload_message(self._workloads.get(workload_id), self._identity.worker_id)]
 
     def hello(self, readings: Mapping[str, GpuReading], last_epoch: int) -> Hello:
         """The whole state of the worker. Specs are left out if the frame would be too large."""
@@ -119,7 +115,7 @@ class Reporter:
             labels=self._identity.labels,
             capabilities=self._capabilities(),
             gpus=self._gpus(),
-            gpu_leases=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
+            gpu_leases=gpu_lease_messages(self._pool.slots.snapshot().slots, readings),
             workloads=[
                 workload_message(workload, self._identity.worker_id) for workload in self._workloads.all()
             ],
@@ -152,7 +148,7 @@ class Reporter:
         return WorkerLoad(
             session_id=session_id,
             sequence=self._load_sequence,
-            gpu_leases=gpu_lease_messages(self._pool.snapshot_leases().slots, readings),
+            gpu_leases=gpu_lease_messages(self._pool.slots.snapshot().slots, readings),
             pending_claimers=self._pool.pending_claimers,
             parked=parked_workload_messages(
                 workload for workload in self._workloads.all() if workload.state not in ENDED
@@ -176,13 +172,13 @@ class Reporter:
             Capability(name="application_checkpoint", available=True),
             Capability(
                 name="cpu_limit",
-                available=not self._workloads.limits.cpu_refusal,
-                reason=self._workloads.limits.cpu_refusal,
+                available=not self._limits.cpu_refusal,
+                reason=self._limits.cpu_refusal,
             ),
             Capability(
                 name="memory_limit",
-                available=not self._workloads.limits.memory_refusal,
-                reason=self._workloads.limits.memory_refusal,
+                available=not self._limits.memory_refusal,
+                reason=self._limits.memory_refusal,
             ),
             Capability(
                 name="health_events",

@@ -30,6 +30,7 @@ from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.session.channel_options import open_channel
+from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.grpc_bridge import (
     REFUSED_BACKOFF_S,
     Incoming,
@@ -37,7 +38,7 @@ from leasehold_worker.session.grpc_bridge import (
     open_stream,
     violation,
 )
-from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox, OutboxFullError
+from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
 from leasehold_worker.timestamps import seconds
@@ -85,6 +86,7 @@ class CoordinatorSession:
     def __init__(
         self,
         coordinator: str,
+        frames: FrameSink,
         state_directory: StateDirectory,
         reporter: Reporter,
         commands: Commands,
@@ -99,8 +101,7 @@ class CoordinatorSession:
         self._pool = pool
         self._queries = queries
         self._journal = journal
-        self._outbox: Outbox | None = None
-        self._overflow = trio.Event()
+        self._frames = frames
         self._session_over = trio.Event()
         self._leaving = False
         self._epoch = state_directory.last_epoch()
@@ -112,27 +113,13 @@ class CoordinatorSession:
         self._load_interval_s = self._silence_limit_s = 0.0
         self._next_load = trio.CancelScope()
 
-    def send(self, frame: ConnectRequest) -> None:
-        """Sends a frame if there is a session. Without one it is dropped: the next hello has the whole state.
-
-        With too many waiting frames, the session ends.
-        """
-        if self._outbox is None:
-            return
-        try:
-            self._outbox.put(frame)
-        except OutboxFullError:
-            self._outbox.close()
-            self._outbox = None
-            self._overflow.set()
-
     async def leave(self, reason: GoodbyeReason.ValueType) -> None:
         """Sends goodbye, and waits 2 s at most for the coordinator to end the stream, as confirmation."""
         self._leaving = True
-        outbox = self._outbox
+        outbox = self._frames.outbox
         if outbox is None:
             return
-        self.send(ConnectRequest(goodbye=Goodbye(reason=reason)))
+        self._frames.send(ConnectRequest(goodbye=Goodbye(reason=reason)))
         outbox.close()
         with trio.move_on_after(GOODBYE_TIMEOUT_S):
             await self._session_over.wait()
@@ -160,11 +147,10 @@ class CoordinatorSession:
     async def _session(self, channel: grpc.Channel) -> SessionEndError:
         """Holds one session until its end."""
         readings = await self._reporter.read_gpus()
-        outbox = Outbox()
         with trio.move_on_after(JOURNAL_TIMEOUT_S):
             await self._journal.wait_settled()
         # No await between the two: nothing may come between the snapshot in hello and what follows.
-        self._outbox, self._overflow = outbox, trio.Event()
+        outbox = self._frames.open()
         self._say_hello(readings)
         self._session_over = trio.Event()
         try:
@@ -172,20 +158,19 @@ class CoordinatorSession:
                 end = await self._hold(frames, outbox)
                 if end.reason is not None:
                     error = end.error.to_proto() if end.error else None
-                    self.send(ConnectRequest(goodbye=Goodbye(reason=end.reason, error=error)))
+                    self._frames.send(ConnectRequest(goodbye=Goodbye(reason=end.reason, error=error)))
                     outbox.close()
                     with trio.move_on_after(GOODBYE_TIMEOUT_S):
                         await _wait_end(frames)
         finally:
-            if self._outbox is outbox:
-                self._outbox = None
+            self._frames.close()
             self._session_over.set()
         return end
 
     def _say_hello(self, readings: Mapping[str, GpuReading]) -> None:
         hello = self._reporter.hello(readings, self._epoch)
         self._described = self._reporter.description()
-        self.send(ConnectRequest(hello=hello))
+        self._frames.send(ConnectRequest(hello=hello))
 
     async def _hold(self, frames: trio.MemoryReceiveChannel[Incoming], outbox: Outbox) -> SessionEndError:
         try:
@@ -200,7 +185,7 @@ class CoordinatorSession:
         return end
 
     async def _end_when_full(self) -> None:
-        await self._overflow.wait()
+        await self._frames.wait_overflow()
         raise SessionEndError(f"{FRAME_LIMIT} frames wait: the coordinator does not read")
 
     async def _converse(
@@ -308,14 +293,14 @@ class CoordinatorSession:
         for update in self._commands.unacknowledged:
             while outbox.waiting > FRAME_LIMIT // 2:  # noqa: ASYNC110 - gRPC's thread tells nobody
                 await trio.sleep(POLL_INTERVAL_S)
-            self.send(ConnectRequest(command_update=update))
+            self._frames.send(ConnectRequest(command_update=update))
 
     async def _report_loads(self, outbox: Outbox, welcome: Welcome) -> None:
         """Sends the load within every interval, and soon after each change of a lease."""
         next_s = random.uniform(0, self._load_interval_s)
         while True:
             with trio.move_on_after(next_s) as self._next_load:
-                await self._pool.wait_changed()
+                await self._pool.slots.wait_changed()
                 await trio.sleep(COALESCE_S)
             readings = await self._reporter.read_gpus()
             if self._reporter.description() != self._described:

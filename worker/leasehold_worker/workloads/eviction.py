@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from leasehold.v1 import errors_pb2, eviction_pb2, plan_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, plan_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 from leasehold.v1.plan_pb2 import Tier
-from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.errors import invalid
 
@@ -50,97 +49,37 @@ class Step(Enum):
         self.up = up
 
 
-class Freed(Enum):
-    """The part of a workload's device memory that is free afterwards."""
-
-    NOTHING = "nothing"
-    WEIGHTS = "what the framework drops, but not its CUDA context"
-    ALL = "all"
-
-
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """One combination.
 
     Attributes:
         steps: Steps of a suspend, in order. A restore undoes them in reverse.
-        freed: Device memory that is free afterwards.
         tiers: Memory tiers that hold the bytes.
-        state: State of a workload suspended by it.
-        cost: Its cost, as text; a plan has figures.
         refusal: Reason of its refusal without force. UNSPECIFIED: it is permitted.
     """
 
     steps: tuple[Step, ...]
-    freed: Freed
     tiers: tuple[Tier.ValueType, ...]
-    state: WorkloadState.ValueType
-    cost: str
     refusal: errors_pb2.ErrorReason.ValueType = errors_pb2.ERROR_REASON_UNSPECIFIED
 
 
-_SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
-_SUSPENDED: Final = workload_pb2.WORKLOAD_STATE_SUSPENDED
-_CHECKPOINTED: Final = workload_pb2.WORKLOAD_STATE_CHECKPOINTED
-_STOPPED: Final = workload_pb2.WORKLOAD_STATE_STOPPED
 _NOTHING_FREED: Final = errors_pb2.ERROR_REASON_NOTHING_FREED
-_LOST: Final = errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST
-_ENDED: Final = Strategy(
-    (Step.SAVE, Step.END),
-    Freed.ALL,
-    (DISK,),
-    _STOPPED,
-    "a start of the program",
-    _LOST,
-)
+_ENDED: Final = Strategy((Step.SAVE, Step.END), (DISK,), errors_pb2.ERROR_REASON_STATE_WOULD_BE_LOST)
 """Weights need no step if the processes end."""
 
 TABLE: Final[Mapping[tuple[WeightStrategy.ValueType, ProcessStrategy.ValueType], Strategy]] = {
-    (RETAIN, KEEP_RUNNING): Strategy(
-        (Step.HOOKS,), Freed.NOTHING, (DEVICE,), _SLEEPING, "nothing", _NOTHING_FREED
-    ),
-    (RETAIN, CUDA_SUSPEND): Strategy(
-        (Step.HOOKS, Step.SUSPEND), Freed.ALL, (HOST,), _SUSPENDED, "a copy of all device memory"
-    ),
-    (RETAIN, CHECKPOINT): Strategy(
-        (Step.HOOKS, Step.SUSPEND, Step.IMAGE),
-        Freed.ALL,
-        (DISK,),
-        _CHECKPOINTED,
-        "a copy of all device memory, and all of it to disk",
-    ),
+    (RETAIN, KEEP_RUNNING): Strategy((Step.HOOKS,), (DEVICE,), _NOTHING_FREED),
+    (RETAIN, CUDA_SUSPEND): Strategy((Step.HOOKS, Step.SUSPEND), (HOST,)),
+    (RETAIN, CHECKPOINT): Strategy((Step.HOOKS, Step.SUSPEND, Step.IMAGE), (DISK,)),
     (RETAIN, STOP): _ENDED,
-    (OFFLOAD, KEEP_RUNNING): Strategy(
-        (Step.HOOKS, Step.OFFLOAD), Freed.WEIGHTS, (DEVICE, HOST), _SLEEPING, "a copy of the weights"
-    ),
-    (OFFLOAD, CUDA_SUSPEND): Strategy(
-        (Step.HOOKS, Step.OFFLOAD, Step.SUSPEND), Freed.ALL, (HOST,), _SUSPENDED, "a copy of the weights"
-    ),
-    (OFFLOAD, CHECKPOINT): Strategy(
-        (Step.HOOKS, Step.OFFLOAD, Step.SUSPEND, Step.IMAGE),
-        Freed.ALL,
-        (DISK,),
-        _CHECKPOINTED,
-        "a copy of the weights, and of them to disk",
-    ),
+    (OFFLOAD, KEEP_RUNNING): Strategy((Step.HOOKS, Step.OFFLOAD), (DEVICE, HOST)),
+    (OFFLOAD, CUDA_SUSPEND): Strategy((Step.HOOKS, Step.OFFLOAD, Step.SUSPEND), (HOST,)),
+    (OFFLOAD, CHECKPOINT): Strategy((Step.HOOKS, Step.OFFLOAD, Step.SUSPEND, Step.IMAGE), (DISK,)),
     (OFFLOAD, STOP): _ENDED,
-    (DISCARD, KEEP_RUNNING): Strategy(
-        (Step.HOOKS, Step.DISCARD), Freed.WEIGHTS, (DEVICE,), _SLEEPING, "loading the weights on waking"
-    ),
-    (DISCARD, CUDA_SUSPEND): Strategy(
-        (Step.HOOKS, Step.DISCARD, Step.SUSPEND),
-        Freed.ALL,
-        (HOST,),
-        _SUSPENDED,
-        "a copy of what is left, and loading the weights on waking",
-    ),
-    (DISCARD, CHECKPOINT): Strategy(
-        (Step.HOOKS, Step.DISCARD, Step.SUSPEND, Step.IMAGE),
-        Freed.ALL,
-        (DISK,),
-        _CHECKPOINTED,
-        "what is left to disk, and loading the weights on waking",
-    ),
+    (DISCARD, KEEP_RUNNING): Strategy((Step.HOOKS, Step.DISCARD), (DEVICE,)),
+    (DISCARD, CUDA_SUSPEND): Strategy((Step.HOOKS, Step.DISCARD, Step.SUSPEND), (HOST,)),
+    (DISCARD, CHECKPOINT): Strategy((Step.HOOKS, Step.DISCARD, Step.SUSPEND, Step.IMAGE), (DISK,)),
     (DISCARD, STOP): _ENDED,
 }
 

@@ -19,6 +19,7 @@ from leasehold_worker.gpus.inventory import GpuUsage, Inventory
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import (
     ProcessIdentity,
+    cancel_at_end,
     command_line,
     has_real_user,
     identify,
@@ -27,7 +28,6 @@ from leasehold_worker.host.processes import (
     user_id,
     user_name,
     variable_of,
-    wait_ended,
 )
 from leasehold_worker.leasing.leases import ForeignProcess, LeaseId
 from leasehold_worker.leasing.pool import GpuPool
@@ -165,11 +165,11 @@ class ForeignWatch:
             with trio.move_on_after(LOOK_AGAIN_S if self._kept_back else LOOK_INTERVAL_S):
                 async with trio.open_nursery() as nursery:
                     for identity in self._foreign_processes():
-                        nursery.start_soon(_wait_ended, identity, nursery.cancel_scope)
+                        nursery.start_soon(cancel_at_end, identity, nursery.cancel_scope)
                     await trio.sleep_forever()
 
     def _foreign_processes(self) -> list[ProcessIdentity]:
-        slots = self._pool.snapshot_leases().slots
+        slots = self._pool.slots.snapshot().slots
         try:
             found = [identify(process.pid) for slot in slots for process in slot.foreign]
         except OSError as error:  # for want of descriptors or memory
@@ -206,7 +206,7 @@ class ForeignWatch:
         before = self._leases()
         lessees = {
             slot.gpu_uuid: slot.lease.workload_id if slot.lease else ""
-            for slot in self._pool.snapshot_leases().slots
+            for slot in self._pool.slots.snapshot().slots
         }
         try:
             usage = await trio.to_thread.run_sync(_usage, self._inventory, abandon_on_cancel=True)
@@ -244,7 +244,7 @@ class ForeignWatch:
             workloads.set_ready(workload)
 
     def _leases(self) -> dict[str, LeaseId | None]:
-        slots = self._pool.snapshot_leases().slots
+        slots = self._pool.slots.snapshot().slots
         return {slot.gpu_uuid: slot.lease.lease_id if slot.lease else None for slot in slots}
 
     async def _sort(
@@ -304,11 +304,6 @@ def _may_live(identity: ProcessIdentity) -> bool:
         return is_alive(identity)
     except OSError:  # for want of descriptors or memory
         return True
-
-
-async def _wait_ended(identity: ProcessIdentity, scope: trio.CancelScope) -> None:
-    await wait_ended(identity)
-    scope.cancel()
 
 
 def _usage(inventory: Inventory) -> Mapping[str, GpuUsage]:

@@ -34,6 +34,24 @@ class HostShares:
         if group is not None:
             self._limits.remove(group)
 
+    def enforce(self, workload: Workload) -> None:
+        """Has the kernel enforce the limits of a program that the worker did not start.
+
+        A worker that isn't root may not move a foreign process: then only the ledger enforces the
+        reservation.
+        """
+        promised, group = workload.spec.resources, None
+        if not (promised.cpu_millicores or promised.memory_bytes):
+            return
+        try:
+            group = self.group_of(workload)
+            if group is not None:
+                self._limits.add(group, workload.root.pid)
+        except (OperationError, OSError) as error:
+            logger.warning("the limits of workload %s are not enforced: %s", workload.name, error)
+            if group is not None:
+                self._limits.remove(group)
+
     def group_of(self, workload: Workload) -> Path | None:
         """The control group of a workload's processes, limited to its reservation. None: the worker's."""
         wanted = workload.spec.resources
@@ -45,9 +63,11 @@ class HostShares:
         Raises:
             OperationError: INSUFFICIENT_RESOURCES.
         """
-        wanted = workload.spec.resources
-        request = HostRequest(wanted.cpu_millicores, wanted.memory_bytes, wanted.disk_bytes)
-        workload.host = self._ledger.reserve(workload.workload_id, request)
+        workload.host = self._ledger.reserve(workload.workload_id, _needed(workload))
+
+    def take_back(self, workload: Workload) -> None:
+        """Restores the reservation of a workload after a restart of the worker."""
+        workload.host = self._ledger.take_back(workload.workload_id, _needed(workload))
 
     def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
         """Limits a workload's memory to its reservation and its suspended memory.
@@ -61,3 +81,8 @@ class HostShares:
                 self._limits.set_memory(group, promised + parked_bytes)
             except OperationError as error:
                 logger.warning("workload %s: %s", workload.name, error.message)
+
+
+def _needed(workload: Workload) -> HostRequest:
+    wanted = workload.spec.resources
+    return HostRequest(wanted.cpu_millicores, wanted.memory_bytes, wanted.disk_bytes)

@@ -9,6 +9,7 @@ from leasehold_worker.driver.messages import member_message
 from leasehold_worker.leasing.messages import lease_message
 from leasehold_worker.timestamps import timestamp
 from leasehold_worker.workloads import workload as records
+from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import AWAY
 from leasehold_worker.workloads.workload import Workload
 
@@ -24,6 +25,14 @@ def workload_message(record: Workload, worker_id: str) -> workload_pb2.Workload:
         origin=record.origin,
         user=record.user,
     )
+
+
+def workload_messages(
+    workloads: Workloads, worker_id: str, workload_ids: Iterable[str]
+) -> list[workload_pb2.Workload]:
+    """The workloads with these ids, as far as the worker has them."""
+    known = (workload_id for workload_id in workload_ids if workload_id in workloads)
+    return [workload_message(workloads.get(workload_id), worker_id) for workload_id in known]
 
 
 def _status(record: Workload) -> workload_pb2.WorkloadStatus:

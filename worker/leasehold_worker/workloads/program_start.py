@@ -1,7 +1,9 @@
 """The start of a workload's program: its environment, its output and its control group."""
 
 import os
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import final
 
@@ -11,57 +13,64 @@ from leasehold.v1.workload_pb2 import WorkloadSpec
 
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.workload_files import WORKING_FOLDER, open_output
+from leasehold_worker.files.workload_files import OUTPUT_FILE, WORKING_FOLDER, open_output
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.host_reservations import HostReservation
 from leasehold_worker.leasing.leases import Lease
-from leasehold_worker.programs.programs import LaunchError, launch
-from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE
+from leasehold_worker.programs.programs import LaunchError, forget_start, launch
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload
 
 
 @final
 class ProgramStart:
-    """Starts the programs of one host's workloads.
+    """Starts the programs of one host's workloads, each in a session of its own.
+
+    A program and its output, which goes to a file, outlive the worker.
 
     Args:
+        workloads: The registry, with the folder of each workload.
         limits: The control groups.
         inherited: Environment that programs inherit from the worker.
         socket_path: The worker's local socket.
+        user: Name of the worker's user, which programs run as.
+        nursery: Runs the tasks that wait for shims.
     """
 
-    def __init__(self, limits: ResourceLimits, inherited: Mapping[str, str], socket_path: Path) -> None:
+    def __init__(
+        self,
+        workloads: Workloads,
+        limits: ResourceLimits,
+        inherited: Mapping[str, str],
+        socket_path: Path,
+        user: str,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.user = user
+        """Name of the worker's user."""
+        self._workloads = workloads
         self._limits = limits
         self._inherited = inherited
         self._socket_path = socket_path.absolute()
+        self._nursery = nursery
 
     async def start(
-        self,
-        folder: Path,
-        workload_id: str,
-        name: str,
-        spec: WorkloadSpec,
-        lease: Lease | None,
-        host: HostReservation,
-        nursery: trio.Nursery,
-        *,
-        restores: bool,
+        self, workload_id: str, name: str, spec: WorkloadSpec, lease: Lease | None, *, restores: bool
     ) -> ProcessIdentity:
         """Starts a program behind its shim.
 
         Args:
-            folder: Folder of its workload's files.
-            workload_id: Its workload's id.
-            name: The name of the workload.
-            spec: The spec of the workload.
+            workload_id: The id of its workload.
+            name: The name of its workload.
+            spec: The spec of its workload.
             lease: Its GPUs. None: it has none.
-            host: Its host resources other than GPUs.
-            nursery: Runs the task that waits for its shim.
             restores: Its application waits for a restore.
 
         Raises:
             OperationError: SPAWN_FAILED; nothing was started.
         """
+        folder, wanted = self._workloads.folder(workload_id), spec.resources
         try:
             output = await trio.to_thread.run_sync(open_output, folder)
             try:
@@ -75,10 +84,8 @@ class ProgramStart:
                         **self.variables(workload_id, name, lease, restores=restores),
                     },
                     output=output,
-                    group=self._limits.create(
-                        workload_id, host.request.cpu_millicores, host.request.memory_bytes
-                    ),
-                    nursery=nursery,
+                    group=self._limits.create(workload_id, wanted.cpu_millicores, wanted.memory_bytes),
+                    nursery=self._nursery,
                 )
             finally:
                 os.close(output)
@@ -90,6 +97,46 @@ class ProgramStart:
             ) from error
         crash_point("program-started")
         return root
+
+    def workload(
+        self,
+        workload_id: str,
+        name: str,
+        spec: WorkloadSpec,
+        root: ProcessIdentity,
+        lease: Lease | None,
+        host: HostReservation | None,
+    ) -> Workload:
+        """The workload of a program that this worker has started, and that runs."""
+        return Workload(
+            workload_id,
+            name,
+            spec,
+            root,
+            self._workloads.folder(workload_id) / OUTPUT_FILE,
+            datetime.now(UTC),
+            lease,
+            user=self.user,
+            uid=os.geteuid(),
+            host=host,
+        )
+
+    async def start_again(self, workload: Workload, lease: Lease | None, *, restores: bool) -> None:
+        """Starts the program of a stopped workload, on the GPUs of a lease.
+
+        Its output continues in the same file. No task monitors its end yet.
+
+        Raises:
+            OperationError: SPAWN_FAILED; nothing was started.
+        """
+        workload_id = workload.workload_id
+        forget_start(self._workloads.folder(workload_id))
+        root = await self.start(workload_id, workload.name, workload.spec, lease, restores=restores)
+        self._workloads.begin_again(workload, root)
+        workload.start_time = datetime.now(UTC)
+        workload.ready_time = None
+        workload.unready = ""
+        workload.begun_s = time.monotonic()
 
     def variables(
         self, workload_id: str, name: str, lease: Lease | None, *, restores: bool = False

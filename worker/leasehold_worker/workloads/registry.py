@@ -1,30 +1,24 @@
-"""The registry of this worker's workloads, from start to end."""
+"""The registry of this worker's workloads, and the transitions of their states."""
 
 import logging
-import os
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-import trio
 from leasehold.v1 import errors_pb2, workload_pb2
-from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
+from leasehold.v1.workload_pb2 import WorkloadState
 
+from leasehold_worker.change import Change
+from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.workload_files import OUTPUT_FILE
-from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.processes import ProcessIdentity, may_be_parent
-from leasehold_worker.leasing.host_reservations import HostReservation, HostReservations
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.programs.programs import forget_start, launched, wait_exit
-from leasehold_worker.workloads.host_shares import HostShares
-from leasehold_worker.workloads.program_start import ProgramStart
-from leasehold_worker.workloads.states import ENDED, EXITED, IN_OPERATION, RELEASED, UNKNOWN
-from leasehold_worker.workloads.workload import LET_GO, RUN, WORKLOAD_ID_VARIABLE, Workload
+from leasehold_worker.programs.programs import launched
+from leasehold_worker.workloads.states import AWAY, ENDED, LOST, PARKED, RUNNING, UNKNOWN, check_transition
+from leasehold_worker.workloads.workload import RUN, Parked, Workload, parked_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -34,53 +28,29 @@ ENDED_LIMIT: Final = 256
 LAST_GPUS_LIMIT: Final = 256
 """Names whose last GPUs are remembered."""
 
-KILL_TIMEOUT_S: Final = 10.0
-"""Time for processes to end before their survival is reported."""
-
-KILL_AGAIN_S: Final = 1.0
-"""Time for processes to end before they are killed again."""
-
-WATCH_AGAIN_S: Final = 1.0
-POLL_INTERVAL_S: Final = 0.01
-LONGEST_PAUSE_S: Final = 0.5
-"""Longest pause between two checks whether processes have ended. The pause begins short and doubles."""
-
 
 @final
 class Workloads:
-    """The registry. Every change is reported to the observer, in order, with the workload after it."""
+    """The registry. Every change is reported to the observer, in order, with the workload after it.
+
+    Args:
+        pool: The pool that leases the GPUs.
+        directory: Parent of the workloads' folders.
+        observer: Receives a workload after each change.
+    """
 
     def __init__(
         self,
         pool: GpuPool,
         directory: Path,
         observer: Callable[[Workload], None],
-        on_forgotten: Callable[[str], None],
-        kill: Callable[[Workload], Awaitable[None]],
-        look: Callable[[Workload], Awaitable[None]],
-        ledger: HostReservations,
-        limits: ResourceLimits,
-        socket_path: Path,
-        inherited: Mapping[str, str],
-        user: str,
     ) -> None:
-        self.user = user
-        """Name of the worker's user, which programs run as."""
-        self.inherited = inherited
-        """Environment that programs and hooks inherit from the worker."""
-        self.programs = ProgramStart(limits, inherited, socket_path)
-        self.host_shares = HostShares(ledger, limits)
         self._pool = pool
-        self.limits = limits
-        self._look = look
-        self._socket_path = socket_path.absolute()
-        self._kill = kill
         self._directory = directory
         self._observer = observer
-        self._on_forgotten = on_forgotten
         self._by_id: dict[str, Workload] = {}
         self._last_gpus: dict[str, tuple[str, ...]] = {}
-        self._changed = trio.Event()
+        self._changed = Change()
 
     async def wait_changed(self) -> None:
         """Waits for the next change of any workload."""
@@ -89,16 +59,6 @@ class Workloads:
     def last_gpus(self, name: str) -> tuple[str, ...]:
         """The last GPUs of a workload of this name, since the start of the worker. Empty: none."""
         return self._last_gpus.get(name, ())
-
-    def _tell(self, workload: Workload) -> None:
-        if workload.lease is not None:
-            self._last_gpus.pop(workload.name, None)
-            self._last_gpus[workload.name] = workload.lease.gpu_uuids
-            if len(self._last_gpus) > LAST_GPUS_LIMIT:
-                del self._last_gpus[next(iter(self._last_gpus))]
-        self._observer(workload)
-        self._changed.set()
-        self._changed = trio.Event()
 
     def __contains__(self, workload_id: object) -> bool:
         return workload_id in self._by_id
@@ -121,102 +81,9 @@ class Workloads:
         """Every workload, oldest first."""
         return tuple(self._by_id.values())
 
-    def set_state(self, workload: Workload, state: WorkloadState.ValueType) -> None:
-        """Changes the state and reports it. An ended workload stays ended."""
-        if workload.state in ENDED:
-            return
-        workload.state = state
-        workload.generation += 1
-        self._tell(workload)
-
-    def set_ready(self, workload: Workload) -> None:
-        """Records that a workload is ready, and reports it. A ready workload stays ready."""
-        if workload.awaits_readiness:
-            workload.ready_time = datetime.now(UTC)
-            workload.unready = ""
-            workload.generation += 1
-            self._tell(workload)
-
-    def set_kernel(self, workload: Workload, kernel: workload_pb2.Kernel | None) -> None:
-        """Records the current application of a workload, and reports it."""
-        if workload.state not in ENDED and workload.kernel != kernel:
-            workload.kernel = kernel
-            workload.generation += 1
-            self._tell(workload)
-
-    async def spawn(
-        self,
-        workload_id: str,
-        name: str,
-        spec: WorkloadSpec,
-        lease: Lease | None,
-        host: HostReservation,
-        nursery: trio.Nursery,
-        *,
-        restores: bool = False,
-    ) -> Workload:
-        """Starts the workload's program, in a session of its own, and monitors its end.
-
-        The program and its output, which goes to a file, outlive the worker.
-
-        Args:
-            workload_id: Its id.
-            name: Its name.
-            spec: Its spec.
-            lease: Its GPUs. None: it has none.
-            host: Its host resources other than GPUs.
-            nursery: Runs the task that monitors it.
-            restores: Its application waits for a restore.
-
-        Raises:
-            OperationError: SPAWN_FAILED; nothing was started.
-        """
-        root = await self.programs.start(
-            self.folder(workload_id), workload_id, name, spec, lease, host, nursery, restores=restores
-        )
-        workload = Workload(
-            workload_id,
-            name,
-            spec,
-            root,
-            self.folder(workload_id) / OUTPUT_FILE,
-            datetime.now(UTC),
-            lease,
-            user=self.user,
-            uid=os.geteuid(),
-            host=host,
-        )
-        self.add(workload, nursery)
-        return workload
-
-    async def start_again(
-        self, workload: Workload, lease: Lease | None, nursery: trio.Nursery, *, restores: bool
-    ) -> None:
-        """Starts the program of a workload whose processes have ended, on the GPUs of a lease.
-
-        Its output continues in the same file. No task monitors its end yet.
-
-        Raises:
-            OperationError: SPAWN_FAILED; nothing was started.
-        """
-        if workload.host is None:
-            raise ValueError("a program is started with what its workload holds of the host")
-        folder = self.folder(workload.workload_id)
-        forget_start(folder)
-        workload.root = await self.programs.start(
-            folder,
-            workload.workload_id,
-            workload.name,
-            workload.spec,
-            lease,
-            workload.host,
-            nursery,
-            restores=restores,
-        )
-        workload.absent = False
-        workload.ready_time = None
-        workload.unready = ""
-        workload.begun_s = time.monotonic()
+    def parked_bytes(self) -> int:
+        """Host memory of all suspended workloads."""
+        return sum(map(parked_bytes, self._by_id.values()))
 
     def outputs(self) -> list[Path]:
         """The outputs of the workloads that have not ended and whose programs the worker started."""
@@ -227,151 +94,159 @@ class Workloads:
         """The folder of a workload's files."""
         return self._directory / workload_id
 
-    def add(self, workload: Workload, nursery: trio.Nursery, *, watched: bool = True) -> None:
-        """Adds a workload to the registry, and monitors its end.
-
-        Args:
-            workload: The workload.
-            nursery: Runs the task that monitors it.
-            watched: False: recovery has to check its state first, and begins the monitoring.
-        """
+    def add(self, workload: Workload) -> None:
+        """Adds a workload, and reports it."""
         self._by_id[workload.workload_id] = workload
-        self._find_launcher(workload)
+        workload.launcher = self._launcher_of(workload, workload.root)
         workload.others = partial(self._roots_beside, workload)
         self._tell(workload)
         if workload.state in ENDED:
             workload.ended.set()
-        elif watched and not workload.absent:
-            nursery.start_soon(self._watch, workload, workload.watching)
 
-    def stop_watching(self, workload: Workload) -> None:
-        """Detaches the workload from its processes, whose end no longer ends it."""
-        workload.watching.cancel()
+    def begin_again(self, workload: Workload, root: ProcessIdentity) -> None:
+        """Records that a suspended workload has processes again, below a new first process."""
+        workload.begin(root, self._launcher_of(workload, root))
 
-    def watch_again(self, workload: Workload, nursery: trio.Nursery) -> None:
-        """Monitors the workload's end again, by its current first process."""
-        workload.watching.cancel()
-        workload.watching = trio.CancelScope()
-        workload.headless = False
-        self._find_launcher(workload)
-        nursery.start_soon(self._watch, workload, workload.watching)
+    def set_state(
+        self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None = None
+    ) -> None:
+        """Changes the state and reports it. An ended workload stays ended.
 
-    def _find_launcher(self, workload: Workload) -> None:
+        Args:
+            workload: The workload.
+            state: Its new state.
+            error: Why it is WEDGED or UNKNOWN. None: as before.
+
+        Raises:
+            ValueError: A defect of the worker: there is no such transition.
+        """
+        if workload.state in ENDED:
+            return
+        check_transition(workload.state, state)
+        if state in LOST:
+            workload.error = error or workload.error
+        if state == RUNNING or state in PARKED:
+            workload.error = None
+            workload.home = ()
+        if state == RUNNING:
+            workload.parked = None
+            workload.yielded = False
+        if state in AWAY:
+            workload.absent = True
+            workload.restored = workload.headless = False
+        workload.state = state
+        workload.generation += 1
+        self._tell(workload)
+
+    def report(self, workload: Workload) -> None:
+        """Reports the recorded facts of a workload that has not ended."""
+        self.set_state(workload, workload.state)
+
+    def settle(
+        self,
+        workload: Workload,
+        state: WorkloadState.ValueType,
+        members: tuple[Member, ...],
+        parked: Parked | None = None,
+        *,
+        home: tuple[str, ...] = (),
+        error: OperationError | None = None,
+    ) -> None:
+        """Gives a workload the state in which its members were found, once its lease is settled.
+
+        Args:
+            workload: The workload.
+            state: Its new state.
+            members: Its members.
+            parked: Record of its suspend. None: it is not suspended.
+            home: GPUs from which its members are displaced, if it is UNKNOWN.
+            error: Why it is WEDGED or UNKNOWN.
+        """
+        if workload.state in ENDED:
+            return
+        workload.members, workload.parked, workload.home = members, parked, home
+        workload.yielded = workload.yielded and state in PARKED
+        self.set_state(workload, state, error)
+
+    def wake(self, workload: Workload, lease: Lease | None) -> None:
+        """Gives a suspended workload, which runs again, its lease."""
+        workload.hold(lease)
+        self.set_state(workload, RUNNING)
+
+    def lose(self, workload: Workload, error: OperationError) -> None:
+        """Records that the state of a workload's processes is unknown."""
+        self.set_state(workload, UNKNOWN, error)
+
+    def release_lease(self, workload: Workload) -> None:
+        """Releases the GPUs of a workload. The next change reports that."""
+        if workload.lease is not None:
+            self._pool.release(workload.lease)
+            workload.hold(None)
+
+    def set_ready(self, workload: Workload) -> None:
+        """Records that a workload is ready, and reports it. A ready workload stays ready."""
+        if workload.awaits_readiness:
+            workload.ready_time = datetime.now(UTC)
+            workload.unready = ""
+            self.report(workload)
+
+    def set_kernel(self, workload: Workload, kernel: workload_pb2.Kernel | None) -> None:
+        """Records the current application of a workload, and reports it."""
+        if workload.state not in ENDED and workload.kernel != kernel:
+            workload.kernel = kernel
+            self.report(workload)
+
+    def end(
+        self,
+        workload: Workload,
+        state: WorkloadState.ValueType,
+        error: OperationError | None = None,
+        end_time: datetime | None = None,
+    ) -> list[str]:
+        """Ends a workload, releases its GPUs, and forgets the oldest ended ones.
+
+        Args:
+            workload: The workload, without processes that the worker manages.
+            state: How it has ended.
+            error: Why it has ended. None: by itself, or on request.
+            end_time: When it has ended. None: now.
+
+        Returns:
+            The ids of the workloads that are forgotten, whose folders are left.
+        """
+        self.release_lease(workload)
+        workload.parked = workload.kernel = None
+        workload.yielded = False
+        workload.members = ()
+        workload.error = error
+        workload.end_time = end_time or datetime.now(UTC)
+        self.set_state(workload, state)
+        workload.ended.set()
+        ended = [each.workload_id for each in self._by_id.values() if each.state in ENDED]
+        forgotten = ended[: max(0, len(ended) - ENDED_LIMIT)]
+        for workload_id in forgotten:
+            del self._by_id[workload_id]
+        return forgotten
+
+    def _tell(self, workload: Workload) -> None:
+        if workload.lease is not None:
+            self._last_gpus.pop(workload.name, None)
+            self._last_gpus[workload.name] = workload.lease.gpu_uuids
+            if len(self._last_gpus) > LAST_GPUS_LIMIT:
+                del self._last_gpus[next(iter(self._last_gpus))]
+        self._observer(workload)
+        self._changed.notify()
+
+    def _launcher_of(self, workload: Workload, root: ProcessIdentity) -> ProcessIdentity | None:
         try:
             who = launched(self.folder(workload.workload_id)) if workload.origin == RUN else None
         except OSError as error:
             who = None
             logger.error("workload %s: its launcher is unknown (%s)", workload.name, error)
         # A program can write into its own folder.
-        known = who is not None and who.program == workload.root and may_be_parent(who.launcher, who.program)
-        workload.launcher = who.launcher if who is not None and known else None
+        known = who is not None and who.program == root and may_be_parent(who.launcher, who.program)
+        return who.launcher if who is not None and known else None
 
     def _roots_beside(self, workload: Workload) -> list[ProcessIdentity]:
         others = (other for other in self._by_id.values() if other is not workload)
         return [other.root for other in others if other.state not in ENDED and not other.absent]
-
-    async def let_go(self, workload: Workload) -> None:
-        """Ends a workload whose processes continue unmanaged, without a lease.
-
-        Their GPUs are checked first, so that no claim is granted a GPU that they use.
-        """
-        await self._look(workload)
-        if workload.state in ENDED:  # meanwhile
-            return
-        workload.watching.cancel()
-        workload.end_time = datetime.now(UTC)
-        self.end(workload, RELEASED, None)
-        self._forget_oldest()
-
-    async def _watch(self, workload: Workload, watching: trio.CancelScope) -> None:
-        with watching:
-            await self._watch_to_the_end(workload)
-
-    async def _watch_to_the_end(self, workload: Workload) -> None:
-        while True:
-            try:
-                await self._see_out(workload)
-            except OSError as error:  # for want of descriptors or memory
-                logger.error("workload %s can't be monitored for now: %s", workload.name, error)
-                await trio.sleep(WATCH_AGAIN_S)
-            else:
-                return
-
-    async def _see_out(self, workload: Workload) -> None:
-        """Waits for a workload's end, ends its remaining processes, and releases its lease."""
-        outcome = await wait_exit(self.folder(workload.workload_id), workload.root)
-        workload.returncode = outcome.returncode if outcome else None
-        workload.headless = True
-        if outcome is None and workload.origin == RUN:
-            # The launcher was killed before its program ended: orphans can be anywhere since then.
-            # Another worker of this host may have a workload of this id, and has another socket.
-            marks = (
-                f"{WORKLOAD_ID_VARIABLE}={workload.workload_id}",
-                f"LEASEHOLD_SOCKET={self._socket_path}",
-            )
-            workload.mark = workload.mark or "\0".join(marks)
-        how = "the exit was not observed" if outcome is None else f"exit {outcome.returncode}"
-        logger.info("workload %s ended: %s", workload.name, how)
-        while workload.restored and workload.state in IN_OPERATION:  # noqa: ASYNC110 - it has its deadlines
-            await trio.sleep(POLL_INTERVAL_S)
-        if workload.origin in LET_GO:
-            await self._look(workload)
-        else:
-            await self._end_rest(workload)
-        workload.end_time = datetime.fromtimestamp(outcome.end_time, UTC) if outcome else datetime.now(UTC)
-        self.end(workload, EXITED, None)
-        self._forget_oldest()
-
-    def end_without_processes(self, workload: Workload) -> None:
-        """Ends a workload that is suspended without processes."""
-        workload.end_time = datetime.now(UTC)
-        self.end(workload, EXITED, None)
-        self._forget_oldest()
-
-    def end(self, workload: Workload, state: WorkloadState.ValueType, error: OperationError | None) -> None:
-        """Ends a workload without remaining processes, and releases its resources."""
-        self.host_shares.give_back(workload)
-        if workload.lease is not None:
-            self._pool.release(workload.lease)
-            workload.lease = None
-        workload.parked = workload.kernel = None
-        workload.yielded = False
-        workload.members = ()
-        workload.error = error
-        self.set_state(workload, state)
-        workload.ended.set()
-
-    async def _end_rest(self, workload: Workload) -> None:
-        """Kills the remaining processes of a workload whose first one has ended, to free its GPUs.
-
-        A process that survives keeps the GPUs: the workload is UNKNOWN meanwhile, and the kill is repeated.
-        """
-        deadline = trio.current_time() + KILL_TIMEOUT_S
-        while not await workload.is_gone():
-            try:
-                await self._kill(workload)
-                error = OperationError(
-                    errors_pb2.ERROR_REASON_DRIVER_ERROR,
-                    f"processes of workload {workload.name} are stuck in the kernel, or start others faster "
-                    "than they can be killed: its GPUs stay leased",
-                )
-            except OperationError as refused:
-                error = refused
-            with trio.move_on_after(KILL_AGAIN_S):
-                pause_s = POLL_INTERVAL_S
-                while not await workload.is_gone():  # nothing else tells
-                    await trio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                return
-            if trio.current_time() < deadline:
-                continue
-            deadline = trio.current_time() + KILL_TIMEOUT_S
-            logger.error("%s", error.message)
-            workload.error = error
-            self.set_state(workload, UNKNOWN)
-
-    def _forget_oldest(self) -> None:
-        ended = [workload for workload in self._by_id.values() if workload.state in ENDED]
-        for workload in ended[: max(0, len(ended) - ENDED_LIMIT)]:
-            del self._by_id[workload.workload_id]
-            self._on_forgotten(workload.workload_id)

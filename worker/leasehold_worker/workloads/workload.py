@@ -69,6 +69,13 @@ class Parked:
     checkpoint_id: str = ""
     disk_bytes: int = 0
 
+    def by(self, process_strategy: eviction_pb2.ProcessStrategy.ValueType) -> "Parked":
+        """The record of a workload that is suspended by another process strategy than intended."""
+        policy = eviction_pb2.EvictionPolicy()
+        policy.CopyFrom(self.policy)
+        policy.process_strategy = process_strategy
+        return replace(self, policy=policy)
+
 
 @dataclass(frozen=True, slots=True)
 class Hooked:
@@ -87,7 +94,8 @@ class Hooked:
 class Workload:
     """A process tree of this worker. It ends with its first process.
 
-    Its state is changed through :class:`Workloads`, which reports every change.
+    Only this package writes the attributes. :class:`Workloads` changes the state and reports each change. The
+    methods here record facts that are reported with the next change.
     """
 
     workload_id: str
@@ -138,10 +146,13 @@ class Workload:
     """Time at which the wait for readiness began, of the monotonic clock."""
     unready: str = ""
     """The last error of the readiness probe."""
-    watching: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """Scope of the wait for its end."""
     others: Callable[[], Collection[ProcessIdentity]] = field(default=tuple, repr=False)
     """The first processes of the other living workloads; set by the registry."""
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The GPUs that it leases."""
+        return self.lease.gpu_uuids if self.lease is not None else ()
 
     @property
     def is_asleep(self) -> bool:
@@ -174,6 +185,46 @@ class Workload:
             "worker retries them for some minutes, and `leasehold wake` retries them at any "
             "time",
         )
+
+    def hold(self, lease: Lease | None) -> None:
+        """Records the lease of the workload's current GPUs."""
+        self.lease = lease
+
+    def hold_host(self, host: HostReservation | None) -> None:
+        """Records the reservation of the workload's host resources."""
+        self.host = host
+
+    def begin(self, root: ProcessIdentity, launcher: ProcessIdentity | None) -> None:
+        """Records that the workload has processes again, below a new first process."""
+        self.root, self.launcher = root, launcher
+        self.absent = False
+
+    def note_members(self, members: tuple[Member, ...]) -> None:
+        """Records the members."""
+        self.members = members
+
+    def note_hooks(self, hooked: Hooked | None) -> None:
+        """Records the hooks that a restore has to undo."""
+        self.hooked = hooked
+
+    def note_yield(self, *, yielded: bool) -> None:
+        """Records whether the workload is restored by the worker once GPUs are free."""
+        self.yielded = yielded
+
+    def note_exit(self, returncode: int | None, orphan_mark: str) -> None:
+        """Records the end of the first process. Others may be left.
+
+        Args:
+            returncode: Its exit status. None: unknown.
+            orphan_mark: Environment variables that mark orphans without a launcher. Empty: there are none.
+        """
+        self.returncode = returncode
+        self.headless = True
+        self.mark = self.mark or orphan_mark
+
+    def mark_restored(self) -> None:
+        """Records that members were restored, perhaps only some of them."""
+        self.restored = True
 
     async def find_processes(self) -> list[ProcessIdentity]:
         """The living processes of the workload, by start time.

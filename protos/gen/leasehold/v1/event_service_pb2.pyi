@@ -30,14 +30,20 @@ class ListEventsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. At most 1000."""
+    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
     page_token: _builtins.str
-    """From the last response. Empty: from the newest."""
+    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
     worker: _builtins.str
     """Only those of this worker, by id or name. Empty: of all."""
     workload: _builtins.str
     """Only those of this workload, by id or name. Empty: of all."""
+    filter: _builtins.str
+    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    order_by: _builtins.str
+    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
     def __init__(
         self,
         *,
@@ -45,10 +51,12 @@ class ListEventsRequest(_message.Message):
         page_token: _builtins.str = ...,
         worker: _builtins.str = ...,
         workload: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

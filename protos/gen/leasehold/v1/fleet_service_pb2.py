@@ -29,7 +29,7 @@ from leasehold.v1 import watch_pb2 as leasehold_dot_v1_dot_watch__pb2
 from leasehold.v1 import worker_pb2 as leasehold_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n leasehold/v1/fleet_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1aleasehold/v1/command.proto\x1a\x1cleasehold/v1/operation.proto\x1a\x18leasehold/v1/watch.proto\x1a\x19leasehold/v1/worker.proto\"\"\n\x10GetWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"9\n\x11GetWorkerResponse\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.Worker\";\n\x12ListWorkersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"U\n\x13ListWorkersResponse\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.leasehold.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1d\n\rGetGpuRequest\x12\x0c\n\x04uuid\x18\x01 \x01(\t\"5\n\x0eGetGpuResponse\x12#\n\x03gpu\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.FleetGpu\"H\n\x0fListGpusRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\"f\n\x10ListGpusResponse\x12$\n\x04gpus\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.FleetGpu\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0bunreachable\x18\x03 \x03(\t\")\n\x11WatchFleetRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\"\xe8\x01\n\x12WatchFleetResponse\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.WorkerH\x00\x12%\n\x03gpu\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.FleetGpuH\x00\x12*\n\x08\x62ookmark\x18\x03 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x1b\n\x11\x64\x65leted_worker_id\x18\x05 \x01(\tH\x00\x12\x1a\n\x10\x64\x65leted_gpu_uuid\x18\x06 \x01(\tH\x00\x12\x14\n\x0cresume_token\x18\x04 \x01(\tB\x08\n\x06\x63hange\"\x91\x01\n\rCordonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\toperation\x18\x04 \x01(\x0b\x32\x1d.leasehold.v1.CordonOperation\"8\n\x0e\x43ordonResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x95\x01\n\x0fUncordonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\toperation\x18\x04 \x01(\x0b\x32\x1f.leasehold.v1.UncordonOperation\":\n\x10UncordonResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xa1\x01\n\x15ResetGpuHealthRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\toperation\x18\x04 \x01(\x0b\x32%.leasehold.v1.ResetGpuHealthOperation\"@\n\x16ResetGpuHealthResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"%\n\x13\x44\x65leteWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"Y\n\x14\x44\x65leteWorkerResponse\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.Worker\x12\x1b\n\x13\x66\x61iled_workload_ids\x18\x02 \x03(\t2\xd7\x05\n\x0c\x46leetService\x12L\n\tGetWorker\x12\x1e.leasehold.v1.GetWorkerRequest\x1a\x1f.leasehold.v1.GetWorkerResponse\x12R\n\x0bListWorkers\x12 .leasehold.v1.ListWorkersRequest\x1a!.leasehold.v1.ListWorkersResponse\x12\x43\n\x06GetGpu\x12\x1b.leasehold.v1.GetGpuRequest\x1a\x1c.leasehold.v1.GetGpuResponse\x12I\n\x08ListGpus\x12\x1d.leasehold.v1.ListGpusRequest\x1a\x1e.leasehold.v1.ListGpusResponse\x12Q\n\nWatchFleet\x12\x1f.leasehold.v1.WatchFleetRequest\x1a .leasehold.v1.WatchFleetResponse0\x01\x12\x43\n\x06\x43ordon\x12\x1b.leasehold.v1.CordonRequest\x1a\x1c.leasehold.v1.CordonResponse\x12I\n\x08Uncordon\x12\x1d.leasehold.v1.UncordonRequest\x1a\x1e.leasehold.v1.UncordonResponse\x12[\n\x0eResetGpuHealth\x12#.leasehold.v1.ResetGpuHealthRequest\x1a$.leasehold.v1.ResetGpuHealthResponse\x12U\n\x0c\x44\x65leteWorker\x12!.leasehold.v1.DeleteWorkerRequest\x1a\".leasehold.v1.DeleteWorkerResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n leasehold/v1/fleet_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1aleasehold/v1/command.proto\x1a\x1cleasehold/v1/operation.proto\x1a\x18leasehold/v1/watch.proto\x1a\x19leasehold/v1/worker.proto\"\"\n\x10GetWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"9\n\x11GetWorkerResponse\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.Worker\"]\n\x12ListWorkersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x10\n\x08order_by\x18\x04 \x01(\t\"U\n\x13ListWorkersResponse\x12%\n\x07workers\x18\x01 \x03(\x0b\x32\x14.leasehold.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1d\n\rGetGpuRequest\x12\x0c\n\x04uuid\x18\x01 \x01(\t\"5\n\x0eGetGpuResponse\x12#\n\x03gpu\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.FleetGpu\"j\n\x0fListGpusRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x10\n\x08order_by\x18\x05 \x01(\t\"f\n\x10ListGpusResponse\x12$\n\x04gpus\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.FleetGpu\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0bunreachable\x18\x03 \x03(\t\"9\n\x11WatchFleetRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\"\xe8\x01\n\x12WatchFleetResponse\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.WorkerH\x00\x12%\n\x03gpu\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.FleetGpuH\x00\x12*\n\x08\x62ookmark\x18\x03 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x1b\n\x11\x64\x65leted_worker_id\x18\x05 \x01(\tH\x00\x12\x1a\n\x10\x64\x65leted_gpu_uuid\x18\x06 \x01(\tH\x00\x12\x14\n\x0cresume_token\x18\x04 \x01(\tB\x08\n\x06\x63hange\"\x91\x01\n\rCordonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\toperation\x18\x04 \x01(\x0b\x32\x1d.leasehold.v1.CordonOperation\"8\n\x0e\x43ordonResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x95\x01\n\x0fUncordonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\toperation\x18\x04 \x01(\x0b\x32\x1f.leasehold.v1.UncordonOperation\":\n\x10UncordonResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xa1\x01\n\x15ResetGpuHealthRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\toperation\x18\x04 \x01(\x0b\x32%.leasehold.v1.ResetGpuHealthOperation\"@\n\x16ResetGpuHealthResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"%\n\x13\x44\x65leteWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"Y\n\x14\x44\x65leteWorkerResponse\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.leasehold.v1.Worker\x12\x1b\n\x13\x66\x61iled_workload_ids\x18\x02 \x03(\t2\xd7\x05\n\x0c\x46leetService\x12L\n\tGetWorker\x12\x1e.leasehold.v1.GetWorkerRequest\x1a\x1f.leasehold.v1.GetWorkerResponse\x12R\n\x0bListWorkers\x12 .leasehold.v1.ListWorkersRequest\x1a!.leasehold.v1.ListWorkersResponse\x12\x43\n\x06GetGpu\x12\x1b.leasehold.v1.GetGpuRequest\x1a\x1c.leasehold.v1.GetGpuResponse\x12I\n\x08ListGpus\x12\x1d.leasehold.v1.ListGpusRequest\x1a\x1e.leasehold.v1.ListGpusResponse\x12Q\n\nWatchFleet\x12\x1f.leasehold.v1.WatchFleetRequest\x1a .leasehold.v1.WatchFleetResponse0\x01\x12\x43\n\x06\x43ordon\x12\x1b.leasehold.v1.CordonRequest\x1a\x1c.leasehold.v1.CordonResponse\x12I\n\x08Uncordon\x12\x1d.leasehold.v1.UncordonRequest\x1a\x1e.leasehold.v1.UncordonResponse\x12[\n\x0eResetGpuHealth\x12#.leasehold.v1.ResetGpuHealthRequest\x1a$.leasehold.v1.ResetGpuHealthResponse\x12U\n\x0c\x44\x65leteWorker\x12!.leasehold.v1.DeleteWorkerRequest\x1a\".leasehold.v1.DeleteWorkerResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,37 +42,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETWORKERRESPONSE']._serialized_start=229
   _globals['_GETWORKERRESPONSE']._serialized_end=286
   _globals['_LISTWORKERSREQUEST']._serialized_start=288
-  _globals['_LISTWORKERSREQUEST']._serialized_end=347
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=349
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=434
-  _globals['_GETGPUREQUEST']._serialized_start=436
-  _globals['_GETGPUREQUEST']._serialized_end=465
-  _globals['_GETGPURESPONSE']._serialized_start=467
-  _globals['_GETGPURESPONSE']._serialized_end=520
-  _globals['_LISTGPUSREQUEST']._serialized_start=522
-  _globals['_LISTGPUSREQUEST']._serialized_end=594
-  _globals['_LISTGPUSRESPONSE']._serialized_start=596
-  _globals['_LISTGPUSRESPONSE']._serialized_end=698
-  _globals['_WATCHFLEETREQUEST']._serialized_start=700
-  _globals['_WATCHFLEETREQUEST']._serialized_end=741
-  _globals['_WATCHFLEETRESPONSE']._serialized_start=744
-  _globals['_WATCHFLEETRESPONSE']._serialized_end=976
-  _globals['_CORDONREQUEST']._serialized_start=979
-  _globals['_CORDONREQUEST']._serialized_end=1124
-  _globals['_CORDONRESPONSE']._serialized_start=1126
-  _globals['_CORDONRESPONSE']._serialized_end=1182
-  _globals['_UNCORDONREQUEST']._serialized_start=1185
-  _globals['_UNCORDONREQUEST']._serialized_end=1334
-  _globals['_UNCORDONRESPONSE']._serialized_start=1336
-  _globals['_UNCORDONRESPONSE']._serialized_end=1394
-  _globals['_RESETGPUHEALTHREQUEST']._serialized_start=1397
-  _globals['_RESETGPUHEALTHREQUEST']._serialized_end=1558
-  _globals['_RESETGPUHEALTHRESPONSE']._serialized_start=1560
-  _globals['_RESETGPUHEALTHRESPONSE']._serialized_end=1624
-  _globals['_DELETEWORKERREQUEST']._serialized_start=1626
-  _globals['_DELETEWORKERREQUEST']._serialized_end=1663
-  _globals['_DELETEWORKERRESPONSE']._serialized_start=1665
-  _globals['_DELETEWORKERRESPONSE']._serialized_end=1754
-  _globals['_FLEETSERVICE']._serialized_start=1757
-  _globals['_FLEETSERVICE']._serialized_end=2484
+  _globals['_LISTWORKERSREQUEST']._serialized_end=381
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=383
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=468
+  _globals['_GETGPUREQUEST']._serialized_start=470
+  _globals['_GETGPUREQUEST']._serialized_end=499
+  _globals['_GETGPURESPONSE']._serialized_start=501
+  _globals['_GETGPURESPONSE']._serialized_end=554
+  _globals['_LISTGPUSREQUEST']._serialized_start=556
+  _globals['_LISTGPUSREQUEST']._serialized_end=662
+  _globals['_LISTGPUSRESPONSE']._serialized_start=664
+  _globals['_LISTGPUSRESPONSE']._serialized_end=766
+  _globals['_WATCHFLEETREQUEST']._serialized_start=768
+  _globals['_WATCHFLEETREQUEST']._serialized_end=825
+  _globals['_WATCHFLEETRESPONSE']._serialized_start=828
+  _globals['_WATCHFLEETRESPONSE']._serialized_end=1060
+  _globals['_CORDONREQUEST']._serialized_start=1063
+  _globals['_CORDONREQUEST']._serialized_end=1208
+  _globals['_CORDONRESPONSE']._serialized_start=1210
+  _globals['_CORDONRESPONSE']._serialized_end=1266
+  _globals['_UNCORDONREQUEST']._serialized_start=1269
+  _globals['_UNCORDONREQUEST']._serialized_end=1418
+  _globals['_UNCORDONRESPONSE']._serialized_start=1420
+  _globals['_UNCORDONRESPONSE']._serialized_end=1478
+  _globals['_RESETGPUHEALTHREQUEST']._serialized_start=1481
+  _globals['_RESETGPUHEALTHREQUEST']._serialized_end=1642
+  _globals['_RESETGPUHEALTHRESPONSE']._serialized_start=1644
+  _globals['_RESETGPUHEALTHRESPONSE']._serialized_end=1708
+  _globals['_DELETEWORKERREQUEST']._serialized_start=1710
+  _globals['_DELETEWORKERREQUEST']._serialized_end=1747
+  _globals['_DELETEWORKERRESPONSE']._serialized_start=1749
+  _globals['_DELETEWORKERRESPONSE']._serialized_end=1838
+  _globals['_FLEETSERVICE']._serialized_start=1841
+  _globals['_FLEETSERVICE']._serialized_end=2568
 # @@protoc_insertion_point(module_scope)

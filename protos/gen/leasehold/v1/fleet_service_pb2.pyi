@@ -77,19 +77,27 @@ class ListWorkersRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. At most 1000."""
+    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
     page_token: _builtins.str
-    """From the last response. Empty: from the start."""
+    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
+    filter: _builtins.str
+    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    order_by: _builtins.str
+    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: by name."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,22 +186,30 @@ class ListGpusRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. At most 1000."""
+    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
     page_token: _builtins.str
-    """From the last response. Empty: from the start."""
+    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
     worker: _builtins.str
     """Only those of this worker, by id or name. Empty: of all."""
+    filter: _builtins.str
+    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    order_by: _builtins.str
+    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: by worker and slot."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         worker: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,16 +256,20 @@ class WatchFleetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """The last token that was received. Empty: a snapshot first."""
+    filter: _builtins.str
+    """Which workers and GPUs to watch: an expression of AIP-160 (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "resume_token", b"resume_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,9 +288,9 @@ class WatchFleetResponse(_message.Message):
     DELETED_GPU_UUID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     deleted_worker_id: _builtins.str
-    """Id of a worker that was deleted."""
+    """Id of a worker that was deleted, or does not match the filter. It may be a worker that this watch did not show."""
     deleted_gpu_uuid: _builtins.str
-    """UUID of a GPU that no worker has any more."""
+    """UUID of a GPU that no worker has any more, or that does not match the filter. As above."""
     resume_token: _builtins.str
     """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property

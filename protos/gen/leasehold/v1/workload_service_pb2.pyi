@@ -221,14 +221,20 @@ class ListWorkloadsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     INCLUDE_ENDED_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. At most 1000."""
+    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
     page_token: _builtins.str
-    """From the last response. Empty: from the start."""
+    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
     include_ended: _builtins.bool
     """Those that have ended too."""
     worker: _builtins.str
     """Only those of this worker, by id or name. Empty: of all."""
+    filter: _builtins.str
+    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    order_by: _builtins.str
+    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
     def __init__(
         self,
         *,
@@ -236,10 +242,12 @@ class ListWorkloadsRequest(_message.Message):
         page_token: _builtins.str = ...,
         include_ended: _builtins.bool = ...,
         worker: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_ended", b"include_ended", "page_size", b"page_size", "page_token", b"page_token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "include_ended", b"include_ended", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,19 +289,23 @@ class WatchWorkloadsRequest(_message.Message):
 
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """The last token that was received. Empty: a snapshot first."""
     workload: _builtins.str
     """Only this workload, by id or name. Empty: all."""
+    filter: _builtins.str
+    """Which workloads to watch: an expression of AIP-160 (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
         workload: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "resume_token", b"resume_token", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,7 +322,9 @@ class WatchWorkloadsResponse(_message.Message):
     DELETED_WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     deleted_workload_id: _builtins.str
-    """Id of a workload whose record was deleted."""
+    """Id of a workload whose record was deleted, or that does not match the filter. It may be a workload that this
+    watch did not show.
+    """
     resume_token: _builtins.str
     """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property
@@ -910,19 +924,23 @@ class ListCheckpointsRequest(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """Only those of this worker, by id or name. Empty: of all."""
     workload: _builtins.str
     """Only those of this workload, by id or name. Empty: of all."""
+    filter: _builtins.str
+    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         workload: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,39 @@
+"""Pages of the store's lists, without the services."""
+
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.workload_pb2 import Workload
+from leasehold_coordinator.core import list_orders
+from leasehold_coordinator.core.filters import Filter
+from leasehold_coordinator.core.paging import Orders, Page, PageRequest, Position
+from leasehold_coordinator.storage.store import Store
+
+M = TypeVar("M", bound=Message)
+
+
+def page_of(
+    orders: Orders[M], size: int = 100, after: Position | None = None, order_by: str = ""
+) -> PageRequest[M]:
+    """The page behind a position."""
+    return PageRequest(size, orders.parse(order_by), after, b"a test")
+
+
+async def all_events(store: Store, worker_id: str | None = None) -> list[Event]:
+    """The newest 100 events, of one worker or all."""
+    page = page_of(list_orders.EVENTS)
+    return list((await store.list_events(page, Filter(), worker_id=worker_id, workload_id=None)).items)
+
+
+async def some_workloads(
+    store: Store,
+    size: int = 100,
+    after: Position | None = None,
+    *,
+    include_ended: bool = True,
+    worker_id: str | None = None,
+) -> Page[Workload]:
+    """A page of workloads."""
+    page = page_of(list_orders.WORKLOADS, size, after)
+    return await store.list_workloads(page, Filter(), include_ended=include_ended, worker_id=worker_id)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from leasehold_client.arguments.gpu_names import resolve_list
+from leasehold_client.cli.get_watch import echo_changes
 from leasehold_client.cli.lookups import known_checkpoints, known_gpus, worker_names
 from leasehold_client.cli.verb import output_option, verb
 
@@ -26,15 +27,19 @@ Shown = TypeVar("Shown", bound="Message")
 )
 @click.argument("name", required=False)
 @click.option("-a", "--all", "include_ended", is_flag=True, help="Include workloads that have ended.")
+@click.option("-w", "--watch", is_flag=True, help="Then print a line per change, until interrupted.")
 @output_option
 @verb
-def get(client: Client, kind: str, name: str | None, include_ended: bool, output: str) -> None:
+def get(client: Client, kind: str, name: str | None, include_ended: bool, watch: bool, output: str) -> None:
     """List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.
 
     For checkpoints and events, NAME is the name or id of a workload.
     """
     from leasehold_client.display import fleet_tables, tables
 
+    if watch:
+        echo_changes(client, kind, name, output)
+        return
     match kind:
         case "workers":
             workers = [client.worker(name)] if name else client.workers()

@@ -11,9 +11,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from leasehold.v1 import command_pb2, errors_pb2, fleet_service_pb2
+from leasehold_worker.commands.journal_file import connect
+from leasehold_worker.commands.journal_records import decode_workload, workload_of
+from leasehold_worker.workloads.invariants import violations
+from leasehold_worker.workloads.states import ENDED
 
 from .claims import Claimer
 from .fleet import WORKERS, ChaosFleet, chaos_fleet
@@ -67,6 +72,7 @@ def play(
         seen = [one for client in clients for one in look(fleet, client.lives, client.name.split("-")[0])]
         verdict = judge(seen)
         verdict.wrong += strays(fleet, clients)
+        verdict.wrong += broken_records(fleet)
         if not verdict.wrong or time.monotonic() > deadline:
             break
         time.sleep(0.2)
@@ -88,6 +94,24 @@ def strays(fleet: ChaosFleet, clients: Sequence[Client]) -> list[str]:
         for gpu in gpus
         if gpu.lease.workload_id not in {"", *known}
     ]
+
+
+def broken_records(fleet: ChaosFleet) -> list[str]:
+    """What the records of the workers' journals violate, once no operation runs."""
+    return [text for worker in WORKERS for text in broken_journal(fleet.folder / worker / "journal.sqlite3")]
+
+
+def broken_journal(path: Path) -> list[str]:
+    """What the workloads of one journal violate."""
+    with closing(connect(path, "ro")) as journal:
+        records = [decode_workload(data) for (data,) in journal.execute("SELECT record FROM workloads")]
+    wrong: list[str] = []
+    for record in records:
+        workload = workload_of(record, path)
+        if workload.state in ENDED:
+            workload.ended.set()  # the registry does so when a worker starts with the record
+        wrong += violations(workload)
+    return wrong
 
 
 OUTCOMES: Counter[str] = Counter()

@@ -4,18 +4,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_coordinator.crash_points import CRASH_POINTS
+from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.commands.journal_file import keep_workload
+from leasehold_worker.commands.journal_records import workload_record
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.workloads.states import EXITED, state_text
+from leasehold_worker.workloads.workload import Workload
 
 from tests.environment import seed
 
 from .fleet import ChaosFleet, chaos_fleet
 from .judge import RUNNING, STEPS, SUCCEEDED, SUSPENDED, Asked, Seen, judge
 from .namespaces import HOSTS, NET, PORT, inside, namespaces, partition, separated_fleet, ways
-from .runner import play
+from .runner import broken_journal, play
 from .scenarios import TROUBLES, crash_at, why_no_namespaces
 
 COMMANDS = 2
@@ -188,3 +197,15 @@ def test_the_judge_finds_nothing_where_all_is_well() -> None:
 )
 def test_the_judge_finds_what_is_wrong(doctor: Callable[[Seen], Seen], found: str) -> None:
     assert any(found in text for text in judge([doctor(WHOLE)]).wrong)
+
+
+async def test_a_record_that_breaks_an_invariant_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite3"
+    root = ProcessIdentity(Pid(2**22 + 1), 1)
+    async with open_journal(path) as journal:
+        for state in (RUNNING, SUSPENDED, EXITED):
+            name = state_text(state)
+            workload = Workload(name, name, WorkloadSpec(), root, path, datetime.now(UTC), None, state=state)
+            journal.put(("workloads", name), keep_workload(workload_record(workload, "boot")))
+        await journal.wait_settled()
+        assert broken_journal(path) == ["SUSPENDED is SUSPENDED, and has no record of its suspend"]

@@ -57,6 +57,8 @@ class Client(WorkerChanges):
         checkpoint_id: str = "",
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
+        hold_id: str = "",
+        preempt: Sequence[str] = (),
         timeout_s: float | None = None,
         **options: Unpack[CreateOptions],
     ) -> tuple[Workload, Command]:
@@ -70,7 +72,10 @@ class Client(WorkerChanges):
             checkpoint_id: Checkpoint that the application starts from. Empty: none.
             labels: Labels of the workload.
             annotations: Annotations of the workload.
-            timeout_s: Longest time in the queue and in execution. None: 60 s.
+            hold_id: Hold whose GPUs it takes before free ones, on the worker of the hold. Empty: none.
+            preempt: Ids or names of workloads to suspend first, in order. If a suspend or the start fails,
+                they are restored on their GPUs. ``result.preempted_workload_ids`` names those suspended now.
+            timeout_s: Longest time in the queue and in execution. None: 60 s, or 10 min with ``preempt``.
             options: :class:`CreateOptions`.
         """
         request = workload_service_pb2.CreateWorkloadRequest(
@@ -81,6 +86,8 @@ class Client(WorkerChanges):
             checkpoint_id=checkpoint_id,
             labels=labels,
             annotations=annotations,
+            hold_id=hold_id,
+            preempt=preempt,
             timeout=duration(timeout_s),
             **options,
         )
@@ -95,6 +102,8 @@ class Client(WorkerChanges):
         policy: EvictionPolicy | None = None,
         force: bool = False,
         lock_timeout_s: float | None = None,
+        hold_for_s: float | None = None,
+        held_by: str = "",
         timeout_s: float | None = None,
         **options: Unpack[PlannedOptions],
     ) -> Command:
@@ -107,12 +116,17 @@ class Client(WorkerChanges):
             policy: Eviction policy. None: the policy of the workload's spec.
             force: Suspend even if the policy frees no memory or loses the state of the workload.
             lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
+            hold_for_s: Time for which the released GPUs stay reserved for the run or restore that names the
+                hold, at most 600 s. ``result.hold_id`` of the command is its id. None: no hold.
+            held_by: Name of the hold's owner, at most 256 characters.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
             options: :class:`PlannedOptions`.
         """
         request = workload_service_pb2.SuspendWorkloadRequest(
             workload=workload,
-            operation=suspend_operation(lock_timeout_s, policy, force=force),
+            operation=suspend_operation(
+                lock_timeout_s, policy, force=force, hold_for_s=hold_for_s, held_by=held_by
+            ),
             timeout=duration(timeout_s),
             **options,
         )
@@ -124,6 +138,8 @@ class Client(WorkerChanges):
         *,
         gpu_uuids: Sequence[str] = (),
         checkpoint_id: str = "",
+        hold_id: str = "",
+        preempt: Sequence[str] = (),
         timeout_s: float | None = None,
         **options: Unpack[PlannedOptions],
     ) -> Command:
@@ -133,12 +149,14 @@ class Client(WorkerChanges):
             workload: Id or name.
             gpu_uuids: Its GPUs, in its own order. Empty: its former GPUs if they are free, else others.
             checkpoint_id: Checkpoint that a STOPPED workload starts from. Empty: its newest intact one.
+            hold_id: Hold whose GPUs it takes before free ones. Empty: none.
+            preempt: Workloads to suspend first, as of :meth:`run`.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
             options: :class:`PlannedOptions`.
         """
         request = workload_service_pb2.RestoreWorkloadRequest(
             workload=workload,
-            operation=restore_operation(gpu_uuids, checkpoint_id),
+            operation=restore_operation(gpu_uuids, checkpoint_id, hold_id, preempt),
             timeout=duration(timeout_s),
             **options,
         )
@@ -185,6 +203,19 @@ class Client(WorkerChanges):
             **options,
         )
         return self._planned(self._workloads.CheckpointWorkload, request).command
+
+    def release_hold(self, hold_id: str, *, timeout_s: float | None = None) -> Command:
+        """Gives up a hold: the GPUs that the suspend released become free.
+
+        Args:
+            hold_id: The hold.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+
+        Raises:
+            LeaseholdError: UNKNOWN_HOLD. The command fails with it if the hold has ended.
+        """
+        request = workload_service_pb2.ReleaseHoldRequest(hold_id=hold_id, timeout=duration(timeout_s))
+        return self._create(self._workloads.ReleaseHold, request).command
 
     def stop(
         self,

@@ -80,6 +80,7 @@ async def save(
         OperationError: KERNEL_NOT_READY, INSUFFICIENT_DISK, KERNEL_FAILED, CHECKPOINT_CORRUPT, or an error of
             the disk. The application continues or has ended, and nothing is left on disk.
     """
+    exchange = _Exchange(kernel, store, timeouts, progress)
     progress("ask", 0)
     await _require_readiness(kernel, timeouts)
     if available_bytes is None:
@@ -92,7 +93,7 @@ async def save(
     progress("prepare", 0)
     await kernel.prepare(timeouts.quiescence_s, timeouts.cancel_s)
     try:
-        checkpoint = await _write(kernel, store, available_bytes, room, timeouts, progress)
+        checkpoint = await exchange.write(available_bytes, room)
     except BaseException:
         await kernel.undo(timeouts.cancel_s)
         raise
@@ -127,40 +128,96 @@ async def restore(
         OperationError: UNKNOWN_CHECKPOINT: there is none. Else the error of the newest or named one:
             CHECKPOINT_CORRUPT, CHECKPOINT_INCOMPATIBLE, KERNEL_FAILED, or an error of the disk.
     """
+    exchange = _Exchange(kernel, store, timeouts, progress)
     if checkpoint_id is not None:
         named = await trio.to_thread.run_sync(store.find, checkpoint_id)
-        return Transfer(await _restore_one(kernel, store, named, timeouts, progress))
-    candidates = await trio.to_thread.run_sync(store.scan, workload_id)
-    return await _restore_newest(kernel, store, candidates, timeouts, progress)
+        return Transfer(await exchange.restore(named))
+    return await exchange.restore_newest(await trio.to_thread.run_sync(store.scan, workload_id))
 
 
-async def _restore_newest(
-    kernel: Application,
-    store: ApplicationStore,
-    candidates: Sequence[StoredCheckpoint | DamagedCheckpoint],
-    timeouts: ApplicationTimeouts,
-    progress: Progress,
-) -> Transfer:
-    refusals: list[OperationError] = []
-    for candidate in candidates:
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """The state of an application on its way to or from a store."""
+
+    kernel: Application
+    store: ApplicationStore
+    timeouts: ApplicationTimeouts
+    progress: Progress
+
+    async def restore_newest(self, candidates: Sequence[StoredCheckpoint | DamagedCheckpoint]) -> Transfer:
+        """Restores the application from the first checkpoint that can be restored."""
+        refusals: list[OperationError] = []
+        for candidate in candidates:
+            try:
+                checkpoint = await self.restore(candidate)
+            except OperationError as error:
+                refusals.append(error)
+                if self.kernel.is_gone:
+                    break
+                logger.warning("workload %s: %s", self.kernel.workload.name, error.message)
+            else:
+                warnings = [f"restored from an older checkpoint: {error.message}" for error in refusals]
+                return Transfer(checkpoint, tuple(warnings))
+        if refusals:
+            raise refusals[0]
+        raise OperationError(
+            errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+            f"{self.store.root} has no checkpoint of workload {self.kernel.workload.name}: start the "
+            "workload without one, or give the worker the image directory that has one",
+            {"workload_id": self.kernel.workload.workload_id},
+        )
+
+    async def write(self, available_bytes: int, room: DiskReservation | None) -> StoredCheckpoint:
+        """Writes the save of an application, all or nothing."""
+        workload = self.kernel.workload
+        begin = partial(self.store.begin, workload.workload_id, workload.name, self.kernel.facts)
+        writer = await trio.to_thread.run_sync(begin)
         try:
-            checkpoint = await _restore_one(kernel, store, candidate, timeouts, progress)
-        except OperationError as error:
-            refusals.append(error)
-            if kernel.is_gone:
-                break
-            logger.warning("workload %s: %s", kernel.workload.name, error.message)
-        else:
-            warnings = [f"restored from an older checkpoint: {error.message}" for error in refusals]
-            return Transfer(checkpoint, tuple(warnings))
-    if refusals:
-        raise refusals[0]
-    raise OperationError(
-        errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
-        f"{store.root} has no checkpoint of workload {kernel.workload.name}: start the "
-        "workload without one, or give the worker the image directory that has one",
-        {"workload_id": kernel.workload.workload_id},
-    )
+            self.progress("checkpoint", 0)
+            sink = partial(self._keep, writer, available_bytes, room)
+            saved = await self.kernel.checkpoint(sink, self.timeouts.checkpoint_s)
+            self.progress("store", writer.size_bytes)
+            return await trio.to_thread.run_sync(writer.commit, dict(saved.custom))
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(writer.close)
+
+    async def _keep(
+        self, writer: ApplicationWriter, available_bytes: int, room: DiskReservation | None, piece: bytes
+    ) -> None:
+        if writer.size_bytes + len(piece) > available_bytes:
+            more = f"saves more than the {size_text(writer.size_bytes)} that are available"
+            raise _no_room(self.kernel, more, available_bytes)
+        await trio.to_thread.run_sync(_write_piece, writer, room, piece)
+        self.progress("checkpoint", writer.size_bytes)
+
+    async def restore(self, candidate: StoredCheckpoint | DamagedCheckpoint) -> StoredCheckpoint:
+        """Restores the application from a checkpoint, which is verified first."""
+        if isinstance(candidate, DamagedCheckpoint):
+            raise candidate.error
+        _require_same_kernel(self.kernel.facts, candidate)
+        opened = self.store.opened(candidate)
+        reader = await trio.to_thread.run_sync(opened.__enter__)
+        try:
+            self.progress("verify", 0)
+            await trio.to_thread.run_sync(reader.verify)
+            await self._give(candidate, reader)
+        finally:
+            opened.__exit__(None, None, None)  # closes a file that was only read: that does not block
+        return candidate
+
+    async def _give(self, checkpoint: StoredCheckpoint, reader: ApplicationReader) -> None:
+        pieces = reader.pieces(CHUNK_BYTES)
+        given = 0
+
+        async def next_piece() -> bytes:
+            nonlocal given
+            self.progress("restore", given)
+            piece = await trio.to_thread.run_sync(next, pieces, b"")
+            given += len(piece)
+            return piece
+
+        await self.kernel.restore(checkpoint, next_piece, self.timeouts.restore_s)
 
 
 def no_kernel(workload: Workload) -> OperationError:
@@ -185,44 +242,6 @@ async def _require_readiness(kernel: Application, timeouts: ApplicationTimeouts)
         )
 
 
-async def _write(
-    kernel: Application,
-    store: ApplicationStore,
-    available_bytes: int,
-    room: DiskReservation | None,
-    timeouts: ApplicationTimeouts,
-    progress: Progress,
-) -> StoredCheckpoint:
-    """Writes the save of an application, all or nothing."""
-    workload = kernel.workload
-    begin = partial(store.begin, workload.workload_id, workload.name, kernel.facts)
-    writer = await trio.to_thread.run_sync(begin)
-    try:
-        progress("checkpoint", 0)
-        sink = partial(_keep, kernel, writer, available_bytes, room, progress)
-        saved = await kernel.checkpoint(sink, timeouts.checkpoint_s)
-        progress("store", writer.size_bytes)
-        return await trio.to_thread.run_sync(writer.commit, dict(saved.custom))
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(writer.close)
-
-
-async def _keep(
-    kernel: Application,
-    writer: ApplicationWriter,
-    available_bytes: int,
-    room: DiskReservation | None,
-    progress: Progress,
-    piece: bytes,
-) -> None:
-    if writer.size_bytes + len(piece) > available_bytes:
-        more = f"saves more than the {size_text(writer.size_bytes)} that are available"
-        raise _no_room(kernel, more, available_bytes)
-    await trio.to_thread.run_sync(_write_piece, writer, room, piece)
-    progress("checkpoint", writer.size_bytes)
-
-
 def _write_piece(writer: ApplicationWriter, room: DiskReservation | None, piece: bytes) -> None:
     if room is not None:
         room.extend(PAYLOAD_OFFSET + writer.size_bytes + len(piece))
@@ -237,47 +256,6 @@ def _no_room(kernel: Application, how: str, available_bytes: int) -> OperationEr
         "worker more disk for them",
         {"workload_id": kernel.workload.workload_id, "available_bytes": str(available_bytes)},
     )
-
-
-async def _restore_one(
-    kernel: Application,
-    store: ApplicationStore,
-    candidate: StoredCheckpoint | DamagedCheckpoint,
-    timeouts: ApplicationTimeouts,
-    progress: Progress,
-) -> StoredCheckpoint:
-    if isinstance(candidate, DamagedCheckpoint):
-        raise candidate.error
-    _require_same_kernel(kernel.facts, candidate)
-    opened = store.opened(candidate)
-    reader = await trio.to_thread.run_sync(opened.__enter__)
-    try:
-        progress("verify", 0)
-        await trio.to_thread.run_sync(reader.verify)
-        await _give(kernel, candidate, reader, timeouts, progress)
-    finally:
-        opened.__exit__(None, None, None)  # closes a file that was only read: that does not block
-    return candidate
-
-
-async def _give(
-    kernel: Application,
-    checkpoint: StoredCheckpoint,
-    reader: ApplicationReader,
-    timeouts: ApplicationTimeouts,
-    progress: Progress,
-) -> None:
-    pieces = reader.pieces(CHUNK_BYTES)
-    given = 0
-
-    async def next_piece() -> bytes:
-        nonlocal given
-        progress("restore", given)
-        piece = await trio.to_thread.run_sync(next, pieces, b"")
-        given += len(piece)
-        return piece
-
-    await kernel.restore(checkpoint, next_piece, timeouts.restore_s)
 
 
 def _require_same_kernel(kernel: Kernel, checkpoint: StoredCheckpoint) -> None:

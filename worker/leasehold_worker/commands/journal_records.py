@@ -1,6 +1,7 @@
 """The journal's records of workloads and operations, and their form on disk."""
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -10,8 +11,9 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadState
 
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.driver.members import Member
+from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity
-from leasehold_worker.leasing.leases import Lease, Standing
+from leasehold_worker.leasing.leases import Hold, Lease, Standing
 from leasehold_worker.workloads.workload import Hooked, Parked, Workload
 
 _MESSAGES: Final = (workload_pb2.WorkloadSpec, eviction_pb2.EvictionPolicy, errors_pb2.Error)
@@ -49,37 +51,28 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     ready_time: datetime | None = None
 
 
+_SHARED: Final = tuple(set(WorkloadRecord.__struct_fields__) - {"boot_id", "error"})
+"""Fields that a workload and its record have alike."""
+
+
 def workload_record(workload: Workload, boot_id: str) -> WorkloadRecord:
     """The current record of a workload."""
-    return WorkloadRecord(
-        workload_id=workload.workload_id,
-        name=workload.name,
-        spec=workload.spec,
-        root=workload.root,
-        boot_id=boot_id,
-        start_time=workload.start_time,
-        lease=workload.lease,
-        state=workload.state,
-        generation=workload.generation,
-        members=workload.members,
-        parked=workload.parked,
-        end_time=workload.end_time,
-        returncode=workload.returncode,
-        error=workload.error.to_proto() if workload.error else None,
-        restored=workload.restored,
-        origin=workload.origin,
-        user=workload.user,
-        uid=workload.uid,
-        mark=workload.mark,
-        yielded=workload.yielded,
-        absent=workload.absent,
-        hooked=workload.hooked,
-        home=workload.home,
-        ready_time=workload.ready_time,
-    )
+    error = workload.error.to_proto() if workload.error else None
+    return WorkloadRecord(boot_id=boot_id, error=error, **_shared(workload))
 
 
-def encode(record: WorkloadRecord | Intent | Standing) -> bytes:
+def workload_of(record: WorkloadRecord, output_path: Path) -> Workload:
+    """The workload of a record."""
+    told = record.error
+    error = OperationError(told.reason, told.message, dict(told.metadata)) if told else None
+    return Workload(output_path=output_path, error=error, **_shared(record))
+
+
+def _shared(holder: Workload | WorkloadRecord) -> dict[str, Any]:
+    return {name: getattr(holder, name) for name in _SHARED}
+
+
+def encode(record: WorkloadRecord | Intent | Standing | Hold) -> bytes:
     """A record in its form on disk."""
     return msgspec.json.encode(record, enc_hook=_encode_message)
 
@@ -100,6 +93,15 @@ def decode_standing(data: bytes) -> Standing:
         msgspec.DecodeError: The data is not a standing.
     """
     return msgspec.json.decode(data, type=Standing)
+
+
+def decode_hold(data: bytes) -> Hold:
+    """A hold.
+
+    Raises:
+        msgspec.DecodeError: The data is not a hold.
+    """
+    return msgspec.json.decode(data, type=Hold)
 
 
 def decode_intent(data: bytes) -> Intent:

@@ -40,7 +40,7 @@ from leasehold_worker.planning.workload_checks import is_sequential, require_ali
 from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import REMAPPING, RESTORING, SUSPENDING
-from leasehold_worker.workloads.workload import Workload, home_of, parked_bytes
+from leasehold_worker.workloads.workload import Workload, home_of
 
 STALE_BUS_ID: Final = (
     "a process of the workload has loaded NCCL, and the driver may report the PCI bus id of "
@@ -191,7 +191,7 @@ class CudaSuspend:
             # Before the hooks: they may move weights to host memory, too.
             for target in plan.targets:
                 moved_bytes = sum(m.total_bytes for m in target.members if m.state != CHECKPOINTED)
-                self._host_shares.limit_memory(target.workload, moved_bytes + parked_bytes(target.workload))
+                self._host_shares.limit_memory(target.workload, moved_bytes)
             if hooks.is_needed and not plan.is_parked:
                 await self.call_down(plan, hooks, reserved, progress)
                 called = True
@@ -204,7 +204,7 @@ class CudaSuspend:
                     await hooks.back()
                 for workload, former in before:
                     if workload.state == state:
-                        self._host_shares.limit_memory(workload, parked_bytes(workload))
+                        self._host_shares.limit_memory(workload)
                         self._workloads.set_state(workload, former)
             raise
 
@@ -271,7 +271,7 @@ class CudaSuspend:
         settlement = Settlement(self._workloads, self._pool, plan, outcomes, move.reserved)
         settlement.settle(members, occupancies, error, progress, kept=move.kept)
         for target in plan.targets:
-            self._host_shares.limit_memory(target.workload, parked_bytes(target.workload))
+            self._host_shares.limit_memory(target.workload)
 
 
 def _mark_restored(plan: Plan) -> None:

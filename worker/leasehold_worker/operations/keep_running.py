@@ -29,7 +29,7 @@ from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
 from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import RESTORING, RUNNING, SLEEPING, SUSPENDING
-from leasehold_worker.workloads.workload import Parked, Workload, parked_bytes
+from leasehold_worker.workloads.workload import Parked, Workload
 
 MOST_KEPT: Final = 0.5
 """Share of a GPU's memory that a sleeping workload may keep. With more, the GPU is of little use to others.
@@ -82,8 +82,8 @@ class KeepRunning:
             kept = await self._kept_bytes(target, policy, operation_hooks)
             require_alive(workload)
         except BaseException:
-            self._host_shares.limit_memory(workload, 0)
             self._workloads.set_state(workload, RUNNING)
+            self._host_shares.limit_memory(workload)
             raise
         left = bytes_by_gpu(target.members)
         freed = {gpu_uuid: max(0, size - left.get(gpu_uuid, 0)) for gpu_uuid, size in full.items()}
@@ -99,7 +99,7 @@ class KeepRunning:
             host_bytes=sum(freed.values()) if policy.weight_strategy == OFFLOAD else 0,
         )
         self._workloads.settle(workload, SLEEPING, target.members, parked)
-        self._host_shares.limit_memory(workload, parked_bytes(workload))
+        self._host_shares.limit_memory(workload)
 
     async def _kept_bytes(
         self, target: WorkloadPlan, policy: EvictionPolicy, operation_hooks: OperationHooks
@@ -174,8 +174,8 @@ class KeepRunning:
         require_alive(workload)
         granted = self._pool.reassign(reserved, [(workload.workload_id, plan.target.destination)])
         progress.claimed_gpu_uuids = plan.target.destination
-        self._host_shares.limit_memory(workload, 0)
         self._workloads.wake(workload, granted.get(workload.workload_id))
+        self._host_shares.limit_memory(workload)
 
 
 def _require_room(workload: Workload, slot: SlotLease, kept_bytes: int | None) -> None:

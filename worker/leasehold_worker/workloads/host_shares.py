@@ -7,7 +7,7 @@ from typing import final
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.leasing.host_reservations import HostRequest, HostReservations
-from leasehold_worker.workloads.workload import Workload
+from leasehold_worker.workloads.workload import Workload, parked_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -69,16 +69,20 @@ class HostShares:
         """Restores the reservation of a workload after a restart of the worker."""
         workload.host = self._ledger.take_back(workload.workload_id, _needed(workload))
 
-    def limit_memory(self, workload: Workload, parked_bytes: int) -> None:
+    def limit_memory(self, workload: Workload, coming_bytes: int = 0) -> None:
         """Limits a workload's memory to its reservation and its suspended memory.
 
         The limit is enforced as far as the kernel permits. An operation never fails because of it.
+
+        Args:
+            workload: The workload.
+            coming_bytes: Device memory that an operation moves to host memory.
         """
         promised = workload.spec.resources.memory_bytes
         group = self._limits.find(workload.workload_id) if promised else None
         if group is not None:
             try:
-                self._limits.set_memory(group, promised + parked_bytes)
+                self._limits.set_memory(group, promised + parked_bytes(workload) + coming_bytes)
             except OperationError as error:
                 logger.warning("workload %s: %s", workload.name, error.message)
 

@@ -82,7 +82,7 @@ WORKLOADS: Final[Fields[Workload]] = {
     "state": choice(
         workload_pb2.WorkloadState.DESCRIPTOR, "WORKLOAD_STATE_", lambda workload: workload.status.state
     ),
-    "labels": Labels(lambda workload: workload.spec.labels),
+    "labels": Labels(lambda workload: workload.labels),
     "gpu_name": text(lambda workload: workload.spec.resources.gpu_name),
     "gpu_count": number(lambda workload: workload.spec.resources.gpu_count),
     "gpu_uuids": Texts(lambda workload: workload.status.lease.gpu_uuids),

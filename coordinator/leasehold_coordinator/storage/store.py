@@ -191,6 +191,15 @@ class Store:
             found += [self._decode_if_whole(Workload, table, row) for row in rows]
         return [workload for workload in found if workload is not None]
 
+    async def find_deletions(self, workload_ids: Sequence[str]) -> list[str]:
+        """Those of the workloads whose records a client deleted."""
+        key = schema.deletions.c.workload_id
+        found: list[str] = []
+        for first in range(0, len(workload_ids), KEY_LIMIT):
+            keys = workload_ids[first : first + KEY_LIMIT]
+            found += [row.workload_id for row in await self._select(sa.select(key).where(key.in_(keys)))]
+        return found
+
     async def find_command(self, command_id: str) -> Command | None:
         """The command with this id.
 

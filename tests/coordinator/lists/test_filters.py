@@ -32,7 +32,7 @@ def a_workload() -> Workload:
     made = Workload(workload_id="w-1", name="train-7", worker_id="k-1", user="ann")
     made.status.state = workload_pb2.WORKLOAD_STATE_RUNNING
     made.status.lease.gpu_uuids.append("GPU-1")
-    made.spec.labels.update({"team": "vision", "example.com/tier": "gold", "empty": ""})
+    made.labels.update({"team": "vision", "example.com/tier": "gold", "empty": ""})
     made.spec.environment["TOKEN"] = "secret"
     made.spec.resources.gpu_count = 2
     made.spec.resources.gpu_name = "NVIDIA H100"

@@ -28,17 +28,37 @@ PARKED: Final = frozenset(
 )
 """States of workloads that can be restored."""
 
+ABOUT_WORKERS: Final = frozenset(
+    {"cordon", "uncordon", "reset_gpu_health", "delete_checkpoints", "release_hold"}
+)
+"""Operations on a worker, its GPUs or its disk."""
+
 
 def suspend_operation(
-    lock_timeout_s: float | None, policy: EvictionPolicy | None = None, *, force: bool = False
+    lock_timeout_s: float | None,
+    policy: EvictionPolicy | None = None,
+    *,
+    force: bool = False,
+    hold_for_s: float | None = None,
+    held_by: str = "",
 ) -> operation_pb2.SuspendOperation:
-    """Builds a suspend. None: the worker's lock timeout, and the policy of the workload's spec."""
-    return operation_pb2.SuspendOperation(policy=policy, lock_timeout=duration(lock_timeout_s), force=force)
+    """Builds a suspend. None: the worker's lock timeout, the policy of the workload's spec, and no hold."""
+    return operation_pb2.SuspendOperation(
+        policy=policy,
+        lock_timeout=duration(lock_timeout_s),
+        force=force,
+        hold_for=duration(hold_for_s),
+        held_by=held_by,
+    )
 
 
-def restore_operation(gpu_uuids: Sequence[str], checkpoint_id: str) -> operation_pb2.RestoreOperation:
-    """Builds a restore. Empty: the worker chooses the GPUs and the checkpoint."""
-    return operation_pb2.RestoreOperation(gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id)
+def restore_operation(
+    gpu_uuids: Sequence[str], checkpoint_id: str, hold_id: str = "", preempt: Sequence[str] = ()
+) -> operation_pb2.RestoreOperation:
+    """Builds a restore. Empty: the worker chooses the GPUs and the checkpoint, and takes no hold."""
+    return operation_pb2.RestoreOperation(
+        gpu_uuids=gpu_uuids, checkpoint_id=checkpoint_id, hold_id=hold_id, preempt=preempt
+    )
 
 
 def remap_operation(moves: Moves, lock_timeout_s: float | None) -> operation_pb2.RemapOperation:
@@ -105,7 +125,7 @@ def operation_name(command: Command) -> str:
 
 def is_about_worker(command: Command) -> bool:
     """Whether the target of a command is a worker, its GPUs or its disk, and no workload."""
-    return operation_name(command) in ("cordon", "uncordon", "reset_gpu_health", "delete_checkpoints")
+    return operation_name(command) in ABOUT_WORKERS
 
 
 def reason_name(reason: ErrorReason.ValueType) -> str:

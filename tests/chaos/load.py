@@ -62,6 +62,9 @@ PASSING: Final = {
 }
 """Nobody has answered: the same request is made again, under the same id."""
 
+UNCERTAIN: Final = {"STORAGE_UNAVAILABLE"}
+"""Reasons that leave open whether the request was stored: likewise."""
+
 
 class Refused(Exception):
     """The coordinator has refused a request, with this reason."""
@@ -285,7 +288,8 @@ class Client(threading.Thread):
                 if status is not None and status.details:
                     info = error_details_pb2.ErrorInfo()
                     status.details[0].Unpack(info)
-                    raise Refused(info.reason) from error
+                    if info.reason not in UNCERTAIN:
+                        raise Refused(info.reason) from error
                 if call.code() not in PASSING or time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_S)

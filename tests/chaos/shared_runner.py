@@ -18,6 +18,9 @@ from .agreement import wait_agreed
 from .shared_host import SharedHost, shared_host
 from .shared_steps import STEPS
 
+LOG_EXCERPT = 2_000
+"""Characters of a log that are told before and after a traceback."""
+
 SLOWEST_S: dict[str, float] = {}
 """By step: the longest that it took until all agreed again."""
 
@@ -49,8 +52,11 @@ def play(shared: SharedHost, client: Client, steps: int, seed: int, taken: Count
             raise AssertionError(f"after step {taken.total()}, {step.__name__}: {error}") from error
         SLOWEST_S[step.__name__] = max(SLOWEST_S.get(step.__name__, 0.0), time.monotonic() - began)
     for name in ("worker", "coordinator"):
-        if "Traceback" in (shared.folder / f"{name}.log").read_text():
-            raise AssertionError(f"the log of the {name} has a traceback")
+        before, found, after = (shared.folder / f"{name}.log").read_text().partition("Traceback")
+        if found:
+            raise AssertionError(
+                f"the log of the {name} has a traceback: {before[-LOG_EXCERPT:]}{found}{after[:LOG_EXCERPT]}"
+            )
 
 
 def main() -> int:

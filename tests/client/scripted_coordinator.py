@@ -12,7 +12,13 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import command_service_pb2, fleet_service_pb2, operation_pb2, workload_service_pb2
+from leasehold.v1 import (
+    command_service_pb2,
+    event_service_pb2,
+    fleet_service_pb2,
+    operation_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Lease
@@ -30,7 +36,7 @@ GPUS = [
 
 _METHODS: dict[str, descriptor.MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
-    for file in (fleet_service_pb2, workload_service_pb2, command_service_pb2)
+    for file in (fleet_service_pb2, workload_service_pb2, command_service_pb2, event_service_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

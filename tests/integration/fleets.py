@@ -139,12 +139,13 @@ class Fleet:
         verb, *others = arguments
         return json.loads(self.cli(verb, "-o", "json", *others, code=code).stdout)
 
-    def refuse(self, *arguments: str, code: int, match: str) -> None:
-        """Runs a verb that must be refused with one line."""
+    def refuse(self, *arguments: str, code: int, match: str, waits: bool = False) -> None:
+        """Runs a verb that must be refused with one line, after another one if it waits before."""
         done = self.cli(*arguments, code=code)
         assert done.stdout == ""
-        assert re.search(match, done.stderr), done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        *waiting, refusal = done.stderr.splitlines()
+        assert re.search(match, refusal), done.stderr
+        assert [line.startswith("leasehold: waiting up to 5 s") for line in waiting] == [True] * waits
 
     def run_counter(self, name: str, worker: str = "alpha", gpus: int = 1) -> None:
         """Starts a counter and waits until it counts."""

@@ -1,8 +1,21 @@
 """Dry runs, swaps and cancelled commands, on a real fleet."""
 
+import os
 import threading
+from typing import Any
 
+import grpc
 import pytest
+from leasehold.v1 import hook_pb2
+from leasehold.v1.hook_pb2 import Hook, SignalHook
+from leasehold.v1.operation_pb2 import AdoptOperation
+from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
+    AdoptProcessRequest,
+    CreateWorkloadRequest,
+    CreateWorkloadResponse,
+)
+from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from .fleets import Fleet
 
@@ -89,3 +102,28 @@ def test_a_command_that_hangs_holds_up_nobody_else(fleet: Fleet) -> None:
     host.clear_faults()
     hanging.join()
     fleet.wait(lambda: fleet.leases() == {"alpha/1": "two"})
+
+
+def test_a_creation_is_validated_on_its_worker(fleet: Fleet) -> None:
+    def create(*hooks: Hook, **fields: Any) -> CreateWorkloadResponse:
+        spec = WorkloadSpec(arguments=["true"], resources=Resources(gpu_count=1), hooks=hooks)
+        return stub.CreateWorkload(CreateWorkloadRequest(name="three", spec=spec, **fields), timeout=20)
+
+    fleet.run_counter("one")
+    flush = Hook(name="flush", signal=SignalHook(signal_number=10))
+    with grpc.insecure_channel(fleet.address) as channel:
+        stub = WorkloadServiceStub(channel)
+        for validate_only in (True, False):
+            with pytest.raises(grpc.RpcError, match="hook flush has no phase"):
+                create(flush, validate_only=validate_only)
+        flush.phase = hook_pb2.HOOK_PHASE_BEFORE_SUSPEND
+        response = create(flush, validate_only=True)
+        assert (response.workload.workload_id, response.workload.name) == ("", "three")
+        with pytest.raises(grpc.RpcError, match="k-0"):
+            create(validate_only=True, checkpoint_id="k-0", worker="alpha")
+        request = AdoptProcessRequest(
+            worker="alpha", operation=AdoptOperation(pid=os.getpid()), validate_only=True
+        )
+        with pytest.raises(grpc.RpcError, match="can't be adopted"):
+            stub.AdoptProcess(request, timeout=20)
+    assert [workload["name"] for workload in fleet.json("get", "workloads", "-a")["workloads"]] == ["one"]

@@ -98,15 +98,16 @@ def test_a_suspend_that_the_driver_refuses_says_what_became_of_each_member(fleet
 
 def test_no_coordinator() -> None:
     fleet = Fleet(Path(), address="127.0.0.1:1")
-    fleet.refuse("get", "workers", code=3, match="no coordinator answers at 127.0.0.1:1")
-    fleet.refuse("suspend", "one", code=3, match="leasehold coordinator")
+    fleet.refuse("get", "workers", code=3, match="no coordinator answers at 127.0.0.1:1", waits=True)
+    fleet.refuse("suspend", "one", code=3, match="leasehold coordinator", waits=True)
 
 
 def test_a_worker_out_of_contact(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.processes["alpha"].kill()
     fleet.wait(lambda: fleet.worker_state("alpha") != "WORKER_STATE_CONNECTED")
-    fleet.refuse("suspend", "one", code=1, match=r"worker alpha is STALE.*\(WORKER_UNAVAILABLE\)")
+    stale = r"worker alpha is STALE.*\(WORKER_UNAVAILABLE\)"
+    fleet.refuse("suspend", "one", code=1, match=stale, waits=True)
     root_pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
     os.kill(root_pid, signal.SIGKILL)
 

@@ -5,7 +5,7 @@ mutants switch both off: the bytes alone must show the defect.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from leasehold_worker.driver.gpu_pairs import GpuPair
@@ -76,8 +76,14 @@ def _free_before_checkpoint() -> None:
                 self._pool.release(target.workload.lease)
         return await original(self, plan, *arguments)
 
-    def check_leases(self: GpuSlots, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
-        check_free(self, gpu_uuids, allow_foreign=True)
+    def check_leases(
+        self: GpuSlots,
+        gpu_uuids: Sequence[str],
+        *,
+        allow_foreign: bool = False,
+        held: Collection[str] = (),
+    ) -> None:
+        check_free(self, gpu_uuids, allow_foreign=True, held=held)
 
     CudaSuspend._begin = begin  # type: ignore[assignment, method-assign]
     GpuSlots.check_free = check_leases  # type: ignore[method-assign]

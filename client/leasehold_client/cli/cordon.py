@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.arguments.cordon_targets import find_targets
+from leasehold_client.cli.caller import caller
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
@@ -36,7 +35,7 @@ def cordon(
     from leasehold_client.cli.conclusion import conclude_targets
 
     found = find_targets(targets, client.workers(), known_gpus(client))
-    create = partial(client.cordon, reason=reason, cordoned_by=_caller(), timeout_s=options.timeout_s)
+    create = partial(client.cordon, reason=reason, cordoned_by=caller(), timeout_s=options.timeout_s)
     conclude_targets(client, found, create, options)
 
 
@@ -55,12 +54,3 @@ def uncordon(client: Client, targets: Sequence[str], options: CommandOptions) ->
     found = find_targets(targets, client.workers(), known_gpus(client))
     create = partial(client.uncordon, timeout_s=options.timeout_s)
     conclude_targets(client, found, create, options)
-
-
-def _caller() -> str:
-    """The calling user as user@host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in some containers
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"

@@ -26,29 +26,55 @@ Shown = TypeVar("Shown", bound="Message")
 )
 @click.argument("name", required=False)
 @click.option("-a", "--all", "include_ended", is_flag=True, help="Include workloads that have ended.")
+@click.option(
+    "--filter",
+    "filter_text",
+    default="",
+    metavar="FILTER",
+    help="Which to list, such as 'state = RUNNING AND labels.team = vision'.",
+)
+@click.option(
+    "--sort-by", default="", metavar="FIELDS", help="How to sort the list, such as 'state, name desc'."
+)
 @output_option
 @verb
-def get(client: Client, kind: str, name: str | None, include_ended: bool, output: str) -> None:
+def get(
+    client: Client,
+    kind: str,
+    name: str | None,
+    include_ended: bool,
+    filter_text: str,
+    sort_by: str,
+    output: str,
+) -> None:
     """List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.
 
     For checkpoints and events, NAME is the name or id of a workload.
     """
     from leasehold_client.display import fleet_tables, tables
 
+    if name and kind not in ("checkpoints", "events") and (filter_text or sort_by):
+        raise click.UsageError(f"--filter and --sort-by are for lists: leave out {name!r} or the options")
+    if sort_by and kind == "checkpoints":
+        raise click.UsageError("checkpoints are always listed newest first: leave out --sort-by")
     match kind:
         case "workers":
-            workers = [client.worker(name)] if name else client.workers()
+            workers = [client.worker(name)] if name else client.workers(filter=filter_text, order_by=sort_by)
             _show(kind, name, workers, output, fleet_tables.echo_workers)
         case "gpus":
-            gpus = known_gpus(client)
+            gpus = known_gpus(client, filter_text, sort_by)
             uuids = resolve_list(name, gpus) if name else [gpu.gpu.uuid for gpu in gpus]
             _show(kind, name, [gpu for gpu in gpus if gpu.gpu.uuid in uuids], output, fleet_tables.echo_gpus)
         case "workloads":
-            workloads = [client.workload(name)] if name else client.workloads(include_ended=include_ended)
+            workloads = (
+                [client.workload(name)]
+                if name
+                else client.workloads(include_ended=include_ended, filter=filter_text, order_by=sort_by)
+            )
             places = partial(fleet_tables.echo_workloads, gpus=client.gpus())
             _show(kind, name, workloads, output, places)
         case "checkpoints":
-            checkpoints = known_checkpoints(client, name or "")
+            checkpoints = known_checkpoints(client, name or "", filter_text)
             _show(
                 kind,
                 None,
@@ -57,10 +83,12 @@ def get(client: Client, kind: str, name: str | None, include_ended: bool, output
                 lambda found: tables.echo_checkpoints(found, worker_names(client)),
             )
         case "events":
-            events = client.events(name or "")
+            events = client.events(name or "", filter=filter_text, order_by=sort_by)
             _show(kind, None, events, output, tables.echo_events)
         case _:
-            commands = [client.command(name)] if name else client.commands()
+            commands = (
+                [client.command(name)] if name else client.commands(filter=filter_text, order_by=sort_by)
+            )
             _show(kind, name, commands, output, tables.echo_commands)
 
 

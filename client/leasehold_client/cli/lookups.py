@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 
-def known_gpus(client: Client) -> list[FleetGpu]:
-    """The known GPUs. Warns about workers whose GPUs are unknown, which does not mean none."""
-    listed = client.list_gpus()
+def known_gpus(client: Client, filter_text: str = "", order_by: str = "") -> list[FleetGpu]:
+    """The known GPUs. Warns about workers whose GPUs are unknown, which does not mean none.
+
+    Args:
+        client: The client.
+        filter_text: Which GPUs, as for :meth:`Client.gpus`.
+        order_by: How to sort them, likewise.
+    """
+    listed = client.list_gpus(filter=filter_text, order_by=order_by)
     if listed.unreachable:
         echo_error(
             "leasehold: warning: these workers have not reported since the coordinator started, so their "
@@ -27,14 +33,15 @@ def known_gpus(client: Client) -> list[FleetGpu]:
     return list(listed.gpus)
 
 
-def known_checkpoints(client: Client, workload: str = "") -> list[Checkpoint]:
+def known_checkpoints(client: Client, workload: str = "", filter_text: str = "") -> list[Checkpoint]:
     """The known checkpoints. Warns about workers whose checkpoints are unknown, which does not mean none.
 
     Args:
         client: The client.
         workload: Only checkpoints of the workload with this id or name. Empty: all.
+        filter_text: Which checkpoints, as for :meth:`Client.list_checkpoints`.
     """
-    listed = client.list_checkpoints(workload=workload)
+    listed = client.list_checkpoints(workload=workload, filter=filter_text)
     if listed.unreachable:
         silent = ", ".join(worker_names(client).get(one, one) for one in listed.unreachable)
         echo_error(

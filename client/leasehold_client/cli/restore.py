@@ -8,7 +8,16 @@ import click
 
 from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.lookups import known_gpus
-from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, verb
+from leasehold_client.cli.verb import (
+    CommandOptions,
+    command_options,
+    dry_run_option,
+    hold_option,
+    preempt_option,
+    verb,
+    workload_list,
+)
+from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
     metavar="ID",
     help="Checkpoint that a STOPPED workload starts from.  [default: its newest intact one]",
 )
+@hold_option
+@preempt_option
 @dry_run_option
 @command_options
 @verb
@@ -32,6 +43,8 @@ def restore(
     workload: str,
     to: str | None,
     checkpoint_id: str,
+    hold_id: str,
+    preempt: str,
     dry_run: bool,
     options: CommandOptions,
 ) -> None:
@@ -49,11 +62,18 @@ def restore(
         gpus = known_gpus(client)
         uuids = resolve_list(to, gpus)
         check_host(client.workload(workload), workload, uuids, gpus)
+    if dry_run and preempt:
+        raise UsageError("--dry-run and --preempt exclude each other: plan each suspend and the restore")
     if dry_run:
-        plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id)
+        plan = client.plan_restore(workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, hold_id=hold_id)
         conclude_plan(client, plan, workload, click.get_current_context().info_name or "", options)
         return
     command = client.restore(
-        workload, gpu_uuids=uuids, checkpoint_id=checkpoint_id, timeout_s=options.timeout_s
+        workload,
+        gpu_uuids=uuids,
+        checkpoint_id=checkpoint_id,
+        hold_id=hold_id,
+        preempt=workload_list(preempt),
+        timeout_s=options.timeout_s,
     )
     conclude(client, command, workload, options)

@@ -11,7 +11,14 @@ from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.eviction_options import Eviction, eviction_options
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.resource_options import helper_options, resource_options
-from leasehold_client.cli.verb import CommandOptions, command_options, verb
+from leasehold_client.cli.verb import (
+    CommandOptions,
+    command_options,
+    hold_option,
+    preempt_option,
+    verb,
+    workload_list,
+)
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     metavar="GPU",
     help="Use exactly this GPU: a UUID, a unique prefix of a UUID, or worker/slot; may be repeated.",
 )
+@hold_option
+@preempt_option
 @helper_options
 @eviction_options
 @click.option(
@@ -50,6 +59,8 @@ def run(
     client: Client,
     resources: Resources,
     gpu_names: Sequence[str],
+    hold_id: str,
+    preempt: str,
     helper: HelperTerms | None,
     eviction: Eviction,
     worker: str,
@@ -82,6 +93,8 @@ def run(
         worker=worker,
         gpu_uuids=uuids,
         checkpoint_id=eviction.checkpoint_id,
+        hold_id=hold_id,
+        preempt=workload_list(preempt),
         timeout_s=options.timeout_s,
     )
     conclude(client, command, workload.name, options)

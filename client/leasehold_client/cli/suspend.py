@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.caller import caller
 from leasehold_client.cli.eviction_options import policy_options
 from leasehold_client.cli.verb import (
+    HOLD_LIMIT_S,
     CommandOptions,
+    Seconds,
     command_options,
     dry_run_option,
     lock_timeout_option,
@@ -35,6 +38,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Suspend even if this frees no GPU memory or loses the state of the workload.",
 )
+@click.option(
+    "--hold-for",
+    "hold_for_s",
+    type=Seconds(min=0.001, max=HOLD_LIMIT_S),
+    metavar="SECONDS",
+    help="Keep the freed GPUs reserved for `run --hold` or `restore --hold`, for at most 10 minutes (10m).",
+)
 @dry_run_option
 @lock_timeout_option
 @command_options
@@ -45,6 +55,7 @@ def suspend(
     worker: str | None,
     policy: EvictionPolicy | None,
     force: bool,
+    hold_for_s: float | None,
     dry_run: bool,
     lock_timeout_s: float | None,
     options: CommandOptions,
@@ -55,11 +66,16 @@ def suspend(
     suspended workload is moved to a stronger process strategy if you ask for one. If the workload is not
     ready, the command first waits for its readiness, within --wait-timeout or else --timeout.
 
+    With --hold-for, nobody else gets the freed GPUs until `run --hold` or `restore --hold` has taken them,
+    the time is over, or `release --hold` gives them up.
+
     With --worker instead of a workload, every workload that holds GPUs of the worker is suspended, the oldest
     first. A workload that can't be suspended is reported and does not delay the others.
     """
     from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plan
 
+    if hold_for_s is not None and worker is not None:
+        raise UsageError("--hold-for and --worker exclude each other: name a workload")
     if worker is not None and workload is None and not dry_run:
         answer = client.suspend_worker(
             worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=options.timeout_s
@@ -78,6 +94,8 @@ def suspend(
         policy=policy,
         force=force,
         lock_timeout_s=lock_timeout_s,
+        hold_for_s=hold_for_s,
+        held_by="" if hold_for_s is None else caller(),
         timeout_s=options.timeout_s,
     )
     conclude(client, ask(), workload, options, again=ask)

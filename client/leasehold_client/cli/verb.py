@@ -25,21 +25,32 @@ if TYPE_CHECKING:
 
 Arguments = ParamSpec("Arguments")
 
+UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+"""Seconds of each unit of a time."""
+
 YEAR_S: Final = 366 * 86_400.0
 WEEK_S: Final = 7 * 86_400.0
 """Largest timeout of a command, lock timeout and grace period (docs/protocol.md)."""
+
+HOLD_LIMIT_S: Final = 600.0
+"""Longest time of a hold."""
 
 READY_LIMIT_S: Final = 600.0
 """Default of the longest wait for readiness."""
 
 
 class Seconds(click.FloatRange):
-    """A click parameter type: a time in seconds."""
+    """A click parameter type: a time in seconds, or with a unit such as 90s, 2m or 1h."""
 
     name = "number of seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parses the number."""
+        if isinstance(value, str) and value[-1:] in UNITS_S:
+            try:
+                value = float(value[:-1]) * UNITS_S[value[-1]]
+            except ValueError:
+                self.fail(f"{value!r} is not a time: write seconds, such as 30, or 2m", param, ctx)
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a time: write seconds, such as 30", param, ctx)
@@ -74,9 +85,27 @@ lock_timeout_option = click.option(
     metavar="SECONDS",
     help="Longest time for submitted GPU work to drain.  [default: 10]",
 )
+hold_option = click.option(
+    "--hold",
+    "hold_id",
+    default="",
+    metavar="ID",
+    help="Take the GPUs of this hold, which `suspend --hold-for` printed.",
+)
+preempt_option = click.option(
+    "--preempt",
+    default="",
+    metavar="WORKLOAD,...",
+    help="Suspend these workloads first, and restore them if the start fails.",
+)
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show the plan and its refusals; change nothing."
 )
+
+
+def workload_list(text: str) -> list[str]:
+    """The names or ids of an option, separated by commas."""
+    return [name for name in text.split(",") if name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +172,8 @@ def _announced(address: str) -> Callable[[LeaseholdError], None]:
         nonlocal told
         if not told:
             told = True
-            what = f"for a coordinator at {address}" if is_outage(error) else f"since {error.message}"
-            echo_error(one_line(f"leasehold: waiting up to {retry_limit_s(error):g} s {what}"))
+            why = f" for a coordinator at {address}" if is_outage(error) else f": {error.message}"
+            echo_error(one_line(f"leasehold: waiting up to {retry_limit_s(error):g} s{why}"))
 
     return tell
 

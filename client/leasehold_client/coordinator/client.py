@@ -46,6 +46,8 @@ class Client(Reader):
         worker: str = "",
         gpu_uuids: Sequence[str] = (),
         checkpoint_id: str = "",
+        hold_id: str = "",
+        preempt: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> tuple[Workload, Command]:
         """Creates a workload and the command that starts the workload.
@@ -56,7 +58,10 @@ class Client(Reader):
             worker: Id or name of the worker. Empty: the one with most free GPUs, or with the checkpoint.
             gpu_uuids: Exactly these GPUs. Empty: any that satisfy the spec.
             checkpoint_id: Checkpoint that the application starts from. Empty: none.
-            timeout_s: Longest time in the queue and in execution. None: 60 s.
+            hold_id: Hold whose GPUs it takes before free ones, on the worker of the hold. Empty: none.
+            preempt: Ids or names of workloads to suspend first, in order. If a suspend or the start fails,
+                they are restored on their GPUs. ``result.preempted_workload_ids`` names those suspended now.
+            timeout_s: Longest time in the queue and in execution. None: 60 s, or 10 min with ``preempt``.
         """
         request = workload_service_pb2.CreateWorkloadRequest(
             name=name,
@@ -64,6 +69,8 @@ class Client(Reader):
             worker=worker,
             gpu_uuids=gpu_uuids,
             checkpoint_id=checkpoint_id,
+            hold_id=hold_id,
+            preempt=preempt,
             timeout=duration(timeout_s),
         )
         call_timeout_s = CHECKPOINTS_TIMEOUT_S if checkpoint_id else CALL_TIMEOUT_S
@@ -77,6 +84,8 @@ class Client(Reader):
         policy: EvictionPolicy | None = None,
         force: bool = False,
         lock_timeout_s: float | None = None,
+        hold_for_s: float | None = None,
+        held_by: str = "",
         timeout_s: float | None = None,
     ) -> Command:
         """Suspends a workload and releases its GPUs.
@@ -88,11 +97,16 @@ class Client(Reader):
             policy: Eviction policy. None: the policy of the workload's spec.
             force: Suspend even if the policy frees no memory or loses the state of the workload.
             lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
+            hold_for_s: Time for which the released GPUs stay reserved for the run or restore that names the
+                hold, at most 600 s. ``result.hold_id`` of the command is its id. None: no hold.
+            held_by: Name of the hold's owner, at most 256 characters.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = workload_service_pb2.SuspendWorkloadRequest(
             workload=workload,
-            operation=suspend_operation(lock_timeout_s, policy, force=force),
+            operation=suspend_operation(
+                lock_timeout_s, policy, force=force, hold_for_s=hold_for_s, held_by=held_by
+            ),
             timeout=duration(timeout_s),
         )
         return self._create(self._workloads.SuspendWorkload, request).command
@@ -132,6 +146,8 @@ class Client(Reader):
         *,
         gpu_uuids: Sequence[str] = (),
         checkpoint_id: str = "",
+        hold_id: str = "",
+        preempt: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> Command:
         """Restores a suspended workload, whatever its policy was.
@@ -140,11 +156,13 @@ class Client(Reader):
             workload: Id or name.
             gpu_uuids: Its GPUs, in its own order. Empty: its former GPUs if they are free, else others.
             checkpoint_id: Checkpoint that a STOPPED workload starts from. Empty: its newest intact one.
+            hold_id: Hold whose GPUs it takes before free ones. Empty: none.
+            preempt: Workloads to suspend first, as of :meth:`run`.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
         """
         request = workload_service_pb2.RestoreWorkloadRequest(
             workload=workload,
-            operation=restore_operation(gpu_uuids, checkpoint_id),
+            operation=restore_operation(gpu_uuids, checkpoint_id, hold_id, preempt),
             timeout=duration(timeout_s),
         )
         return self._create(self._workloads.RestoreWorkload, request).command
@@ -201,6 +219,19 @@ class Client(Reader):
             operation=operation_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
         )
         return self._create(self._workloads.DeleteCheckpoints, request).command
+
+    def release_hold(self, hold_id: str, *, timeout_s: float | None = None) -> Command:
+        """Gives up a hold: the GPUs that the suspend released become free.
+
+        Args:
+            hold_id: The hold.
+            timeout_s: Longest time in the queue and in execution. None: 60 s.
+
+        Raises:
+            LeaseholdError: UNKNOWN_HOLD. The command fails with it if the hold has ended.
+        """
+        request = workload_service_pb2.ReleaseHoldRequest(hold_id=hold_id, timeout=duration(timeout_s))
+        return self._create(self._workloads.ReleaseHold, request).command
 
     def stop(
         self,

@@ -108,14 +108,19 @@ class Connection:
             ) from None
 
     def pages(
-        self, method: "grpc.UnaryUnaryMultiCallable[PageRequest, Page]", request: PageRequest
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[PageRequest, Page]",
+        request: PageRequest,
+        page_size: int = PAGE_SIZE,
     ) -> Iterator[Page]:
-        """Yields every page of a list.
+        """Yields every page of a list, each when the iteration reaches it.
+
+        A page may be empty although others follow, if few entries match the filter.
 
         Raises:
             LeaseholdError: The list has more than 1000 pages.
         """
-        request.page_size = PAGE_SIZE
+        request.page_size = page_size
         for _ in range(PAGE_LIMIT):
             page = self.read(method, request)
             yield page

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import islice
 from typing import Final, Self
 
 from leasehold.v1 import (
@@ -28,7 +29,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import DEFAULT_COORDINATOR
 from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
-from leasehold_client.coordinator.connection import Connection
+from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
 from leasehold_client.coordinator.retry import is_outage, is_transient, resume
 from leasehold_client.coordinator.workload_watch import Condition, wait_workload
 from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
@@ -80,9 +81,15 @@ class Reader:
         """Closes the connection within a second. Commands continue."""
         self._connection.close()
 
-    def workers(self) -> list[Worker]:
-        """Every worker that is known to the coordinator."""
-        pages = self._connection.pages(self._fleet.ListWorkers, fleet_service_pb2.ListWorkersRequest())
+    def workers(self, *, filter: str = "", order_by: str = "") -> list[Worker]:
+        """The workers that are known to the coordinator.
+
+        Args:
+            filter: Expression of AIP-160, such as ``state = CONNECTED AND labels.rack = r1``. Empty: all.
+            order_by: Fields to sort by, such as ``state, name desc``. Empty: by name.
+        """
+        request = fleet_service_pb2.ListWorkersRequest(filter=filter, order_by=order_by)
+        pages = self._connection.pages(self._fleet.ListWorkers, request)
         return [worker for page in pages for worker in page.workers]
 
     def worker(self, worker: str) -> Worker:
@@ -90,21 +97,37 @@ class Reader:
         request = fleet_service_pb2.GetWorkerRequest(worker=worker)
         return self._connection.read(self._fleet.GetWorker, request).worker
 
-    def list_gpus(self) -> ListGpusResponse:
-        """Every GPU of the workers that have reported, and the ids of the other workers."""
+    def list_gpus(self, *, filter: str = "", order_by: str = "") -> ListGpusResponse:
+        """The GPUs of the workers that have reported, and the ids of the other workers.
+
+        Args:
+            filter: As of :meth:`workers`, such as ``gpu_name:H100 AND state = FREE``.
+            order_by: As of :meth:`workers`. Empty: by worker and slot.
+        """
         whole = ListGpusResponse()
-        for page in self._connection.pages(self._fleet.ListGpus, fleet_service_pb2.ListGpusRequest()):
+        request = fleet_service_pb2.ListGpusRequest(filter=filter, order_by=order_by)
+        for page in self._connection.pages(self._fleet.ListGpus, request):
             whole.gpus.extend(page.gpus)
             whole.unreachable.extend(name for name in page.unreachable if name not in whole.unreachable)
         return whole
 
-    def gpus(self) -> list[FleetGpu]:
-        """Every GPU of the workers that have reported, by worker and slot."""
-        return list(self.list_gpus().gpus)
+    def gpus(self, *, filter: str = "", order_by: str = "") -> list[FleetGpu]:
+        """The GPUs of the workers that have reported: :meth:`list_gpus` without the other workers."""
+        return list(self.list_gpus(filter=filter, order_by=order_by).gpus)
 
-    def workloads(self, *, include_ended: bool = False) -> list[Workload]:
-        """Workloads, the newest first."""
-        request = workload_service_pb2.ListWorkloadsRequest(include_ended=include_ended)
+    def workloads(
+        self, *, include_ended: bool = False, filter: str = "", order_by: str = ""
+    ) -> list[Workload]:
+        """Workloads.
+
+        Args:
+            include_ended: Whether workloads that have ended are listed too.
+            filter: As of :meth:`workers`, such as ``labels.team = vision AND NOT state = RUNNING``.
+            order_by: As of :meth:`workers`. Empty: the newest first.
+        """
+        request = workload_service_pb2.ListWorkloadsRequest(
+            include_ended=include_ended, filter=filter, order_by=order_by
+        )
         pages = self._connection.pages(self._workloads.ListWorkloads, request)
         return [workload for page in pages for workload in page.workloads]
 
@@ -113,34 +136,49 @@ class Reader:
         request = workload_service_pb2.GetWorkloadRequest(workload=workload)
         return self._connection.read(self._workloads.GetWorkload, request).workload
 
-    def commands(self, limit: int = 100) -> list[Command]:
-        """The newest commands, the newest first."""
-        request = command_service_pb2.ListCommandsRequest(page_size=limit)
-        return list(self._connection.read(self._commands.ListCommands, request).commands)
+    def commands(self, limit: int = 100, *, filter: str = "", order_by: str = "") -> list[Command]:
+        """The first commands of the list.
 
-    def events(self, workload: str = "", limit: int = 100) -> list[Event]:
-        """The newest events, the newest first.
+        Args:
+            limit: Largest number of commands.
+            filter: As of :meth:`workers`, such as ``state = FAILED AND operation = suspend``.
+            order_by: ``create_time`` or ``create_time desc``. Empty: the newest first.
+        """
+        request = command_service_pb2.ListCommandsRequest(filter=filter, order_by=order_by)
+        pages = self._connection.pages(self._commands.ListCommands, request, min(limit, PAGE_SIZE))
+        return list(islice((command for page in pages for command in page.commands), limit))
+
+    def events(
+        self, workload: str = "", limit: int = 100, *, filter: str = "", order_by: str = ""
+    ) -> list[Event]:
+        """The first events of the list.
 
         Args:
             workload: Only events of the workload with this id or name. Empty: all events.
             limit: Largest number of events.
+            filter: As of :meth:`workers`, such as ``kind = GPU_HEALTH AND worker = alpha``.
+            order_by: ``time`` or ``time desc``. Empty: the newest first.
         """
-        request = event_service_pb2.ListEventsRequest(page_size=limit, workload=workload)
-        return list(self._connection.read(self._events.ListEvents, request).events)
+        request = event_service_pb2.ListEventsRequest(workload=workload, filter=filter, order_by=order_by)
+        pages = self._connection.pages(self._events.ListEvents, request, min(limit, PAGE_SIZE))
+        return list(islice((event for page in pages for event in page.events), limit))
 
     def command(self, command_id: str) -> Command:
         """The command with this id."""
         request = command_service_pb2.GetCommandRequest(command_id=command_id)
         return self._connection.read(self._commands.GetCommand, request).command
 
-    def list_checkpoints(self, *, worker: str = "", workload: str = "") -> ListCheckpointsResponse:
+    def list_checkpoints(
+        self, *, worker: str = "", workload: str = "", filter: str = ""
+    ) -> ListCheckpointsResponse:
         """Checkpoints on the disks of the workers, the newest first, and the ids of workers without answer.
 
         Args:
             worker: Only checkpoints of this worker, by id or name. Empty: all workers.
             workload: Only checkpoints of this workload, by id or name, also after its end. Empty: all.
+            filter: As of :meth:`workers`, such as ``kind = IMAGE AND in_use = false``.
         """
-        request = workload_service_pb2.ListCheckpointsRequest(worker=worker, workload=workload)
+        request = workload_service_pb2.ListCheckpointsRequest(worker=worker, workload=workload, filter=filter)
         return self._connection.read(self._workloads.ListCheckpoints, request, CHECKPOINTS_TIMEOUT_S)
 
     def plan_suspend(
@@ -155,9 +193,11 @@ class Reader:
         operation = suspend_operation(lock_timeout_s, policy, force=force)
         return self._plan(PlanRequest(workload=workload, suspend=operation))
 
-    def plan_restore(self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "") -> Plan:
+    def plan_restore(
+        self, workload: str, *, gpu_uuids: Sequence[str] = (), checkpoint_id: str = "", hold_id: str = ""
+    ) -> Plan:
         """The plan of a restore: its effects, checks and refusals."""
-        operation = restore_operation(gpu_uuids, checkpoint_id)
+        operation = restore_operation(gpu_uuids, checkpoint_id, hold_id)
         return self._plan(PlanRequest(workload=workload, restore=operation))
 
     def plan_remap(self, moves: Moves, *, lock_timeout_s: float | None = None) -> Plan:

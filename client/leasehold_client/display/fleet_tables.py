@@ -86,8 +86,11 @@ def _sample_cells(sample: gpu_pb2.GpuSample) -> list[str]:
 
 
 def gpu_reason(lease: GpuLease) -> str:
-    """Health problem, cordon and foreign processes of a GPU, leased or not. Empty: none."""
+    """Hold, health problem, cordon and foreign processes of a GPU, leased or not. Empty: none."""
     parts = []
+    if lease.HasField("hold"):
+        by = f" by {one_line(lease.hold.held_by)}" if lease.hold.held_by else ""
+        parts.append(f"held{by} until {time_text(lease.hold.expire_time)}, hold {lease.hold.hold_id}")
     if lease.health not in UNREMARKABLE:
         health = enum_name(gpu_pb2.GpuHealth.Name, lease.health, "GPU_HEALTH_")
         parts.append(f"{health}: {one_line(lease.health_reason)}" if lease.health_reason else health)

@@ -39,6 +39,11 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
         echo(f"  checkpoint {result.checkpoint_id}")
     if result.HasField("disk_bytes"):
         echo(f"  {size_text(result.disk_bytes)} on disk")
+    if result.preempted_workload_ids:
+        echo(f"  suspended {', '.join(result.preempted_workload_ids)}")
+    if result.HasField("hold_id"):
+        hold_s = duration_s(command.operation.suspend.hold_for)
+        echo(f"  hold {result.hold_id} for {hold_s:g} s: take it by run --hold or restore --hold")
     for label, uuids in (("released", result.released_gpu_uuids), ("claimed", result.claimed_gpu_uuids)):
         if uuids:
             echo(f"  {label} {', '.join(places.get(uuid, uuid) for uuid in uuids)}")

@@ -26,7 +26,6 @@ from leasehold_coordinator.core.paging import page_request
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.shielding import finish
 
 
 @final
@@ -72,7 +71,7 @@ class CommandService(CommandServiceServicer):
 
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)
-        cancelled = await finish(self._dispatcher.cancel(command))
+        cancelled = await self.fleet.store.health.unless_stalled(self._dispatcher.cancel(command))
         return CancelCommandResponse(command=command_view(cancelled))
 
     async def _find(self, command_id: str) -> Command:

@@ -39,7 +39,7 @@ from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=4)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=5)
 STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_STORAGE_DAMAGED,

@@ -24,6 +24,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_UNKNOWN_COMMAND,
         errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+        errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
     ),
     grpc.StatusCode.ALREADY_EXISTS: (
         errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,

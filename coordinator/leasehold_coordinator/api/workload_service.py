@@ -25,6 +25,8 @@ from leasehold.v1.workload_service_pb2 import (
     PlanResponse,
     ReadWorkloadOutputRequest,
     ReadWorkloadOutputResponse,
+    ReleaseHoldRequest,
+    ReleaseHoldResponse,
     ReleaseWorkloadRequest,
     ReleaseWorkloadResponse,
     RemapWorkloadsRequest,
@@ -162,12 +164,17 @@ class WorkloadService(WorkloadServiceServicer):
         operation = Operation(delete_checkpoints=request.operation)
         return DeleteCheckpointsResponse(command=await self._requests.operate_worker(request, operation))
 
+    async def ReleaseHold(self, request: ReleaseHoldRequest, context: Context) -> ReleaseHoldResponse:
+        return ReleaseHoldResponse(command=await self._requests.release_hold(request))
+
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:
         operation = Operation(stop=request.operation)
         return StopWorkloadResponse(command=await self._operate(request, operation, request.workload))
 
     async def AdoptProcess(self, request: AdoptProcessRequest, context: Context) -> AdoptProcessResponse:
         workload, command = await self._requests.adopt(request)
+        if command is None:
+            return AdoptProcessResponse()
         return AdoptProcessResponse(workload=self.fleet.view(workload), command=command)
 
     async def ReleaseWorkload(

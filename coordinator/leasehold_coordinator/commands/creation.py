@@ -15,12 +15,13 @@ from leasehold.v1.fleet_service_pb2 import (
     ResetGpuHealthRequest,
     UncordonRequest,
 )
-from leasehold.v1.operation_pb2 import AdoptOperation, Operation
+from leasehold.v1.operation_pb2 import AdoptOperation, Operation, ReleaseHoldOperation
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
     CreateWorkloadRequest,
     DeleteCheckpointsRequest,
+    ReleaseHoldRequest,
     SuspendWorkerRequest,
     SuspendWorkerResponse,
     WorkloadRefusal,
@@ -29,9 +30,11 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
-from leasehold_coordinator.commands.request_keys import RequestKey
+from leasehold_coordinator.commands.plans import check_on_worker
+from leasehold_coordinator.commands.request_keys import RequestKey, find_repeated
 from leasehold_coordinator.commands.targets import find_target
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.core.operation_rules import (
@@ -41,11 +44,10 @@ from leasehold_coordinator.core.operation_rules import (
     check_operation,
     check_state,
 )
-from leasehold_coordinator.core.spec_rules import check_spec
+from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.shielding import finish
 from leasehold_coordinator.timestamps import duration, now_timestamp
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class CommandCreation:
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._decisions = Decisions()
+        self._decisions = Decisions(fleet.store.health)
 
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         """Creates a workload and the command that starts the workload.
@@ -74,36 +76,83 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        return await self._decisions.once(request.request_id, partial(self._create_workload, request))
+        request_id = "" if request.validate_only else request.request_id
+        key = RequestKey.of(request_id, request)
+        return await self._decisions.once(request_id, partial(self._create_workload, request, key))
 
-    async def _create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
-        key = RequestKey.of(request.request_id, request)
+    async def _create_workload(
+        self, request: CreateWorkloadRequest, key: RequestKey
+    ) -> tuple[Workload, Command | None]:
         before = await self._created_before(key)
         if before is not None:
             return before
         holders = await self._holders(request)
 
-        async def decide() -> Decision[tuple[Workload, Command | None]]:
-            workload = self._new_workload(request, holders)
-            self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
+        async def draft() -> tuple[Workload, Command]:
+            room = await find_room(self._fleet, request)
+            workload = self._new_workload(request, holders, room)
+            ids = [workload.workload_id, *room.preempted_ids]
+            self._dispatcher.check_room(workload.worker_id, ids)
             run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
                 gpu_uuids=request.gpu_uuids,
                 checkpoint_id=request.checkpoint_id,
+                hold_id=request.hold_id,
+                preempt=room.preempted_ids,
             )
+            default_s = LONG_TIMEOUT_S if room.preempted_ids else SHORT_TIMEOUT_S
             command = new_command(
                 request.request_id,
                 workload.worker_id,
                 Operation(run=run),
-                request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
+                request.timeout if request.HasField("timeout") else duration(default_s),
                 workload.workload_id,
             )
-            if request.validate_only:
-                return Decision((workload, None))
+            return workload, command
+
+        return await self._decide_new(
+            draft, key, is_checked=bool(request.spec.hooks), is_real=not request.validate_only
+        )
+
+    async def _decide_new(
+        self,
+        draft: Callable[[], Awaitable[tuple[Workload, Command]]],
+        key: RequestKey,
+        *,
+        is_checked: bool,
+        is_real: bool,
+    ) -> tuple[Workload, Command | None]:
+        """Creates a workload and its command, after the worker has checked the request where needed.
+
+        Only the worker knows the rules for hooks. A broken rule refuses the request, not the command.
+
+        Args:
+            draft: Makes both, or refuses.
+            key: The request's key.
+            is_checked: Whether the worker is asked whether the request breaks a rule.
+            is_real: False creates nothing, and the worker checks everything. The workload then has no id.
+        """
+
+        async def preview() -> Decision[tuple[Workload, Command]]:
+            return Decision(await draft())
+
+        async def create() -> Decision[tuple[Workload, Command | None]]:
+            workload, command = await draft()
             return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
-        return await self._decisions.decide(decide)
+        if is_checked or not is_real:
+            workload, command = await self._decisions.decide(preview)
+            await check_on_worker(
+                self._fleet, workload.worker_id, command.operation, only_the_request=is_real
+            )
+        if is_real:
+            return await self._decisions.decide(create)
+        if workload.name == workload.workload_id:
+            workload.name = ""
+        for field in ("workload_id", "status", "create_time"):
+            workload.ClearField(field)
+        return workload, None
 
     async def _holders(self, request: CreateWorkloadRequest) -> set[str] | None:
         """Ids of the workers that have the checkpoint of a request. None: the choice is not limited.
@@ -114,25 +163,27 @@ class CommandCreation:
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
         """
-        if not request.checkpoint_id or request.worker or request.gpu_uuids:
+        named = request.worker or request.gpu_uuids or request.hold_id or request.preempt
+        if not request.checkpoint_id or named:
             return None
         return await find_holders(self._fleet, request.checkpoint_id)
 
-    async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
+    async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command | None]:
         """Creates a workload for a running process, and the command that adopts the process.
 
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        return await self._decisions.once(request.request_id, partial(self._adopt, request))
+        request_id = "" if request.validate_only else request.request_id
+        key = RequestKey.of(request_id, request)
+        return await self._decisions.once(request_id, partial(self._adopt, request, key))
 
-    async def _adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command]:
-        key = RequestKey.of(request.request_id, request)
+    async def _adopt(self, request: AdoptProcessRequest, key: RequestKey) -> tuple[Workload, Command | None]:
         before = await self._created_before(key)
         if before is not None:
             return before
 
-        async def decide() -> Decision[tuple[Workload, Command]]:
+        async def draft() -> tuple[Workload, Command]:
             check_operation(Operation(adopt=request.operation))
             workload_id = new_workload_id()
             operation = AdoptOperation()
@@ -157,9 +208,22 @@ class CommandCreation:
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
             )
-            return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
+            return workload, command
 
-        return await self._decisions.decide(decide)
+        return await self._decide_new(
+            draft, key, is_checked=bool(request.operation.hooks), is_real=not request.validate_only
+        )
+
+    async def release_hold(self, request: ReleaseHoldRequest) -> Command:
+        """Creates the command that gives up a hold.
+
+        Raises:
+            FleetError: It is refused, and nothing was created.
+        """
+        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
+        check_operation(operation)
+        worker_id = await find_hold_worker(self._fleet, request.hold_id)
+        return await self._operate_worker(request, operation, worker_id)
 
     async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
         """Creates a command about a worker, its GPUs or its checkpoints.
@@ -171,11 +235,16 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
+        return await self._operate_worker(request, operation, request.worker)
+
+    async def _operate_worker(
+        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
+    ) -> Command:
         key = RequestKey.of(request.request_id, request)
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
-            known = self._fleet.registry.find(request.worker)
+            known = self._fleet.registry.find(worker)
             worker_id = known.hello.worker_id
             self._fleet.contact(worker_id)
             uuids = {gpu.uuid for gpu in known.hello.gpus}
@@ -193,7 +262,7 @@ class CommandCreation:
         """Decides on a command, unless an earlier request with this id has created a command."""
 
         async def create() -> Command:
-            before = await self._repeated(key)
+            before = await find_repeated(self._fleet, key)
             return before if before is not None else await self._decisions.decide(decide)
 
         return await self._decisions.once(key.request_id, create)
@@ -213,7 +282,7 @@ class CommandCreation:
                 logger.info("worker %s (%s) was forgotten", last.name, last.worker_id)
                 return ForgetWorkerResponse(worker=last, failed_workload_ids=failed)
 
-        return await finish(forget())
+        return await self._decisions.once("", forget)
 
     async def operate(
         self,
@@ -239,7 +308,7 @@ class CommandCreation:
 
         async def decide() -> Decision[Command]:
             target = await find_target(self._fleet, workload, operation)
-            check_one_worker(target.workloads)
+            check_one_worker([*target.workloads, *target.preempted])
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
@@ -286,7 +355,7 @@ class CommandCreation:
                     refusals=[result for result in results if isinstance(result, WorkloadRefusal)],
                 )
 
-        return await finish(create())
+        return await self._decisions.once("", create)
 
     async def _suspend(
         self,
@@ -309,40 +378,26 @@ class CommandCreation:
             )
         return command
 
-    async def _repeated(self, key: RequestKey) -> Command | None:
-        """The command that an earlier sending of the same request created.
-
-        Raises:
-            FleetError: REQUEST_ID_REUSED, another request has the id.
-        """
-        if not key.request_id:
-            return None
-        stored = self._fleet.ledger.of_request(key.request_id)
-        if stored is None:
-            stored = await self._fleet.store.find_request(key.request_id)
-        if stored is None:
-            return None
-        key.require_same(stored)
-        return await self._fleet.find_command(stored.command.command_id)
-
     async def _created_before(self, key: RequestKey) -> tuple[Workload, Command] | None:
         """The workload that an earlier sending of the same request created, and its command.
 
         Raises:
             FleetError: REQUEST_ID_REUSED, another request has the id.
         """
-        before = await self._repeated(key)
+        before = await find_repeated(self._fleet, key)
         return (await self._fleet.find_workload(before.workload_id), before) if before is not None else None
 
-    def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None) -> Workload:
+    def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None, room: Room) -> Workload:
         spec = request.spec
         check_spec(spec)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
+        if not request.gpu_uuids:
+            check_resources(spec.resources)
         workload_id = new_workload_id()
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
-            worker_id=place(self._fleet, request, among).worker_id,
+            worker_id=room.worker_id or place(self._fleet, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),

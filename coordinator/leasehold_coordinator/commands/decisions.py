@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.shielding import finish
+from leasehold_coordinator.storage.write_health import WriteHealth
 
 Created = TypeVar("Created")
 
@@ -36,7 +36,8 @@ class Decisions:
     counts the command. Nothing is answered or sent before the command is on disk.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, health: WriteHealth) -> None:
+        self._health = health
         self._deciding = asyncio.Lock()
         self._storing: set[asyncio.Future[None]] = set()
         """One for each creation that is decided and not yet on disk."""
@@ -51,21 +52,22 @@ class Decisions:
     async def once(self, request_id: str, create: Callable[[], Coroutine[Any, Any, Created]]) -> Created:
         """Serves a request to its end, also if its caller is cancelled.
 
-        A concurrent request with the same id waits, and then finds the command that the first one created.
+        A concurrent request with the same id waits, and then finds the command that the first one created. A
+        store that does not answer is a refusal, and the request is served once it answers again.
 
         Args:
             request_id: The id of the request. Empty: the request waits for no other.
             create: Serves the request.
         """
         if not request_id:
-            return await finish(create())
+            return await self._health.unless_stalled(create())
 
         async def take_turn() -> Created:
             turn = self._turns.setdefault(request_id, asyncio.Lock())
             async with turn:
                 return await create()
 
-        return await finish(take_turn())
+        return await self._health.unless_stalled(take_turn())
 
     async def decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
         """Makes a decision, and stores it while later decisions are made.

@@ -87,6 +87,9 @@ def _is_lent(fleet: Fleet, lease: GpuLease) -> bool:
 
 def _promised(fleet: Fleet, known: KnownWorker, command: Command) -> int:
     """Number of free GPUs that an unfinished command may still take without naming them."""
+    for operation in (command.operation.run, command.operation.restore):
+        if operation.hold_id or operation.preempt:
+            return 0  # their GPUs are reserved or leased, and not free
     settled = max(known.held_gpus(command.workload_id), len(named_gpus(command.operation)))
     return max(0, _wanted_gpus(fleet, command) - settled)
 

@@ -26,6 +26,9 @@ from leasehold_coordinator.fleet.fleet import Fleet
 ANSWER_S: Final = 30.0
 """How long a worker may take to examine the processes of a workload."""
 
+NEW_WORKLOADS_MINOR: Final = 5
+"""Minor version of the protocol from which on a worker checks runs and adoptions beforehand."""
+
 PLANNED: Final = ("suspend", "restore", "remap", "checkpoint")
 """The operations that have a plan."""
 
@@ -58,6 +61,8 @@ class Plans:
             )
         if operation.HasField("remap") and workload:
             raise invalid("workload", "the moves of a remap name its workloads: leave workload empty")
+        if operation.restore.preempt:
+            raise invalid("operation.preempt", "a preempt has no plan: ask for the plan of each suspend")
         target = await find_target(self._fleet, workload, operation)
         refusals = self._refusals(target, expected_generation)
         if _is_out_of_sight(target):
@@ -102,16 +107,49 @@ class Plans:
         query = PlanQuery(operation=target.operation)
         if not target.operation.HasField("remap"):
             query.workload_id = target.first.workload_id
-        check_size(query.ByteSize())
-        answer = await self._fleet.contact(target.first.worker_id).plan(query, ANSWER_S)
-        if answer.HasField("error"):
-            raise FleetError.from_proto(answer.error)
-        if not answer.HasField("plan"):
-            raise FleetError(
-                errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-                "the worker answered with neither a plan nor an error: update the worker",
-            )
-        return answer.plan
+        return await _ask_worker(self._fleet, target.first.worker_id, query)
+
+
+async def check_on_worker(
+    fleet: Fleet, worker_id: str, operation: Operation, *, only_the_request: bool
+) -> None:
+    """Has a worker check a run or an adoption before a command is created.
+
+    A worker that is older than this question is not asked. It checks the command.
+
+    Args:
+        fleet: The fleet.
+        worker_id: The worker.
+        operation: The run or the adoption.
+        only_the_request: Whether refusals that depend on the moment are ignored.
+
+    Raises:
+        FleetError: WORKER_UNAVAILABLE, or the worker's first refusal.
+    """
+    if fleet.contact(worker_id).hello.protocol_version.minor < NEW_WORKLOADS_MINOR:
+        return
+    plan = await _ask_worker(fleet, worker_id, PlanQuery(operation=operation))
+    for refusal in plan.refusals:
+        if not only_the_request or refusal.reason == errors_pb2.ERROR_REASON_INVALID_ARGUMENT:
+            raise FleetError.from_proto(refusal)
+
+
+async def _ask_worker(fleet: Fleet, worker_id: str, query: PlanQuery) -> Plan:
+    """A worker's plan.
+
+    Raises:
+        FleetError: WORKER_UNAVAILABLE, or the worker's own error.
+    """
+    check_size(query.ByteSize())
+    answer = await fleet.contact(worker_id).plan(query, ANSWER_S)
+    if answer.HasField("error"):
+        raise FleetError.from_proto(answer.error)
+    if not answer.HasField("plan"):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+            "the worker answered with neither a plan nor an error: update the worker",
+        )
+    return answer.plan
 
 
 def _is_out_of_sight(target: Target) -> bool:

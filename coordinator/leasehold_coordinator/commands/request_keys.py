@@ -6,9 +6,11 @@ from typing import Final, final
 
 from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2
+from leasehold.v1.command_pb2 import Command
 
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.fleet import Fleet
 
 DIGEST_BYTES: Final = 16
 
@@ -53,3 +55,20 @@ class RequestKey:
             field="request_id",
             command_id=earlier.command.command_id,
         )
+
+
+async def find_repeated(fleet: Fleet, key: RequestKey) -> Command | None:
+    """The command that an earlier sending of the same request created.
+
+    Raises:
+        FleetError: REQUEST_ID_REUSED, another request has the id.
+    """
+    if not key.request_id:
+        return None
+    stored = fleet.ledger.of_request(key.request_id)
+    if stored is None:
+        stored = await fleet.store.find_request(key.request_id)
+    if stored is None:
+        return None
+    key.require_same(stored)
+    return await fleet.find_command(stored.command.command_id)

@@ -1,12 +1,13 @@
 """Resolves the names of workloads in a request to ids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from leasehold.v1.operation_pb2 import Operation
+from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_coordinator.core.operation_rules import check_operation
+from leasehold_coordinator.core.operation_rules import check_operation, check_state
 from leasehold_coordinator.errors import invalid
 from leasehold_coordinator.fleet.fleet import Fleet
 
@@ -19,10 +20,12 @@ class Target:
     Attributes:
         operation: The operation, with ids in place of names.
         workloads: At least one workload, each once. A remap's are in the order of its moves.
+        preempted: Workloads that a restore suspends first, in order.
     """
 
     operation: Operation
     workloads: tuple[Workload, ...]
+    preempted: tuple[Workload, ...] = ()
 
     @property
     def first(self) -> Workload:
@@ -31,8 +34,8 @@ class Target:
 
     @property
     def workload_ids(self) -> list[str]:
-        """Ids of all workloads."""
-        return [workload.workload_id for workload in self.workloads]
+        """Ids of all workloads, preempted ones included."""
+        return [workload.workload_id for workload in (*self.workloads, *self.preempted)]
 
 
 async def find_target(fleet: Fleet, workload: str, operation: Operation) -> Target:
@@ -50,7 +53,13 @@ async def find_target(fleet: Fleet, workload: str, operation: Operation) -> Targ
     resolved = Operation()
     resolved.CopyFrom(operation)
     if not operation.HasField("remap"):
-        return Target(resolved, (await fleet.find_workload(workload),))
+        first = await fleet.find_workload(workload)
+        preempted = await find_preempted(fleet, "operation.preempt", operation.restore.preempt)
+        if any(found.workload_id == first.workload_id for found in preempted):
+            raise invalid("operation.preempt", f"workload {first.name} can't preempt itself: leave it out")
+        if preempted:
+            resolved.restore.preempt[:] = [found.workload_id for found in preempted]
+        return Target(resolved, (first,), preempted)
     workloads = [await fleet.find_workload(move.workload_id) for move in operation.remap.moves]
     seen: set[str] = set()
     for index, (move, found) in enumerate(zip(resolved.remap.moves, workloads, strict=True)):
@@ -62,3 +71,22 @@ async def find_target(fleet: Fleet, workload: str, operation: Operation) -> Targ
         seen.add(found.workload_id)
         move.workload_id = found.workload_id
     return Target(resolved, tuple(workloads))
+
+
+async def find_preempted(fleet: Fleet, field: str, names: Sequence[str]) -> tuple[Workload, ...]:
+    """The workloads to preempt, by ids or names, in order.
+
+    Raises:
+        FleetError: UNKNOWN_WORKLOAD; WRONG_STATE: one can't be suspended; INVALID_ARGUMENT: one is named
+            twice, or they are on several workers.
+    """
+    found = [await fleet.find_workload(name) for name in names]
+    for index, workload in enumerate(found):
+        if any(other.workload_id == workload.workload_id for other in found[:index]):
+            raise invalid(field, f"workload {workload.name} is named twice: name it once")
+        if workload.worker_id != found[0].worker_id:
+            raise invalid(
+                field, f"{found[0].name} and {workload.name} are on different workers: name those of one"
+            )
+        check_state(workload, Operation(suspend=SuspendOperation()))
+    return tuple(found)

@@ -120,6 +120,7 @@ def holdings(known: KnownWorker) -> tuple[object, ...]:
             lease.health_reason,
             _key(lease.cordon if lease.HasField("cordon") else None),
             [process.pid for process in lease.foreign_processes],
+            lease.hold.hold_id,
         )
         for lease in known.leases
     ]

@@ -11,7 +11,7 @@ from leasehold.v1.errors_pb2 import (
     ERROR_REASON_UNKNOWN_GPU,
     ERROR_REASON_WRONG_STATE,
 )
-from leasehold.v1.operation_pb2 import Operation
+from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text
@@ -35,6 +35,12 @@ COMMAND_LIMIT_BYTES: Final = 196_608
 PID_LIMIT: Final = 2**22
 """The highest pid of Linux."""
 
+PREEMPT_LIMIT: Final = 256
+"""Most workloads that a run or a restore preempts: a host has no more GPUs."""
+
+HOLD_LIMIT_S: Final = 600
+"""The longest time for which a suspend may hold GPUs."""
+
 MOVE_LIMIT: Final = 256
 """Most moves of one remap: a workload has one move, and a worker at most so many GPUs."""
 
@@ -45,9 +51,10 @@ RELEASABLE: Final = frozenset(
 
 
 def workload_ids(command: Command) -> list[str]:
-    """Ids of a command's workloads. A remap may have several, and a cordon has none."""
-    moves = command.operation.remap.moves
-    ids = dict.fromkeys([command.workload_id, *(move.workload_id for move in moves)])
+    """Ids of a command's workloads, preempted ones included. A remap may have several; a cordon has none."""
+    operation = command.operation
+    moved = (move.workload_id for move in operation.remap.moves)
+    ids = dict.fromkeys([command.workload_id, *moved, *operation.run.preempt, *operation.restore.preempt])
     return [workload_id for workload_id in ids if workload_id]
 
 
@@ -65,7 +72,7 @@ def cordoned_gpus(operation: Operation) -> Sequence[str]:
             return operation.uncordon.gpu_uuids
         case "reset_gpu_health":
             return operation.reset_gpu_health.gpu_uuids
-        case "delete_checkpoints":
+        case "delete_checkpoints" | "release_hold":
             return ()
         case kind:
             raise ValueError(f"{kind} is not an operation on a worker")
@@ -96,9 +103,11 @@ def check_operation(operation: Operation) -> None:
                 check_duration("operation.lock_timeout", operation.suspend.lock_timeout)
             if operation.suspend.HasField("policy"):
                 check_policy("operation.policy", operation.suspend.policy)
+            check_hold(operation.suspend)
         case "restore":
             check_gpu_list("operation.gpu_uuids", operation.restore.gpu_uuids)
             check_gpu_list("operation.pairs", operation.restore.pairs)
+            check_preempt("operation.preempt", operation.restore.preempt, operation.restore.hold_id)
         case "remap":
             _check_moves(operation)
             if operation.remap.HasField("lock_timeout"):
@@ -121,6 +130,8 @@ def check_operation(operation: Operation) -> None:
                 raise invalid(
                     "operation.gpu_uuids", "no GPU is named: name those whose health is to be reset"
                 )
+        case "release_hold":
+            check_text("operation.hold_id", operation.release_hold.hold_id, "name the hold")
         case "delete_checkpoints":
             ids = operation.delete_checkpoints.checkpoint_ids
             if not ids or not all(ids):
@@ -130,6 +141,42 @@ def check_operation(operation: Operation) -> None:
                 )
             if len(set(ids)) < len(ids):
                 raise invalid("operation.checkpoint_ids", "a checkpoint is named twice: name each once")
+
+
+def check_hold(suspend: SuspendOperation) -> None:
+    """Refuses a hold that is too long or has no duration, and an owner of no hold.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if suspend.hold_id:
+        raise invalid("operation.hold_id", "only a worker sets hold_id of a suspend: leave it empty")
+    if not suspend.HasField("hold_for"):
+        if suspend.held_by:
+            raise invalid("operation.held_by", "held_by is given without hold_for: give both, or neither")
+        return
+    check_duration("operation.hold_for", suspend.hold_for)
+    if suspend.hold_for.ToNanoseconds() > HOLD_LIMIT_S * 10**9:
+        raise invalid(
+            "operation.hold_for",
+            f"a hold_for of {suspend.hold_for.ToNanoseconds() / 1e9:g} s is too long: {HOLD_LIMIT_S} s fit",
+        )
+    if suspend.held_by:
+        check_text("operation.held_by", suspend.held_by, "say who holds the GPUs, or leave it out")
+
+
+def check_preempt(field: str, preempt: Sequence[str], hold_id: str) -> None:
+    """Refuses too many workloads to preempt, and a hold beside them.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    if preempt and hold_id:
+        raise invalid(field, "hold_id and preempt exclude each other: give one of them")
+    if len(preempt) > PREEMPT_LIMIT:
+        raise invalid(
+            field, f"{len(preempt)} workloads are too many to preempt: the limit is {PREEMPT_LIMIT}"
+        )
 
 
 def check_gpus_of_worker(operation: Operation, uuids: Container[str], worker: str) -> None:

@@ -6,7 +6,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from leasehold.v1 import eviction_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy, ProcessStrategy, WeightStrategy
 from leasehold.v1.operation_pb2 import AdoptOperation
-from leasehold.v1.workload_pb2 import HelperTerms, WorkloadSpec
+from leasehold.v1.workload_pb2 import HelperTerms, Resources, WorkloadSpec
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.errors import invalid
@@ -48,6 +48,15 @@ def check_spec(spec: WorkloadSpec) -> None:
     """
     if not spec.arguments or not spec.arguments[0]:
         raise invalid("spec.arguments", "a workload needs a program: give its arguments")
+    for index, argument in enumerate(spec.arguments):
+        _check_no_nul(f"spec.arguments[{index}]", argument)
+    _check_no_nul("spec.working_directory", spec.working_directory)
+    for name, value in spec.environment.items():
+        if not name or "=" in name:
+            raise invalid(
+                "spec.environment", f"invalid environment variable {name!r}: give a name without '='"
+            )
+        _check_no_nul("spec.environment", name + value)
     if spec.HasField("helper"):
         check_helper(spec.helper)
     check_parking("spec", spec)
@@ -58,6 +67,38 @@ def check_spec(spec: WorkloadSpec) -> None:
             "spec.keep_checkpoints",
             f"{spec.keep_checkpoints} checkpoints can't be kept: give 1 to {CHECKPOINT_LIMIT}",
         )
+
+
+def check_resources(resources: Resources) -> None:
+    """Refuses resources that contradict each other on every host.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, which names the field.
+    """
+    path, count, units = "spec.resources", resources.gpu_count, list(resources.acceptable_gpu_units)
+    is_described = resources.gpu_memory_bytes or resources.gpu_units or resources.gpu_name
+    if not count and (is_described or resources.gpu_uuids or units):
+        raise invalid(f"{path}.gpu_count", "gpu_count is 0, but the request describes GPUs: give 1 or more")
+    if any(one < 1 for one in units):
+        raise invalid(
+            f"{path}.acceptable_gpu_units", "every GPU has 1 unit or more: leave smaller numbers out"
+        )
+    if units and resources.gpu_units > count * max(units):
+        raise invalid(
+            f"{path}.gpu_units",
+            f"{count} GPUs with at most {max(units)} units each do not have {resources.gpu_units} units: "
+            "ask for more GPUs, or accept larger ones",
+        )
+    if resources.gpu_uuids and len(set(resources.gpu_uuids)) < count:
+        raise invalid(
+            f"{path}.gpu_uuids",
+            f"the request needs {count} GPUs and names {len(set(resources.gpu_uuids))}: name more",
+        )
+
+
+def _check_no_nul(field: str, text: str) -> None:
+    if "\0" in text:
+        raise invalid(field, f"the {field} has a NUL byte, which no program can receive: remove it")
 
 
 def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:

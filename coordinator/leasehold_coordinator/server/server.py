@@ -8,10 +8,10 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast, final
+from typing import Any, Final, TypeAlias, cast, final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import (
     command_service_pb2,
@@ -38,6 +38,7 @@ from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.server.config import CoordinatorConfig
+from leasehold_coordinator.server.health_reports import report_health, set_health
 from leasehold_coordinator.shielding import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -54,6 +55,8 @@ LEAST_SPREAD_S: Final = 0.5
 
 PRUNE_INTERVAL_S: Final = 10.0
 """Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
+
+Parts: TypeAlias = tuple[Callable[[], Awaitable[None] | None], ...]
 
 SERVICES: Final = tuple(
     service.full_name
@@ -88,7 +91,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         await _load(fleet, config.database)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
-        server = await _build_server(fleet, dispatcher)
+        health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
+        await set_health(health_servicer, SERVICES, is_serving=True)
+        server = _build_server(fleet, dispatcher, health_servicer)
         address = _listen(server, config.listen)
         await server.start()
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
@@ -96,7 +101,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         on_listening(address)
         async with asyncio.TaskGroup() as tasks:
             background = [
-                tasks.create_task(_tick(fleet, dispatcher)),
+                tasks.create_task(_tick(_watches(fleet))),
+                tasks.create_task(_tick(_writes(fleet, dispatcher))),  # apart: a disk may not answer
+                tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(_prune(fleet, config.retention_s)),
             ]
             await stop.wait()
@@ -124,7 +131,9 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server:
+def _build_server(
+    fleet: Fleet, dispatcher: Dispatcher, health_servicer: health.aio.HealthServicer
+) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
     services = cast(grpc.aio.Server, _Services(server))
     requests = CommandCreation(fleet, dispatcher)
@@ -134,9 +143,6 @@ async def _build_server(fleet: Fleet, dispatcher: Dispatcher) -> grpc.aio.Server
     command_service_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), services)
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), services)
     SessionService(fleet, dispatcher).add_to(server)
-    health_servicer = health.aio.HealthServicer()  # Watch of the synchronous servicer would delay the stop
-    for name in ("", *SERVICES):
-        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server
@@ -200,22 +206,29 @@ async def _prune(fleet: Fleet, retention_s: float) -> None:
             logger.error("%s", error.message)
 
 
-async def _tick(fleet: Fleet, dispatcher: Dispatcher) -> None:
-    while True:
-        await asyncio.sleep(TICK_S)
-        await _tick_once(fleet, dispatcher)
-
-
-async def _tick_once(fleet: Fleet, dispatcher: Dispatcher) -> None:
-    """Runs all periodic tasks. A failed task does not prevent the others."""
-    parts: tuple[Callable[[], Awaitable[None] | None], ...] = (
+def _watches(fleet: Fleet) -> Parts:
+    """Periodic tasks that write nothing."""
+    return (
         fleet.end_lost_sessions,
-        dispatcher.tick,
         fleet.publish_silent_workers,
         fleet.fleet_hub.tick,
         fleet.refusals.tick,
-        fleet.events.flush,
     )
+
+
+def _writes(fleet: Fleet, dispatcher: Dispatcher) -> Parts:
+    """Periodic tasks that write to the store."""
+    return (dispatcher.tick, fleet.events.flush)
+
+
+async def _tick(parts: Parts) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        await _tick_once(parts)
+
+
+async def _tick_once(parts: Parts) -> None:
+    """Runs periodic tasks once. A failed task does not prevent the others."""
     for part in parts:
         try:
             waiting = part()

@@ -30,6 +30,13 @@ def is_locked(error: Exception) -> bool:
     return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
+def is_refused(error: Exception) -> bool:
+    """Whether the disk or the server refused the write. Otherwise the written values were at fault."""
+    return isinstance(error, sa.exc.OperationalError | sa.exc.InvalidRequestError) or (
+        type(error) is sa.exc.DatabaseError
+    )
+
+
 def unavailable(done: str) -> FleetError:
     """The refusal STORAGE_UNAVAILABLE. The caller logs the cause."""
     return FleetError(

@@ -1,24 +1,14 @@
-"""The store: workers, workloads, commands and events that survive a restart, in SQLite.
-
-One thread writes batches on one connection. Each batch is one transaction. A batch collects, in order, the
-writes that arrive during the previous commit, and after it until a turn of the event loop adds no write. A
-write returns only when it is on disk (``synchronous=FULL``).
-"""
+"""The store: workers, workloads, commands and events that survive a restart, in SQLite."""
 
 import asyncio
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar, final
 
 import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
-from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
@@ -30,24 +20,22 @@ from leasehold_coordinator.core.paging import Page, PageRequest
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.storage import schema, stored_lists
 from leasehold_coordinator.storage.database import READERS, Database
-from leasehold_coordinator.storage.read_errors import damaged, is_locked, unavailable
+from leasehold_coordinator.storage.read_errors import damaged, unavailable
 from leasehold_coordinator.storage.row_digests import is_whole
 from leasehold_coordinator.storage.rows import Change, StoredWorker
-from leasehold_coordinator.storage.statements import apply_changes, read_served_s
+from leasehold_coordinator.storage.statements import read_served_s
 from leasehold_coordinator.storage.store_file import unusable
 from leasehold_coordinator.storage.stored_lists import StoredList, read_page
+from leasehold_coordinator.storage.write_health import WriteHealth
+from leasehold_coordinator.storage.write_queue import WriteQueue
 
 logger = logging.getLogger(__name__)
 
 Record = TypeVar("Record", bound=Message)
 Found = TypeVar("Found")
 
-QUEUE_LIMIT: Final = 10_000
-"""Most waiting writes. Beyond the limit the disk is too slow, and new writes are refused."""
-
-BATCH_LIMIT: Final = 1_000
-TURN_LIMIT: Final = 20
-"""Most turns of the event loop that a batch waits for."""
+READ_LIMIT_S: Final = 10.0
+"""The deadline of a read for a request. Reads at the start have none."""
 
 KEY_LIMIT: Final = 500
 """Most keys of one query."""
@@ -60,12 +48,6 @@ ANY_AGE_S: Final = -1.0
 """A retention that lets rows of any age be deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    rows: Sequence[Change]
-    done: "asyncio.Future[None]"
-
-
 @final
 class Store:
     """The store. Open it with :meth:`open`. :meth:`close` waits for the writer."""
@@ -76,17 +58,9 @@ class Store:
         self._served_before_s = read_served_s(database)
         self._told_damage: set[tuple[str, str]] = set()
         """Table and key of damaged rows already in the log."""
-        self._waiting: list[_Write] = []
-        """Writes of the next batch, in order."""
-        self._is_taken = False
-        """Whether a batch is being committed, or its commit is scheduled."""
-        self._batches: queue.SimpleQueue[tuple[list[_Write], asyncio.AbstractEventLoop | None]] = (
-            queue.SimpleQueue()
-        )
-        """Batches for the writer, each with the waiting event loop. A batch without a loop is the last."""
         self._readers = ThreadPoolExecutor(READERS, "store-reader")
-        self._writer = threading.Thread(target=self._write_batches, name="store-writer")
-        self._writer.start()
+        self.health = WriteHealth()
+        self._writes = WriteQueue(database, self.health, lambda: self.served_s)
 
     @classmethod
     def open(cls, database: str) -> "Store":
@@ -111,47 +85,7 @@ class Store:
         Raises:
             FleetError: STORAGE_UNAVAILABLE, nothing was written.
         """
-        if len(self._waiting) >= QUEUE_LIMIT:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-                f"{QUEUE_LIMIT} writes wait for the store's disk: try again later",
-            )
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        self._waiting.append(_Write(rows, done))
-        if not self._is_taken:
-            self._is_taken = True
-            loop.call_soon(self._hand_over, loop, 0)
-        await done  # a cancellation of the caller does not cancel the write
-
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, seen: int, turns: int = 1) -> None:
-        """Passes the waiting writes to the writer once a turn of the event loop adds no write.
-
-        Args:
-            loop: The event loop.
-            seen: Number of waiting writes at the previous turn.
-            turns: Number of turns so far.
-        """
-        if turns < TURN_LIMIT and seen < len(self._waiting) < BATCH_LIMIT:
-            loop.call_soon(self._hand_over, loop, len(self._waiting), turns + 1)
-            return
-        batch, self._waiting = self._waiting[:BATCH_LIMIT], self._waiting[BATCH_LIMIT:]
-        self._batches.put((batch, loop))
-
-    def _answer(
-        self, answers: Sequence[tuple[_Write, FleetError | None]], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        """Resolves the writes of a batch, and schedules the next batch after their callers have run."""
-        for write, error in answers:
-            if write.done.done():  # its caller was cancelled
-                continue
-            if error is None:
-                write.done.set_result(None)
-            else:
-                write.done.set_exception(error)
-        self._is_taken = bool(self._waiting)
-        if self._is_taken:
-            loop.call_soon(self._hand_over, loop, 0)
+        await self._writes.write(rows)
 
     @property
     def served_s(self) -> int:
@@ -160,52 +94,29 @@ class Store:
 
     def close(self) -> None:
         """Waits until everything is written."""
-        self._batches.put((self._waiting, None))
-        self._writer.join()
+        self._writes.close()
         self._readers.shutdown()
         self._database.close()
 
-    def _write_batches(self) -> None:
-        loop: asyncio.AbstractEventLoop | None
-        while True:
-            batch, loop = self._batches.get()
-            answers = self._commit(batch) if batch else []
-            if loop is None:
-                return
-            with suppress(RuntimeError):  # the loop is closed, so no caller waits
-                loop.call_soon_threadsafe(self._answer, answers, loop)
-
-    def _commit(self, batch: list[_Write]) -> list[tuple[_Write, FleetError | None]]:
-        """Commits the writes together, or one by one if that fails. Returns the error of each write."""
-        try:
-            with self._database.write() as connection:
-                apply_changes(connection, (row for write in batch for row in write.rows), self.served_s)
-        except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
-            # The driver raises the last three itself for a value out of the database's range.
-            if len(batch) == 1 or is_locked(error):
-                logger.error("the store can't be written: %s", error)
-                return [(write, unavailable("written")) for write in batch]
-        except Exception:  # the writer thread must survive, or every write would wait forever
-            if len(batch) == 1:
-                logger.exception("a write to the store failed")
-                return [(batch[0], unavailable("written"))]
-        else:
-            return [(write, None) for write in batch]
-        return [answer for write in batch for answer in self._commit([write])]
-
-    async def _read(self, query: Callable[[sa.Connection], Found]) -> Found:
+    async def _read(
+        self, query: Callable[[sa.Connection], Found], deadline_s: float | None = READ_LIMIT_S
+    ) -> Found:
         def run() -> Found:
             with self._database.read() as connection:
                 return query(connection)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+            async with asyncio.timeout(deadline_s):
+                return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+        except TimeoutError as error:
+            logger.error("the store's disk has not answered a read for %g s", deadline_s)
+            raise unavailable("read in time") from error
         except sa.exc.SQLAlchemyError as error:
             logger.error("the store can't be read: %s", error)
             raise unavailable("read") from error
 
-    async def _select(self, statement: sa.Select[Any]) -> list[Any]:
-        return await self._read(lambda connection: list(connection.execute(statement)))
+    async def _select(self, statement: sa.Select[Any], deadline_s: float | None = READ_LIMIT_S) -> list[Any]:
+        return await self._read(lambda connection: list(connection.execute(statement)), deadline_s)
 
     async def used_bytes(self) -> int | None:
         """Bytes in use in the database. None: not SQLite, so its administrator limits its size."""
@@ -233,7 +144,7 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(sa.select(schema.workers))
+        rows = await self._select(sa.select(schema.workers), deadline_s=None)
         return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
 
     async def live_workloads(self) -> list[Workload]:
@@ -243,7 +154,7 @@ class Store:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         table = schema.workloads
-        rows = await self._select(_not_ended(table))
+        rows = await self._select(_not_ended(table), deadline_s=None)
         return [self._decode(Workload, table, row) for row in rows]
 
     async def open_commands(self) -> list[StoredCommand]:
@@ -252,7 +163,7 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(_not_ended(schema.commands))
+        rows = await self._select(_not_ended(schema.commands), deadline_s=None)
         return [self._stored_command(row) for row in rows]
 
     async def find_workload(self, id_or_name: str) -> Workload | None:

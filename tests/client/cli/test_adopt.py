@@ -81,7 +81,7 @@ def test_run_says_what_it_needs(leasehold: CommandLine, scripted: ScriptedCoordi
         ("adopt --worker alpha", "Missing option '--pid'"),
         ("adopt --worker alpha --pid 0", "0 is not in the range"),
         ("adopt --worker alpha --pid 5000000", "is not in the range"),
-        ("release", "Missing argument 'WORKLOAD'"),
+        ("release", "give either a workload or --hold"),
         ("run --memory much -- true", "'much' is not a size: write a number and a unit"),
         ("run --gpu alpha/0 --gpu aaaa -- true", "names a GPU twice"),
         ("run --gpu alpha/9 -- true", "no GPU is at 'alpha/9'"),

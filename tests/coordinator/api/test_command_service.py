@@ -12,7 +12,14 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
-from leasehold.v1 import command_pb2, fleet_service_pb2, lease_pb2, workload_pb2, workload_service_pb2
+from leasehold.v1 import (
+    command_pb2,
+    fleet_service_pb2,
+    lease_pb2,
+    worker_pb2,
+    workload_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
@@ -38,6 +45,7 @@ from leasehold.v1.workload_service_pb2 import (
 )
 from leasehold.worker.v1.session_pb2 import (
     ConnectRequest,
+    Goodbye,
     OutputChunk,
     ProtocolVersion,
     WorkerLoad,
@@ -115,6 +123,17 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     wanted = call_error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert fields == ([info.metadata["field"]] if wanted else [])
     return call_error.code(), info.reason
+
+
+def retry_delay_s(call: Callable[[], object]) -> float:
+    """The delay of google.rpc.RetryInfo in a refusal."""
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    status = rpc_status.from_call(cast("grpc.Call", error.value))
+    retry = error_details_pb2.RetryInfo()
+    assert status is not None
+    assert [detail for detail in status.details if detail.Unpack(retry)]
+    return float(retry.retry_delay.ToTimedelta().total_seconds())
 
 
 def test_a_command_is_told_from_stored_to_done(
@@ -329,6 +348,20 @@ def test_a_worker_out_of_contact(coordinator: CoordinatorProcess, worker: Script
     assert refusal(lambda: suspend(coordinator, validate_only=True)) == gone
     assert refusal(lambda: coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC))) == gone
     assert refusal(lambda: list(read_output(coordinator)))[1] == "WORKER_UNAVAILABLE"
+    assert retry_delay_s(lambda: suspend(coordinator)) == 1, "it may be back soon"
+
+
+def test_a_worker_that_somebody_must_start_first(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    start(coordinator, worker)
+    worker.up.put(ConnectRequest(goodbye=Goodbye()))
+    deadline = time.monotonic() + 20
+    left, get = worker_pb2.WORKER_STATE_DISCONNECTED, fleet_service_pb2.GetWorkerRequest(worker="alpha")
+    while coordinator.fleet.GetWorker(get).worker.state != left:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert retry_delay_s(lambda: suspend(coordinator)) == 60
 
 
 def test_what_was_sent_is_unknown_until_its_worker_returns(

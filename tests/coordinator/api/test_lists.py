@@ -1,6 +1,7 @@
 """Lists, page by page, and what the coordinator says of itself and to its workers."""
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -9,6 +10,8 @@ import grpc
 import pytest
 from leasehold.v1 import lease_pb2, worker_pb2
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.event_service_pb2 import ListEventsRequest
+from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_service_pb2 import (
     ForgetWorkerRequest,
     GetGpuRequest,
@@ -28,7 +31,7 @@ from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.core.worker_registry import LOADS_PER_S
 from leasehold_coordinator.fleet.session import Session
 
-from tests.coordinator.api.test_command_service import start
+from tests.coordinator.api.test_command_service import refusal, start
 from tests.coordinator.bench import Bench, on_bench
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
@@ -96,6 +99,46 @@ def test_a_page_of_gpus_makes_no_others(tmp_path: Path, monkeypatch: pytest.Monk
         assert (found.gpu.worker_name, made) == ("e", ["b", "c", "e"])
 
     on_bench(tmp_path, scenario)
+
+
+def test_lists_are_filtered_and_sorted_over_the_wire(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    coordinator.connect(make_hello("beta", gpu_count=3, labels={"rack": "r1"})).welcome()
+    for name in ("one", "two", "three"):
+        spec = CreateWorkloadRequest(name=name, spec=CPU, worker="alpha")
+        coordinator.workloads.CreateWorkload(spec)
+    workers = coordinator.fleet.ListWorkers(ListWorkersRequest(filter="labels.rack = r1")).workers
+    assert [known.name for known in workers] == ["beta"]
+    gpus = coordinator.fleet.ListGpus(
+        ListGpusRequest(filter="state = FREE AND slot > 0", order_by="slot desc")
+    )
+    assert [gpu.gpu.uuid for gpu in gpus.gpus] == ["GPU-beta-2", "GPU-alpha-1", "GPU-beta-1"]
+    by_name = ListWorkloadsRequest(filter="worker = alpha AND NOT name = two", order_by="name", page_size=1)
+    first = coordinator.workloads.ListWorkloads(by_name)
+    assert [one.name for one in first.workloads] == ["one"]
+    by_name.page_token = first.next_page_token
+    assert [one.name for one in coordinator.workloads.ListWorkloads(by_name).workloads] == ["three"]
+    listed = coordinator.commands.ListCommands(ListCommandsRequest(filter="workload = two"))
+    assert [command.operation.run.name for command in listed.commands] == ["two"]
+    events = EventServiceStub(coordinator.channel)
+    created = ListEventsRequest(filter="kind = COMMAND_CREATED AND workload = three")
+    assert len(events.ListEvents(created).events) == 1
+
+    token = first.next_page_token
+    refusals: list[tuple[Callable[[], object], str]] = [
+        (
+            lambda: coordinator.workloads.ListWorkloads(ListWorkloadsRequest(page_token=token)),
+            "INVALID_TOKEN",
+        ),
+        (lambda: coordinator.commands.ListCommands(ListCommandsRequest(page_token=token)), "INVALID_TOKEN"),
+        (lambda: coordinator.fleet.ListGpus(ListGpusRequest(filter="gpu = 1")), "INVALID_ARGUMENT"),
+        (lambda: events.ListEvents(ListEventsRequest(order_by="kind")), "INVALID_ARGUMENT"),
+        (lambda: coordinator.fleet.ListWorkers(ListWorkersRequest(page_size=-1)), "INVALID_ARGUMENT"),
+    ]
+    for call, reason in refusals:
+        assert refusal(call) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert len(coordinator.fleet.ListWorkers(ListWorkersRequest(page_size=5_000)).workers) == 2
 
 
 def test_lists_can_be_of_one_worker_or_workload(

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, eviction_pb2, lease_pb2, workload_pb2
-from leasehold.v1.checkpoint_pb2 import CHECKPOINT_KIND_APPLICATION, Checkpoint
+from leasehold.v1.checkpoint_pb2 import CHECKPOINT_KIND_APPLICATION, CHECKPOINT_KIND_IMAGE, Checkpoint
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.errors_pb2 import Error
@@ -90,6 +90,20 @@ def delete(coordinator: CoordinatorProcess, *checkpoint_ids: str, worker: str = 
     operation = DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=True)
     request = DeleteCheckpointsRequest(request_id="r-1", worker=worker, operation=operation)
     return coordinator.workloads.DeleteCheckpoints(request).command
+
+
+def test_a_filter_selects_checkpoints_of_all_workers(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    asked = ask(coordinator, aside, filter="kind = APPLICATION AND NOT in_use = true AND worker = alpha")
+    in_use, idle = made("k-1", in_use=True), made("k-2", 2)
+    image = made("k-3", 3)
+    image.kind = CHECKPOINT_KIND_IMAGE
+    worker.answer_checkpoints(CheckpointAnswer(checkpoints=[in_use, idle, image]))
+    assert ids(asked.result(20)) == ["k-2"]
+    request = ListCheckpointsRequest(filter="kind = PAPER")
+    invalid = (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert refusal(lambda: coordinator.workloads.ListCheckpoints(request)) == invalid
 
 
 def test_workers_are_asked_at_once_and_the_newest_come_first(

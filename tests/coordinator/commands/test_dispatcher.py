@@ -41,6 +41,10 @@ RUNNING, SUSPENDED, EXITED = (
 )
 
 
+def tick_of(bench: Bench) -> server.Parts:
+    return (*server._watches(bench.fleet), *server._writes(bench.fleet, bench.dispatcher))
+
+
 def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it_comes_again(
     tmp_path: Path,
 ) -> None:
@@ -309,7 +313,7 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
         session.known.last_seen = -1e9
         with pytest.MonkeyPatch.context() as monkeypatch, bench.fleet.fleet_hub.subscribe() as watcher:
             bench.fail_writes(monkeypatch, times=1)
-            await server._tick_once(bench.fleet, bench.dispatcher)
+            await server._tick_once(tick_of(bench))
             change = await anext(watcher.changes())
         assert change is not None
         assert isinstance(change.message, Worker)
@@ -325,15 +329,15 @@ def test_the_stream_of_a_worker_that_hangs_is_ended_and_its_commands_are_unknown
         await bench.service._welcome(session)
         await bench.send()
         assert session.known is not None
-        await server._tick_once(bench.fleet, bench.dispatcher)
+        await server._tick_once(tick_of(bench))
         assert not session.ended.done()
         session.known.last_seen = -1e9
-        await server._tick_once(bench.fleet, bench.dispatcher)
+        await server._tick_once(tick_of(bench))
         assert session.ended.done()
         goodbye = bench.sent(session)[-1].goodbye
         assert "worker alpha sent nothing" in goodbye.error.message
         bench.service._forget(session)
-        await server._tick_once(bench.fleet, bench.dispatcher)
+        await server._tick_once(tick_of(bench))
         assert (await bench.stored()).state == command_states.UNKNOWN
 
     on_bench(tmp_path, scenario)

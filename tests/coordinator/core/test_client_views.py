@@ -1,7 +1,6 @@
 """What clients read: no secrets, nothing free that is not, and nothing stale as if it were now."""
 
 from leasehold.v1 import lease_pb2, worker_pb2, workload_pb2
-from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
     GetCommandRequest,
@@ -14,7 +13,7 @@ from leasehold.v1.fleet_service_pb2 import (
     ListGpusRequest,
     ListWorkersRequest,
 )
-from leasehold.v1.lease_pb2 import Cordon, GpuLease, SlotState
+from leasehold.v1.lease_pb2 import Cordon, SlotState
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import (
     CreateWorkloadRequest,
@@ -23,7 +22,6 @@ from leasehold.v1.workload_service_pb2 import (
     WatchWorkloadsRequest,
 )
 from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
-from leasehold_coordinator.core import paging
 
 from tests.coordinator.api.test_command_service import start
 from tests.coordinator.conftest import CoordinatorProcess
@@ -138,9 +136,3 @@ def test_a_list_of_big_messages_comes_in_pages_that_fit(coordinator: Coordinator
         if not (token := page.next_page_token):
             break
     assert names == [f"host-{number:03}" for number in range(130)]
-
-
-def test_a_page_has_one_item_at_least() -> None:
-    big = [Command(phase="x" * 4_000_000), Command(phase="y")]
-    assert paging.page_within(big, 5) == big[:1]
-    assert paging.page_within([GpuLease()] * 9, 5) == [GpuLease()] * 5

@@ -17,9 +17,9 @@ from leasehold.v1.operation_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadState, WorkloadStatus
+from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec, WorkloadState, WorkloadStatus
 from leasehold_coordinator.core.operation_rules import check_operation, check_state, cordoned_gpus
-from leasehold_coordinator.core.spec_rules import LADDER, check_policy, check_spec
+from leasehold_coordinator.core.spec_rules import LADDER, check_policy, check_resources, check_spec
 from leasehold_coordinator.errors import FleetError
 
 KEEP, CUDA, IMAGE, STOP = LADDER
@@ -130,3 +130,41 @@ def test_the_timeout_of_a_hook_is_bounded(seconds: int) -> None:
     hook = Hook(name="one", timeout=Duration(seconds=seconds))
     field, _ = refused(lambda: check_spec(WorkloadSpec(arguments=["program"], hooks=[hook])))
     assert field == "spec.hooks[0].timeout"
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        (WorkloadSpec(arguments=["a", "b\0"]), "spec.arguments[1]"),
+        (WorkloadSpec(arguments=["a"], working_directory="/\0"), "spec.working_directory"),
+        (WorkloadSpec(arguments=["a"], environment={"A": "\0"}), "spec.environment"),
+        (WorkloadSpec(arguments=["a"], environment={"A=B": "c"}), "spec.environment"),
+        (WorkloadSpec(arguments=["a"], environment={"": "c"}), "spec.environment"),
+    ],
+)
+def test_what_no_program_can_receive_is_refused(spec: WorkloadSpec, wanted: str) -> None:
+    field, _ = refused(lambda: check_spec(spec))
+    assert field == wanted
+
+
+@pytest.mark.parametrize(
+    ("resources", "wanted"),
+    [
+        (Resources(gpu_units=2), "gpu_count"),
+        (Resources(gpu_memory_bytes=1), "gpu_count"),
+        (Resources(gpu_name="H100"), "gpu_count"),
+        (Resources(gpu_uuids=["GPU-a"]), "gpu_count"),
+        (Resources(gpu_count=1, acceptable_gpu_units=[0]), "acceptable_gpu_units"),
+        (Resources(gpu_count=2, gpu_units=9, acceptable_gpu_units=[2, 4]), "gpu_units"),
+        (Resources(gpu_count=2, gpu_uuids=["GPU-a", "GPU-a"]), "gpu_uuids"),
+    ],
+)
+def test_resources_that_contradict_each_other_are_refused(resources: Resources, wanted: str) -> None:
+    field, _ = refused(lambda: check_resources(resources))
+    assert field == f"spec.resources.{wanted}"
+
+
+def test_resources_may_ask_for_nothing_or_for_some() -> None:
+    check_resources(Resources())
+    check_resources(Resources(cpu_millicores=1))
+    check_resources(Resources(gpu_count=2, gpu_units=8, acceptable_gpu_units=[2, 4], gpu_uuids=["a", "b"]))

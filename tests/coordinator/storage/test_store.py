@@ -24,8 +24,15 @@ from leasehold_coordinator.core.filters import Filter
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import fleet as fleet_module
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.storage import database, row_digests, schema, statements, store_file, stored_lists
-from leasehold_coordinator.storage import store as store_module
+from leasehold_coordinator.storage import (
+    database,
+    row_digests,
+    schema,
+    statements,
+    store_file,
+    stored_lists,
+    write_queue,
+)
 from leasehold_coordinator.storage.database import READERS
 from leasehold_coordinator.storage.migrate import migrate
 from leasehold_coordinator.storage.rows import OldRows, command_row, event_row, worker_row, workload_row
@@ -253,7 +260,7 @@ def test_a_defect_in_one_write_leaves_the_others_a_writer(
 
     async def scenario(store: Store) -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(store_module, "apply_changes", fail)
+            broken.setattr(write_queue, "apply_changes", fail)
             with pytest.raises(FleetError, match="can't be written"):
                 await asyncio.wait_for(store.write(workload_row(workload(1, RUNNING))), 5)
         await asyncio.wait_for(store.write(workload_row(workload(2, RUNNING))), 5)

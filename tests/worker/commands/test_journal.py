@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import get_type_hints
 
@@ -23,7 +23,7 @@ from leasehold_worker.commands.journal_records import WorkloadRecord
 from leasehold_worker.commands.journal_seal import JournalSeal
 from leasehold_worker.commands.ledger import Entry
 from leasehold_worker.errors import OperationError, StartError
-from leasehold_worker.leasing.leases import Cordon, Standing
+from leasehold_worker.leasing.leases import Cordon, Hold, Standing
 from leasehold_worker.workloads.workload import Workload
 from trio.testing import wait_all_tasks_blocked
 
@@ -478,7 +478,7 @@ def test_a_journal_of_format_1_is_taken_over(path: Path) -> None:
             f"ALTER TABLE {table} DROP COLUMN digest;" for table in ("commands", "intents", "workloads")
         )
         connection.executescript(
-            f"DROP TABLE standings; DROP TABLE commits; {without} PRAGMA user_version = 1"
+            f"DROP TABLE standings; DROP TABLE holds; DROP TABLE commits; {without} PRAGMA user_version = 1"
         )
     connection.close()
     path.with_name(f"{path.name}-seal").unlink()
@@ -496,3 +496,27 @@ def test_a_record_has_the_fields_of_its_workload_with_the_same_types() -> None:
     of_record.pop("boot_id")
     assert of_record.pop("error") == errors_pb2.Error | None
     assert {name: of_workload[name] for name in of_record} == of_record
+
+
+def test_a_journal_of_format_3_is_taken_over(path: Path) -> None:
+    """It counts its commits, and has no holds."""
+    standing = Standing(Cordon("noisy", "ann", datetime.now(UTC)))
+    file = journal_file.JournalFile(path)
+    file.commit(journal_file.keep_standing("GPU-1", standing))
+    file.close()
+    with sqlite3.connect(path) as connection:
+        connection.executescript("DROP TABLE holds; PRAGMA user_version = 3")
+    connection.close()
+    file = journal_file.JournalFile(path)
+    assert file.contents.standings == {"GPU-1": standing}
+    assert file.contents.holds == []
+    now = datetime.now(UTC)
+    end = now + timedelta(seconds=60)
+    holds = [Hold(name, ("w1", "w2"), ("GPU-1",), now, end, "ann") for name in ("c1", "c2")]
+    for hold in holds:
+        file.commit(journal_file.keep_hold(hold.hold_id, hold))
+    file.commit(journal_file.keep_hold("c1", None))
+    file.close()
+    file = journal_file.JournalFile(path)
+    file.close()
+    assert file.contents.holds == holds[1:]

@@ -6,6 +6,7 @@ are parked again. The oracle is slow and plain: it tries all sets of GPUs, and s
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +23,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from leasehold.v1 import gpu_pb2, workload_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.holds import HoldTerms
 from leasehold_worker.leasing.host_reservations import HostRequest
 from leasehold_worker.leasing.leases import (
     CORDONED,
@@ -33,12 +35,14 @@ from leasehold_worker.leasing.leases import (
     UNHEALTHY,
     Cordon,
     ForeignProcess,
+    Hold,
     Lease,
     LeaseId,
     SlotLease,
     Standing,
 )
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.workloads.invariants import hold_violations
 
 from tests import environment
 
@@ -64,11 +68,12 @@ Result = TypeVar("Result")
 
 @dataclass
 class ExpectedSlot:
-    """What a GPU should be doing. ``holder`` is unique to each lease."""
+    """What a GPU should be doing. ``holder`` is unique to each lease, and empty under a hold."""
 
     gpu: PoolGpu
     index: int
     holder: str | None = None
+    hold_id: str = ""
     reserved: bool = False
     cordoned: bool = False
     health: gpu_pb2.GpuHealth.ValueType = OK
@@ -118,6 +123,8 @@ class Oracle:
     """Every holder that ever got something, in that order."""
     rest: int = REST
     cordoned: bool = False
+    holds: dict[str, float] = field(default_factory=dict)
+    """Ends of the holds, by the pool's clock, in the order in which they began."""
 
     @property
     def queue(self) -> list[ExpectedWaiter]:
@@ -137,6 +144,37 @@ class Oracle:
                 if slot.holder is None and slot.is_for(request) and slot.gpu.uuid not in self.kept(ahead)
             ],
         )
+
+    def for_taker(
+        self, request: GpuRequest, hold_id: str, ahead: Sequence[ExpectedWaiter]
+    ) -> tuple[str, ...] | None:
+        """The GPUs that the taker of a hold gets: those of the hold, or else with free ones."""
+        if self.cordoned:
+            return None
+        held = [slot for slot in self.held(hold_id) if slot.is_for(request)]
+        free = [
+            slot
+            for slot in self.slots
+            if slot.holder is None and slot.is_for(request) and slot.gpu.uuid not in self.kept(ahead)
+        ]
+        both = sorted([*held, *free], key=lambda slot: slot.index)
+        return best(request, held) or best(request, both)
+
+    def held(self, hold_id: str) -> list[ExpectedSlot]:
+        """The GPUs under a hold."""
+        return [slot for slot in self.slots if slot.hold_id == hold_id]
+
+    def hold(self, gpu_uuids: Sequence[str], hold_id: str) -> None:
+        """Puts free GPUs under a hold."""
+        for slot in self.named(gpu_uuids):
+            slot.holder, slot.reserved, slot.hold_id = "", True, hold_id
+
+    def end_hold(self, hold_id: str) -> None:
+        """Frees the GPUs of a hold, and grants them."""
+        del self.holds[hold_id]
+        for slot in self.held(hold_id):
+            slot.holder, slot.reserved, slot.hold_id = None, False, ""
+        self.settle()
 
     def kept(self, ahead: Sequence[ExpectedWaiter]) -> set[str]:
         """The GPUs that are kept for those that wait.
@@ -195,8 +233,8 @@ class Oracle:
         self.leases[holder] = tuple(gpu_uuids)
         self.granted.append(holder)
         for slot in self.named(gpu_uuids):
-            assert slot.holder is None
-            slot.holder, slot.reserved = holder, reserved
+            assert not slot.holder
+            slot.holder, slot.reserved, slot.hold_id = holder, reserved, ""
 
     def free(self, holder: str) -> bool:
         """Frees without granting it to anybody yet."""
@@ -320,13 +358,21 @@ class Loop:
         self.thread.join()
 
 
+class SpawnError(Exception):
+    """An operation that begins or takes a hold fails."""
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Many claim, cancel and release; operators, the health monitor and strangers interfere."""
 
     def __init__(self) -> None:
         super().__init__()
         self.told: dict[str, Standing] = {}
-        self.pool = GpuPool(GPUS, self.told.__setitem__)
+        self.kept_holds: dict[str, Hold | None] = {}
+        self.now_s = 0.0
+        self.pool = GpuPool(
+            GPUS, self.told.__setitem__, keep_hold=self.kept_holds.__setitem__, clock=lambda: self.now_s
+        )
         self.oracle = Oracle()
         self.rest = REST
         self.claimants: list[Claimant] = []
@@ -610,6 +656,80 @@ class PoolMachine(RuleBasedStateMachine):
         self.oracle.settle()
         self.leases += leases.values()
 
+    # Holds.
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=picks, hold_s=st.sampled_from([1.0, 2.0, 5.0]), fails=seldom)
+    def suspend_with_a_hold(self, pick: int, hold_s: float, fails: bool) -> None:
+        lease, hold_id = self.a_lease(pick), self.new_name("h")
+        gpu_uuids = self.oracle.leases.get(lease.workload_id, ())
+
+        def suspend() -> None:
+            with self.pool.holds.begun_by(lease.workload_id, HoldTerms(hold_id, hold_s)):
+                self.give_back(lease)
+                if fails:
+                    raise SpawnError
+
+        with suppress(SpawnError):
+            self.do(suspend)
+        if gpu_uuids:
+            self.oracle.free(lease.workload_id)
+            self.oracle.hold(gpu_uuids, hold_id)
+            self.oracle.holds[hold_id] = self.now_s + hold_s
+        self.expect_release(lease)
+        if gpu_uuids and fails:
+            self.oracle.end_hold(hold_id)
+
+    @precondition(lambda self: self.oracle.holds)
+    @rule(pick=picks, request=plain_requests | choosy_requests.filter(possible), fails=seldom)
+    def take_a_hold(self, pick: int, request: GpuRequest, fails: bool) -> None:
+        hold_id, holder = self.a_hold(pick), self.new_name("k")
+        ahead = [w for w in self.oracle.queue if not w.helper and w.priority >= 0]
+        expected = self.oracle.for_taker(request, hold_id, ahead)
+        taken: list[Lease] = []
+
+        def take() -> None:
+            with self.pool.holds.taken_by(holder, hold_id):
+                lease = self.pool.try_claim(holder, request, hold_id=hold_id)
+                assert (lease.gpu_uuids if lease is not None else None) == expected
+                self.now_s += 1
+                self.pool.holds.expire()
+                if lease is None:
+                    raise SpawnError
+                if fails:
+                    self.pool.release(lease)
+                    raise SpawnError
+                taken.append(lease)
+
+        with suppress(SpawnError):
+            self.do(take)
+        for other in [other for other, end_s in self.oracle.holds.items() if end_s <= self.now_s]:
+            if other != hold_id:
+                self.oracle.end_hold(other)
+        if taken:
+            self.leases += taken
+            self.oracle.take(holder, taken[0].gpu_uuids)
+            self.oracle.end_hold(hold_id)
+        self.pass_time(0)
+
+    @precondition(lambda self: self.oracle.holds)
+    @rule(pick=picks)
+    def release_a_hold(self, pick: int) -> None:
+        hold_id = self.a_hold(pick)
+        self.do(lambda: self.pool.holds.release(hold_id))
+        self.oracle.end_hold(hold_id)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.do(self.pool.holds.expire)
+        for hold_id in [hold_id for hold_id, end_s in self.oracle.holds.items() if end_s <= self.now_s]:
+            self.oracle.end_hold(hold_id)
+
+    def a_hold(self, pick: int) -> str:
+        hold_ids = list(self.oracle.holds)
+        return hold_ids[pick % len(hold_ids)]
+
     # What others do.
 
     @rule(gpu_uuid=st.sampled_from(UUIDS), cordoned=seldom)
@@ -678,13 +798,22 @@ class PoolMachine(RuleBasedStateMachine):
         """Nothing is lost and nothing is in two leases: each lease's GPUs are the slots that name it."""
         held: dict[str, set[str]] = {}
         for slot in self.pool.slots.snapshot().slots:
-            if slot.lease is not None:
+            if slot.lease is not None and slot.hold is None:
                 held.setdefault(slot.lease.workload_id, set()).add(slot.gpu_uuid)
                 assert slot.gpu_uuid in slot.lease.gpu_uuids
         assert held == {holder: set(gpu_uuids) for holder, gpu_uuids in self.oracle.leases.items()}
         for claimant in self.claimants:
             if claimant.lease is not None and claimant.lease.workload_id in self.oracle.leases:
                 assert claimant.lease.gpu_uuids == self.oracle.leases[claimant.lease.workload_id]
+
+    @invariant()
+    def holds_and_slots_agree(self) -> None:
+        assert not list(hold_violations(self.pool))
+        assert {hold.hold_id for hold in self.pool.holds} == set(self.oracle.holds)
+        kept = {hold_id: hold for hold_id, hold in self.kept_holds.items() if hold is not None}
+        assert kept == {hold.hold_id: hold for hold in self.pool.holds}
+        held = {slot.gpu_uuid: slot.hold.hold_id for slot in self.pool.slots.snapshot().slots if slot.hold}
+        assert held == {slot.gpu.uuid: slot.hold_id for slot in self.oracle.slots if slot.hold_id}
 
     @invariant()
     def those_wait_who_should(self) -> None:

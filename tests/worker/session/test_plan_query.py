@@ -17,7 +17,11 @@ class Broken:
         raise IndexError("of nothing")
 
 
+async def unasked(_: object) -> None:
+    raise AssertionError
+
+
 async def test_a_defect_is_an_answer() -> None:
     query = PlanQuery(plan_id="p", workload_id="w", operation=Operation(suspend=SuspendOperation()))
-    answer = await PlanQueries(cast(Preflight, Broken()), Durations()).answer(query)
+    answer = await PlanQueries(cast(Preflight, Broken()), Durations(), unasked, unasked).answer(query)
     assert (answer.plan_id, answer.error.reason) == ("p", errors_pb2.ERROR_REASON_INTERNAL)

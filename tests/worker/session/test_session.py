@@ -100,7 +100,12 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
             parts.pool,
             Queries(
                 parts.workloads,
-                PlanQueries(parts.operations.preflight, parts.durations),
+                PlanQueries(
+                    parts.operations.preflight,
+                    parts.durations,
+                    parts.operations.check_run,
+                    parts.operations.check_adoption,
+                ),
                 parts.disk,
                 "worker-1",
             ),

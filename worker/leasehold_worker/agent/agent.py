@@ -75,6 +75,7 @@ async def _run(
             worker_id,
             journal.wait_written,
             state_directory.count_start(),
+            records.keep_hold,
         ) as parts:
             # Before anything is granted, started or settled.
             locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))
@@ -102,7 +103,10 @@ async def _run(
                 criu=parts.criu,
                 applications=parts.applications,
             )
-            plan_queries = PlanQueries(parts.operations.preflight, parts.durations)
+            operations = parts.operations
+            plan_queries = PlanQueries(
+                operations.preflight, parts.durations, operations.check_run, operations.check_adoption
+            )
             queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
             coordinator_session = CoordinatorSession(
                 config.coordinator,

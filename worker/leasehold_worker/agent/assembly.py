@@ -36,7 +36,7 @@ from leasehold_worker.leasing.allocation import Resources
 from leasehold_worker.leasing.cordons import Cordons
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.host_reservations import HostReservations
-from leasehold_worker.leasing.leases import Standing
+from leasehold_worker.leasing.leases import Hold, Standing
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.moves.workload_hooks import HookFactory
@@ -120,6 +120,7 @@ async def open_parts(
     worker_id: str = "",
     written: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     start_number: int = 0,
+    keep_hold: Callable[[str, Hold | None], None] = lambda *_: None,
 ) -> AsyncIterator[Parts]:
     """Builds the parts. They end with the context, and tasks in the nursery are cancelled.
 
@@ -131,6 +132,7 @@ async def open_parts(
         keep_standing: Receives the changed standing of a GPU, and under "" that of the worker.
         worker_id: Id of the worker, which owns the images on disk.
         start_number: Number of the worker's starts.
+        keep_hold: Receives the id of a changed hold, and the hold or None at its end.
         written: Waits until all reported changes are on disk, or raises OperationError.
 
     Raises:
@@ -155,7 +157,9 @@ async def open_parts(
             ],
             keep_standing,
             start_number,
+            keep_hold,
         )
+        nursery.start_soon(pool.holds.run)
         foreign = ForeignWatch(inventory, pool)
         rates = Rates()
         enforced = ResourceLimits.probe()
@@ -266,6 +270,7 @@ async def open_parts(
         operations = Operations(
             workloads,
             acquisition,
+            pool.holds,
             programs,
             exit_monitor,
             preflight=preflight,

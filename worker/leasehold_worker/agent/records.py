@@ -10,7 +10,7 @@ from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.host.processes import boot_id
-from leasehold_worker.leasing.leases import Standing
+from leasehold_worker.leasing.leases import Hold, Standing
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.states import ENDED, FAILED, RELEASED, RUNNING
@@ -42,6 +42,10 @@ class Records:
     def keep_standing(self, gpu_uuid: str, standing: Standing) -> None:
         """Stores the standing of a GPU, and under "" that of the worker."""
         self._journal.put(("standings", gpu_uuid), journal_file.keep_standing(gpu_uuid, standing))
+
+    def keep_hold(self, hold_id: str, hold: Hold | None) -> None:
+        """Stores a hold, or deletes the record of an ended one."""
+        self._journal.put(("holds", hold_id), journal_file.keep_hold(hold_id, hold))
 
 
 def _event_kind(workload: Workload) -> session_pb2.WorkloadEventKind.ValueType:

@@ -15,13 +15,14 @@ from leasehold.v1.workload_pb2 import WorkloadState
 
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.agent.disk_recovery import DiskRecovery
+from leasehold_worker.agent.hold_recovery import HoldRecovery
 from leasehold_worker.agent.member_recovery import SETTLED, MemberRecovery
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.commands.journal_records import WorkloadRecord, workload_of
-from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.commands.ledger import Entry, preempted_by
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, StartError, defect
@@ -67,6 +68,7 @@ class Recovery:
         self._commands = commands
         self._contents = journal.contents
         self._interrupted = MemberRecovery(parts)
+        self._holds = HoldRecovery(parts.pool.holds, self._contents, commands)
         self._on_disk = DiskRecovery(parts, self._interrupted)
         self._from_image = {each.workload_id for each in self._contents.workloads if _is_from_image(each)}
 
@@ -91,6 +93,7 @@ class Recovery:
                 and entry.command.workload_id not in self._parts.workloads
             ):
                 self._take_back_started(entry, intent)
+        self._holds.rebuild()
         crash_point("leases-rebuilt")
 
     def _unseen(self) -> set[str]:
@@ -188,11 +191,15 @@ class Recovery:
         }
         async with trio.open_nursery() as nursery:
             for entry in self._commands.open_entries:
-                if entry.command_id in begun:
+                if entry.command_id in begun and not preempted_by(entry.command):
                     nursery.start_soon(self._settle_command, entry, begun[entry.command_id])
             for workload in self._parts.workloads.all():
                 if workload.state not in ENDED and workload.workload_id not in concerned:
                     nursery.start_soon(self._look_at, workload)
+        self._holds.end_parts(waiting)
+        for entry in self._commands.open_entries:  # after their suspends
+            if entry.command_id in begun and preempted_by(entry.command):
+                await self._settle_command(entry, begun[entry.command_id])
         for entry in self._commands.open_entries:  # as they are now: some may be cancelled meanwhile
             if entry.command_id in waiting:
                 self._commands.resume(entry)
@@ -206,7 +213,7 @@ class Recovery:
             for target in intent.targets:
                 if target.workload_id in self._parts.workloads:
                     self._note_defect(self._parts.workloads.get(target.workload_id))
-        self._commands.settle(entry.command_id, error, warning)
+        await self._holds.settle(entry, error, warning)
         crash_point("command-settled")
 
     async def _settle_intent(self, entry: Entry, intent: Intent) -> tuple[OperationError | None, str]:
@@ -215,6 +222,9 @@ class Recovery:
                 return await self._settle_run(entry)
             case "stop":
                 return await self._settle_stop(entry, intent)
+            case "preempt":
+                message = "the worker restarted while it suspended workloads: nothing was started"
+                return OperationError(errors_pb2.ERROR_REASON_INTERRUPTED, message), ""
             case "save" | "end" | "ending" | "start" | "image" | "resume":
                 return await self._on_disk.settle(intent, self._parts.workloads)
             case _:

@@ -6,7 +6,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, final
@@ -35,6 +35,7 @@ from leasehold_worker.commands.ledger import (
     Start,
     Tell,
     is_local,
+    preempted_by,
     workload_ids,
 )
 from leasehold_worker.commands.messages import fitting, result_message
@@ -179,15 +180,30 @@ class Commands:
         """Begins a command that an earlier run of the worker accepted but did not begin."""
         self._carry_out([Start(entry)])
 
-    def settle(self, command_id: str, error: OperationError | None, warning: str) -> None:
+    def settle(
+        self,
+        command_id: str,
+        error: OperationError | None,
+        warnings: Sequence[str] = (),
+        *,
+        hold_id: str = "",
+        preempted_workload_ids: tuple[str, ...] = (),
+    ) -> None:
         """Ends a command that an earlier run of the worker had begun, with the outcome that was found.
 
         Args:
             command_id: The command.
             error: The error. None: the command succeeded.
-            warning: A warning. Empty: none.
+            warnings: Its warnings.
+            hold_id: The hold on the released GPUs. Empty: none.
+            preempted_workload_ids: Workloads that a preempt suspended, and that are suspended now.
         """
-        progress = Progress(lambda _: None, warnings=[warning] if warning else [])
+        progress = Progress(
+            lambda _: None,
+            warnings=list(warnings),
+            hold_id=hold_id,
+            preempted_workload_ids=preempted_workload_ids,
+        )
         self._carry_out(self._ledger.progress(command_id, "settle"))
         entry = next(entry for entry in self._ledger.open_entries if entry.command_id == command_id)
         self._finish(entry.command, FAILED if error else SUCCEEDED, error, progress, 0.0)
@@ -324,7 +340,7 @@ class Commands:
             state=state,
             result=result_message(progress, duration_s, self._driver_version),
             error=error.to_proto() if error else None,
-            workloads=self._workloads_of(workload_ids(command)),
+            workloads=self._workloads_of([*workload_ids(command), *preempted_by(command)]),
         )
         logger.info(
             "%s %s after %.3f s%s",

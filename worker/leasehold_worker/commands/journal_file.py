@@ -20,6 +20,7 @@ from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal_records import (
     WorkloadRecord,
+    decode_hold,
     decode_intent,
     decode_standing,
     decode_workload,
@@ -28,12 +29,15 @@ from leasehold_worker.commands.journal_records import (
 from leasehold_worker.commands.journal_seal import JournalSeal
 from leasehold_worker.commands.ledger import Entry
 from leasehold_worker.errors import StartError
-from leasehold_worker.leasing.leases import Standing
+from leasehold_worker.leasing.leases import Hold, Standing
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the file's format, kept in SQLite's ``user_version``."""
+
+SEALED: Final = 3
+"""The first format whose commits are counted, and whose rows have digests."""
 
 BUSY_TIMEOUT_S: Final = 5.0
 
@@ -63,17 +67,24 @@ INSERT INTO commits VALUES (0, 0);
 """
 """Added by format 3, as were the digests."""
 
+_HOLDS: Final = """
+CREATE TABLE holds (hold_id TEXT PRIMARY KEY, hold BLOB NOT NULL, digest BLOB) WITHOUT ROWID;
+"""
+"""Added by format 4."""
+
 _COLUMNS: Final = {
     "commands": "command_id, command, epoch, received_s, command_update, cancel_requested, acknowledged_s",
     "intents": "command_id, intent",
     "workloads": "workload_id, record",
     "standings": "gpu_uuid, standing",
+    "holds": "hold_id, hold",
 }
 """The columns that the digest of a row covers, by table."""
 
 _DIGESTS: Final = "".join(
     f"ALTER TABLE {table} ADD COLUMN digest BLOB; UPDATE {table} SET digest = row_digest({columns});"  # noqa: S608 - ours
     for table, columns in _COLUMNS.items()
+    if table != "holds"
 )
 
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
@@ -126,6 +137,13 @@ def keep_standing(gpu_uuid: str, standing: Standing) -> list[Statement]:
     return [_keep("standings", gpu_uuid, encode(standing))]
 
 
+def keep_hold(hold_id: str, hold: Hold | None) -> list[Statement]:
+    """Stores a hold, or removes it."""
+    if hold is None:
+        return [("DELETE FROM holds WHERE hold_id = ?", (hold_id,))]
+    return [_keep("holds", hold_id, encode(hold))]
+
+
 def _keep(table: str, *values: object) -> Statement:
     """Writes a row with its digest."""
     numbers = ", ".join(f"?{number}" for number in range(1, len(values) + 1))
@@ -146,12 +164,14 @@ class Contents(msgspec.Struct, frozen=True):
         intents: The intents of unfinished commands.
         workloads: The workloads.
         standings: Cordons and health verdicts of the GPUs, and of the worker under "".
+        holds: GPUs that suspends have freed for their callers.
     """
 
     entries: list[Entry]
     intents: dict[str, Intent]
     workloads: list[WorkloadRecord]
     standings: dict[str, Standing]
+    holds: list[Hold]
 
 
 @final
@@ -187,11 +207,15 @@ class JournalFile:
     def _read(self) -> Contents:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found < FORMAT:
-            older = {0: _TABLES + _STANDINGS, 1: _STANDINGS, 2: ""}[found]
-            self._seal.write(0)
-            self._connection.executescript(
-                f"BEGIN; {older} {_DIGESTS} {_COMMITS} PRAGMA user_version = {FORMAT}; COMMIT;"
-            )
+            if found < SEALED:
+                self._seal.write(0)
+            older = {
+                0: _TABLES + _STANDINGS + _DIGESTS + _COMMITS,
+                1: _STANDINGS + _DIGESTS + _COMMITS,
+                2: _DIGESTS + _COMMITS,
+                3: "",
+            }[found]
+            self._connection.executescript(f"BEGIN; {older} {_HOLDS} PRAGMA user_version = {FORMAT}; COMMIT;")
         select = self._connection.execute
         (self._number,) = select("SELECT number FROM commits").fetchone()
         return Contents(
@@ -208,6 +232,7 @@ class JournalFile:
                 uuid: decode_standing(data)
                 for uuid, data in select("SELECT gpu_uuid, standing FROM standings")
             },
+            holds=[decode_hold(data) for (data,) in select("SELECT hold FROM holds")],
         )
 
     def _identify(self) -> list[tuple[int, int]]:
@@ -288,14 +313,16 @@ def _verify(path: Path, seal: JournalSeal) -> None:
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        numbers = connection.execute("SELECT number FROM commits").fetchall() if found == FORMAT else [(0,)]
+        numbers = connection.execute("SELECT number FROM commits").fetchall() if found >= SEALED else [(0,)]
         number = numbers[0][0] if numbers else None
         agrees = number is not None and seal.number is not None and number >= seal.number
-        if not agrees and (found == FORMAT or seal.number):
+        if not agrees and (found >= SEALED or seal.number):
             raise sqlite3.DatabaseError(
                 f"its last commit is number {number}, and {path.name}-seal says {seal.number}"
             )
-        for table, columns in _COLUMNS.items() if found == FORMAT else ():
+        for table, columns in _COLUMNS.items() if found >= SEALED else ():
+            if table == "holds" and found < FORMAT:
+                continue
             wrong = connection.execute(
                 f"SELECT count(*) FROM {table} WHERE digest IS NOT row_digest({columns})"  # noqa: S608 - ours
             )

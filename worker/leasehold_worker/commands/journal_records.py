@@ -13,7 +13,7 @@ from leasehold_worker.commands.intents import Intent
 from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity
-from leasehold_worker.leasing.leases import Lease, Standing
+from leasehold_worker.leasing.leases import Hold, Lease, Standing
 from leasehold_worker.workloads.workload import Hooked, Parked, Workload
 
 _MESSAGES: Final = (workload_pb2.WorkloadSpec, eviction_pb2.EvictionPolicy, errors_pb2.Error)
@@ -72,7 +72,7 @@ def _shared(holder: Workload | WorkloadRecord) -> dict[str, Any]:
     return {name: getattr(holder, name) for name in _SHARED}
 
 
-def encode(record: WorkloadRecord | Intent | Standing) -> bytes:
+def encode(record: WorkloadRecord | Intent | Standing | Hold) -> bytes:
     """A record in its form on disk."""
     return msgspec.json.encode(record, enc_hook=_encode_message)
 
@@ -93,6 +93,15 @@ def decode_standing(data: bytes) -> Standing:
         msgspec.DecodeError: The data is not a standing.
     """
     return msgspec.json.decode(data, type=Standing)
+
+
+def decode_hold(data: bytes) -> Hold:
+    """A hold.
+
+    Raises:
+        msgspec.DecodeError: The data is not a hold.
+    """
+    return msgspec.json.decode(data, type=Hold)
 
 
 def decode_intent(data: bytes) -> Intent:

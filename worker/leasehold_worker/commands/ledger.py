@@ -289,6 +289,11 @@ def workload_ids(command: CommandSpec) -> Sequence[str]:
     return [command.workload_id] if command.workload_id else []
 
 
+def preempted_by(command: CommandSpec) -> Sequence[str]:
+    """The ids of the workloads that a run or a restore suspends first. Empty: none."""
+    return [*command.operation.run.preempt, *command.operation.restore.preempt]
+
+
 def rejection(command_id: str, error: OperationError) -> CommandUpdate:
     """The update that rejects a command."""
     return CommandUpdate(command_id=command_id, state=REJECTED, error=error.to_proto())

@@ -43,6 +43,8 @@ def result_message(
         policy=progress.policy,
         checkpoint_id=progress.checkpoint_id or None,
         disk_bytes=progress.disk_bytes or None,
+        hold_id=progress.hold_id or None,
+        preempted_workload_ids=progress.preempted_workload_ids,
     )
 
 

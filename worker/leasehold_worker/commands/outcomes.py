@@ -49,6 +49,8 @@ REASONS_OF_REFUSAL: Final = frozenset(
         errors_pb2.ERROR_REASON_CHECKPOINT_CORRUPT,
         errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
+        errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
+        errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
         errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
         errors_pb2.ERROR_REASON_INSUFFICIENT_DISK,
         # The preflight asks the driver and NVML where the members are.
@@ -59,7 +61,9 @@ REASONS_OF_REFUSAL: Final = frozenset(
 )
 """Reasons that mean REJECTED as long as no driver call has changed a process: nothing was begun."""
 
-BEGUN: Final = frozenset({"hooks", "save", "image", "resume", "start", "load", "terminate", "kill"})
+BEGUN: Final = frozenset(
+    {"preempt", "hooks", "save", "image", "resume", "start", "load", "terminate", "kill"}
+)
 """Phases that change a workload without the driver."""
 
 

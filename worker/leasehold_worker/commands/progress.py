@@ -47,6 +47,8 @@ class Progress:
         policy: Policy of the suspend. None: there was none.
         checkpoint_id: The checkpoint that was made or restored. Empty: none.
         disk_bytes: Bytes that were written to disk or read from it.
+        hold_id: The hold on the released GPUs. Empty: none.
+        preempted_workload_ids: Workloads that a preempt suspended, and that are suspended now.
     """
 
     observer: Callable[[str], None]
@@ -61,6 +63,8 @@ class Progress:
     policy: EvictionPolicy | None = None
     checkpoint_id: str = ""
     disk_bytes: int = 0
+    hold_id: str = ""
+    preempted_workload_ids: tuple[str, ...] = ()
     _current: tuple[str, float] | None = None
     _going_back: bool = False
     _told_s: float = 0.0

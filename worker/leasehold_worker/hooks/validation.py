@@ -34,17 +34,21 @@ _PROBES: Final = frozenset({"command", "http"})
 """Actions that return an answer, and so can be readiness probes."""
 
 
-def check_hooks(hooks: Sequence[hook_pb2.Hook]) -> None:
+def check_hooks(hooks: Sequence[hook_pb2.Hook], path: str = "hooks") -> None:
     """Refuses hooks that can't be called.
+
+    Args:
+        hooks: The hooks.
+        path: Path of the hooks in the request.
 
     Raises:
         OperationError: INVALID_ARGUMENT; metadata "field" names the field, such as ``hooks[0].timeout``.
     """
     if len(hooks) > MOST_HOOKS:
-        raise invalid("hooks", f"{len(hooks)} hooks exceed the limit of {MOST_HOOKS}: combine some")
+        raise invalid(path, f"{len(hooks)} hooks exceed the limit of {MOST_HOOKS}: combine some")
     names: set[str] = set()
     for index, hook in enumerate(hooks):
-        field = f"hooks[{index}]"
+        field = f"{path}[{index}]"
         if not hook.name.strip() or not hook.name.isprintable() or "/" in hook.name:
             raise invalid(f"{field}.name", f"hook {index + 1} needs a name without slashes: give it one")
         if hook.name in names:

@@ -30,18 +30,24 @@ class AllocRequest:
     Attributes:
         gpus: The GPUs. A count of 0 without further fields requests none.
         host: CPU time, memory and disk.
+        hold_id: A hold, whose GPUs go before free ones. Its taker gets host resources even if claims wait for
+            them. Empty: none.
     """
 
     gpus: GpuRequest = _NO_GPU
     host: HostRequest = NOTHING
+    hold_id: str = ""
 
     @classmethod
-    def of(cls, resources: workload_pb2.Resources, preferred: Sequence[str] = ()) -> "AllocRequest":
+    def of(
+        cls, resources: workload_pb2.Resources, preferred: Sequence[str] = (), hold_id: str = ""
+    ) -> "AllocRequest":
         """The request of a spec, unchecked; :meth:`validate` checks it.
 
         Args:
             resources: Resources of the spec.
             preferred: GPUs that a workload of the same name had last.
+            hold_id: The hold.
         """
         return cls(
             GpuRequest(
@@ -56,6 +62,7 @@ class AllocRequest:
                 allow_foreign=resources.allow_foreign,
             ),
             HostRequest(resources.cpu_millicores, resources.memory_bytes, resources.disk_bytes),
+            hold_id,
         )
 
     def validate(self) -> None:
@@ -246,11 +253,13 @@ class Resources:
             return self._preview(request, priority)
         lease: Lease | None = None
         if request.gpus.count:
-            lease = self._pool.try_claim(workload_id, request.gpus, priority=priority)
+            lease = self._pool.try_claim(
+                workload_id, request.gpus, priority=priority, hold_id=request.hold_id
+            )
             if lease is None:
                 raise self._pool.why_not(request.gpus)
         try:
-            host = self._ledger.reserve(workload_id, request.host, self._pool.kept_host(priority))
+            host = self._ledger.reserve(workload_id, request.host, self._kept_host(request, priority))
         except Exception as error:
             if lease is not None:
                 self._roll_back(lease, error)
@@ -259,17 +268,16 @@ class Resources:
             self._pool.slots.note_change()
         return self._allocation(workload_id, lease, host)
 
-    def alloc_named(
-        self, workload_id: str, gpu_uuids: Sequence[str], host: HostRequest, *, allow_foreign: bool
-    ) -> Allocation:
+    def alloc_named(self, workload_id: str, gpu_uuids: Sequence[str], request: AllocRequest) -> Allocation:
         """Allocates named GPUs, even if claims wait for them, and the rest; all or nothing.
 
         Raises:
             OperationError: As of :meth:`alloc`; nothing is held.
         """
-        lease = self._pool.claim_gpus(workload_id, gpu_uuids, allow_foreign=allow_foreign)
+        allow_foreign, hold_id = request.gpus.allow_foreign, request.hold_id
+        lease = self._pool.claim_gpus(workload_id, gpu_uuids, allow_foreign=allow_foreign, hold_id=hold_id)
         try:
-            reservation = self._ledger.reserve(workload_id, host)
+            reservation = self._ledger.reserve(workload_id, request.host)
         except Exception as error:
             self._roll_back(lease, error)
             raise
@@ -344,11 +352,16 @@ class Resources:
         return resources
 
     def _preview(self, request: AllocRequest, priority: int) -> Preview:
-        gpu_uuids = self._pool.preview(request.gpus, priority=priority) if request.gpus.count else ()
+        gpu_uuids: tuple[str, ...] | None = ()
+        if request.gpus.count:
+            gpu_uuids = self._pool.preview(request.gpus, priority=priority, hold_id=request.hold_id)
         if gpu_uuids is None:
             raise self._pool.why_not(request.gpus)
-        self._ledger.check(request.host, self._pool.kept_host(priority))
+        self._ledger.check(request.host, self._kept_host(request, priority))
         return Preview(gpu_uuids, request.host)
+
+    def _kept_host(self, request: AllocRequest, priority: int) -> HostRequest:
+        return NOTHING if request.hold_id else self._pool.kept_host(priority)
 
     def _allocation(self, workload_id: str, lease: Lease | None, host: HostReservation) -> Allocation:
         return Allocation(workload_id, lease, host, self._pool, self._ledger)

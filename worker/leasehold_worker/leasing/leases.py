@@ -1,6 +1,6 @@
 """Leases and the slots of a pool, as values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NewType
 
@@ -40,6 +40,27 @@ class Lease:
     gpu_uuids: tuple[str, ...]
     grant_time: datetime
     fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """GPUs that a suspend has freed, reserved for the operation that names the hold.
+
+    Attributes:
+        hold_id: The id of the suspend's command, or of the command that preempts.
+        workload_ids: The suspended workloads.
+        gpu_uuids: The freed GPUs.
+        create_time: Time of their release.
+        expire_time: Time at which the GPUs become free.
+        held_by: Name of its owner, for people. Empty: unknown.
+    """
+
+    hold_id: str
+    workload_ids: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    create_time: datetime
+    expire_time: datetime
+    held_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +108,8 @@ class SlotLease:
     """Memory of the GPU. None: unknown."""
     asleep_bytes: int = 0
     """Memory that sleeping workloads keep on the GPU without a lease."""
+    hold: Hold | None = None
+    """The hold that reserves the GPU. ``lease`` then names no workload."""
 
     @property
     def state(self) -> SlotState.ValueType:
@@ -98,6 +121,11 @@ class SlotLease:
         if self.standing.cordon is not None:
             return CORDONED
         return FOREIGN if self.foreign else FREE
+
+    @property
+    def without_lease(self) -> "SlotLease":
+        """The slot as it would be without its lease or hold."""
+        return replace(self, lease=None, reserved=False, hold=None)
 
     def has_memory_for(self, request: GpuRequest) -> bool:
         """Whether the memory beside that of sleeping workloads suffices. Unknown memory does not."""

@@ -7,7 +7,7 @@ from typing import Final
 from leasehold.v1 import gpu_pb2, lease_pb2
 
 from leasehold_worker.gpus.inventory import GpuFacts, GpuReading
-from leasehold_worker.leasing.leases import Cordon, Lease, SlotLease
+from leasehold_worker.leasing.leases import Cordon, Hold, Lease, SlotLease
 from leasehold_worker.timestamps import timestamp
 
 REASON_LIMIT: Final = 256
@@ -39,8 +39,8 @@ def gpu_lease_message(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.
         gpu_uuid=slot.gpu_uuid,
         slot=slot.slot,
         state=slot.state,
-        lease_id=slot.lease.lease_id if slot.lease else None,
-        workload_id=slot.lease.workload_id if slot.lease else None,
+        lease_id=slot.lease.lease_id if slot.lease and not slot.hold else None,
+        workload_id=slot.lease.workload_id if slot.lease and not slot.hold else None,
         since=timestamp(slot.since),
         health=standing.health,
         sample=None if reading is None or reading.lost else _sample(reading),
@@ -58,6 +58,19 @@ def gpu_lease_message(slot: SlotLease, reading: GpuReading | None) -> lease_pb2.
             for process in slot.foreign
         ],
         asleep_bytes=slot.asleep_bytes or None,
+        hold=_hold_message(slot.hold),
+    )
+
+
+def _hold_message(record: Hold | None) -> lease_pb2.Hold | None:
+    if record is None:
+        return None
+    return lease_pb2.Hold(
+        hold_id=record.hold_id,
+        workload_ids=record.workload_ids,
+        held_by=record.held_by,
+        create_time=timestamp(record.create_time),
+        expire_time=timestamp(record.expire_time),
     )
 
 

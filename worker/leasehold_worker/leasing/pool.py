@@ -4,6 +4,7 @@
 GPUs for a request, and :mod:`leasehold_worker.leasing.slots` knows the state of each GPU.
 """
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -17,8 +18,9 @@ import trio
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.claim_queue import ClaimQueue, Kept, Waiter, kept_with
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
+from leasehold_worker.leasing.holds import Holds
 from leasehold_worker.leasing.host_reservations import NOTHING, HostRequest
-from leasehold_worker.leasing.leases import Lease, LeaseId, Standing
+from leasehold_worker.leasing.leases import Hold, Lease, LeaseId, Standing
 from leasehold_worker.leasing.refusals import cordoned, not_enough, not_free
 from leasehold_worker.leasing.slots import GpuSlots
 
@@ -36,6 +38,8 @@ class GpuPool:
         keep: Receives the changed standing of a GPU, and under "" that of the worker.
         start_number: Number of the worker's starts. So fencing tokens are greater than those of every earlier
             start, independent of the clock.
+        keep_hold: Receives the id of a changed hold, and the hold or None at its end.
+        clock: Seconds, which never run backwards.
     """
 
     def __init__(
@@ -43,9 +47,13 @@ class GpuPool:
         gpus: Sequence[PoolGpu],
         keep: Callable[[str, Standing], None] = lambda *_: None,
         start_number: int = 0,
+        keep_hold: Callable[[str, Hold | None], None] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = GpuSlots(gpus, keep, self.serve)
         """The GPUs: their leases for reading, their cordons, health verdicts and foreign processes."""
+        self.holds = Holds(self.slots, self.serve, keep_hold, clock)
+        """GPUs that suspends have freed for their callers."""
         self._leases: dict[LeaseId, Lease] = {}
         self._queue = ClaimQueue[Lease]()
         self._last_token = start_number << TOKEN_BITS
@@ -116,25 +124,34 @@ class GpuPool:
             raise
         return waiter.lease
 
-    def try_claim(self, workload_id: str, request: GpuRequest, *, priority: int = 0) -> Lease | None:
+    def try_claim(
+        self, workload_id: str, request: GpuRequest, *, priority: int = 0, hold_id: str = ""
+    ) -> Lease | None:
         """Claims without waiting. None: the GPUs are not free, or reserved for a waiting claim.
 
+        Args:
+            workload_id: The holder.
+            request: The GPUs.
+            priority: Higher goes first.
+            hold_id: A hold, whose GPUs go before free ones. Empty: none.
+
         Raises:
-            OperationError: NO_FREE_GPU, the pool can never grant the request.
+            OperationError: NO_FREE_GPU, the pool can never grant the request; UNKNOWN_HOLD.
         """
-        chosen = self.preview(request, priority=priority)
+        chosen = self.preview(request, priority=priority, hold_id=hold_id)
         return self._take(workload_id, chosen) if chosen is not None else None
 
-    def preview(self, request: GpuRequest, *, priority: int = 0) -> tuple[str, ...] | None:
+    def preview(self, request: GpuRequest, *, priority: int = 0, hold_id: str = "") -> tuple[str, ...] | None:
         """The GPUs that :meth:`try_claim` would lease now.
 
         Raises:
-            OperationError: NO_FREE_GPU, the pool can never grant the request.
+            OperationError: NO_FREE_GPU, the pool can never grant the request; UNKNOWN_HOLD.
         """
         if not self.slots.gpus:
             return None
         self.slots.check_possible(request)
-        return self._choose(request, self._kept(self._queue.ahead_of(priority, helper=False)).gpu_uuids)
+        kept = self._kept(self._queue.ahead_of(priority, helper=False)).gpu_uuids
+        return self.holds.choose(hold_id, request, kept) if hold_id else self._choose(request, kept)
 
     def kept_host(self, priority: int) -> HostRequest:
         """Host resources reserved for claims ahead of a new one."""
@@ -178,21 +195,25 @@ class GpuPool:
             due = self._kept(self._queue).gpu_uuids
         return [gpu_uuid for gpu_uuid in self.slots.free(allow_foreign=allow_foreign) if gpu_uuid not in due]
 
-    def claim_gpus(self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> Lease:
+    def claim_gpus(
+        self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False, hold_id: str = ""
+    ) -> Lease:
         """Leases named GPUs without waiting, in this order, even if claims wait for them.
 
+        GPUs under the named hold count as free.
+
         Raises:
-            OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
-                FOREIGN_PROCESS.
+            OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY,
+                FOREIGN_PROCESS or UNKNOWN_HOLD.
         """
-        self.slots.check_free(gpu_uuids, allow_foreign=allow_foreign)
+        self.slots.check_free(gpu_uuids, allow_foreign=allow_foreign, held=self.holds.gpus_of(hold_id))
         return self._take(workload_id, gpu_uuids)
 
     def reserve_gpus(
-        self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False
+        self, workload_id: str, gpu_uuids: Sequence[str], *, allow_foreign: bool = False, hold_id: str = ""
     ) -> Lease:
         """As :meth:`claim_gpus`, RESERVED until :meth:`reassign` or :meth:`release`."""
-        self.slots.check_free(gpu_uuids, allow_foreign=allow_foreign)
+        self.slots.check_free(gpu_uuids, allow_foreign=allow_foreign, held=self.holds.gpus_of(hold_id))
         return self._take(workload_id, gpu_uuids, reserved=True)
 
     def occupy(self, workload_id: str, gpu_uuids: Sequence[str], *, reserved: bool = False) -> Lease:
@@ -244,7 +265,8 @@ class GpuPool:
             left -= set(mine)
             if mine:
                 leases[workload_id] = self._take(workload_id, mine)
-        self.slots.hold(left, None)
+        for lease in live:
+            self._free(lease.workload_id, [gpu_uuid for gpu_uuid in lease.gpu_uuids if gpu_uuid in left])
         self.serve()
         return leases
 
@@ -254,9 +276,13 @@ class GpuPool:
         if held is None:
             return False
         # Of a lease that was adopted in part, the caller may have the whole.
-        self.slots.hold(held.gpu_uuids, None)
+        self._free(held.workload_id, held.gpu_uuids)
         self.serve()
         return True
+
+    def _free(self, workload_id: str, gpu_uuids: Sequence[str]) -> None:
+        """Frees GPUs of a workload, but for those that it releases into a hold."""
+        self.slots.hold(self.holds.absorb(workload_id, gpu_uuids), None)
 
     def why_not(self, request: GpuRequest) -> OperationError:
         """Why a request can't be granted now, with a remedy."""

@@ -96,7 +96,10 @@ def not_free(slot: SlotLease) -> OperationError:
     reason, what = errors_pb2.ERROR_REASON_NO_FREE_GPU, _state_name(slot.state)
     standing = slot.standing
     remedy = "choose another"
-    if slot.lease is not None:
+    if slot.hold is not None:
+        what += f" under hold {slot.hold.hold_id} until {slot.hold.expire_time:%H:%M:%S} UTC"
+        remedy += ", name the hold, or wait"
+    elif slot.lease is not None:
         what += f" for workload {slot.lease.workload_id}"
         remedy += ", or suspend its holder"
     elif slot.state == UNHEALTHY:

@@ -23,6 +23,7 @@ from leasehold_worker.leasing.leases import (
     OK,
     Cordon,
     ForeignProcess,
+    Hold,
     Lease,
     LeaseSnapshot,
     SlotLease,
@@ -90,11 +91,18 @@ class GpuSlots:
         self._revision += 1
         self._changed.notify()
 
-    def hold(self, gpu_uuids: Iterable[str], lease: Lease | None, *, reserved: bool = False) -> None:
-        """Puts GPUs under a lease, or frees them, without granting claims."""
+    def hold(
+        self,
+        gpu_uuids: Iterable[str],
+        lease: Lease | None,
+        *,
+        reserved: bool = False,
+        hold: Hold | None = None,
+    ) -> None:
+        """Puts GPUs under a lease or a hold, or frees them, without granting claims."""
         for gpu_uuid in gpu_uuids:
             self._slots[gpu_uuid] = replace(
-                self._slots[gpu_uuid], lease=lease, reserved=reserved, since=datetime.now(UTC)
+                self._slots[gpu_uuid], lease=lease, reserved=reserved, hold=hold, since=datetime.now(UTC)
             )
             self.note_change()
 
@@ -222,8 +230,15 @@ class GpuSlots:
         """The slots with a matching GPU, leased or not."""
         return [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
 
-    def check_free(self, gpu_uuids: Sequence[str], *, allow_foreign: bool = False) -> None:
+    def check_free(
+        self, gpu_uuids: Sequence[str], *, allow_foreign: bool = False, held: Collection[str] = ()
+    ) -> None:
         """Refuses GPUs that are not available.
+
+        Args:
+            gpu_uuids: The GPUs.
+            allow_foreign: Whether GPUs with foreign processes are available.
+            held: GPUs whose hold the caller takes.
 
         Raises:
             OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
@@ -233,8 +248,9 @@ class GpuSlots:
         if gpu_uuids and self.worker_cordon is not None:
             raise cordoned("the worker", self.worker_cordon)
         for gpu_uuid in gpu_uuids:
-            if self.get(gpu_uuid).state not in usable:
-                raise not_free(self.get(gpu_uuid))
+            slot = self.get(gpu_uuid).without_lease if gpu_uuid in held else self.get(gpu_uuid)
+            if slot.state not in usable:
+                raise not_free(slot)
         if len(set(gpu_uuids)) != len(gpu_uuids):
             raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
 

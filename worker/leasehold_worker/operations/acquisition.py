@@ -59,30 +59,63 @@ class Acquisition:
             OperationError: The resources are not available.
         """
         spec = operation.spec
-        wanted = workload_pb2.Resources()
-        wanted.CopyFrom(spec.resources)
-        if preferred and not wanted.gpu_preference:
-            wanted.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
-        request = AllocRequest.of(wanted, preferred or self._workloads.last_gpus(operation.name))
+        request = self._request(operation, preferred)
         await self._foreign.look(self._workloads)
         if operation.gpu_uuids:
             named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
-            return self._resources.alloc_named(
-                workload_id, named, request.host, allow_foreign=request.gpus.allow_foreign
-            )
-        is_helper = spec.HasField("helper")
-        if is_helper and request.gpus.count and self._pool.waiting:
-            raise self._pool.why_not(request.gpus)
+            return self._resources.alloc_named(workload_id, named, request)
+        self._check_precedence(operation, request)
         try:
             return self._resources.alloc(workload_id, request, live=True, priority=spec.priority)
         except OperationError as error:
-            lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU and not is_helper
-            if not lacks_gpus or not self._helpers_would_do(request.gpus):
+            if not self._may_claim(operation, request, error):
                 raise
             # A claim that waits is what helpers make room for.
             with trio.move_on_after(HELPERS_TIMEOUT_S):
                 return await self._resources.claim(workload_id, request, priority=spec.priority)
             raise
+
+    async def check_run(self, operation: operation_pb2.RunOperation) -> None:
+        """Refuses what :meth:`for_run` would refuse now, and allocates nothing.
+
+        Raises:
+            OperationError: The resources are not available.
+        """
+        request = self._request(operation, ())
+        await self._foreign.look(self._workloads)
+        if operation.gpu_uuids:
+            named = [normalize_uuid(uuid) for uuid in operation.gpu_uuids]
+            held = self._pool.holds.gpus_of(operation.hold_id)
+            self._pool.slots.check_free(named, allow_foreign=request.gpus.allow_foreign, held=held)
+            return
+        self._check_precedence(operation, request)
+        try:
+            self._resources.alloc("", request, live=False, priority=operation.spec.priority)
+        except OperationError as error:
+            if not self._may_claim(operation, request, error):
+                raise
+
+    def _request(self, operation: operation_pb2.RunOperation, preferred: Sequence[str]) -> AllocRequest:
+        wanted = workload_pb2.Resources()
+        wanted.CopyFrom(operation.spec.resources)
+        if preferred and not wanted.gpu_preference:
+            wanted.gpu_preference = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
+        preferred = preferred or self._workloads.last_gpus(operation.name)
+        return AllocRequest.of(wanted, preferred, operation.hold_id)
+
+    def _check_precedence(self, operation: operation_pb2.RunOperation, request: AllocRequest) -> None:
+        """Refuses a preemptible workload while others wait for GPUs."""
+        takes = request.gpus.count and not operation.hold_id
+        if operation.spec.HasField("helper") and takes and self._pool.waiting:
+            raise self._pool.why_not(request.gpus)
+
+    def _may_claim(
+        self, operation: operation_pb2.RunOperation, request: AllocRequest, error: OperationError
+    ) -> bool:
+        """Whether preemptible workloads would make room for a run that was refused with this error."""
+        lacks_gpus = error.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
+        may_wait = not operation.spec.HasField("helper") and not operation.hold_id
+        return lacks_gpus and may_wait and self._helpers_would_do(request.gpus)
 
     async def from_helpers(
         self, workload: Workload, operation: operation_pb2.RestoreOperation
@@ -92,7 +125,7 @@ class Acquisition:
         A preemptible workload preempts no other.
         """
         parked = workload.parked
-        named = bool(operation.gpu_uuids or operation.pairs)
+        named = bool(operation.gpu_uuids or operation.pairs or operation.hold_id)
         if parked is None or not parked.gpu_uuids or named or workload.spec.HasField("helper"):
             return None
         if not self._held_by_helpers():
@@ -127,6 +160,7 @@ class Acquisition:
                             target.workload.workload_id,
                             gpu_uuids,
                             allow_foreign=target.workload.spec.resources.allow_foreign,
+                            hold_id=plan.hold_id,
                         )
                     )
         except OperationError:

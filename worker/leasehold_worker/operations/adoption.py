@@ -100,14 +100,7 @@ class Adoption:
             progress.already_there = True
             return
         require_folder_name(workload_id)
-        resolve(None, operation.eviction)
-        check_hooks(operation.hooks)
-        found = await _find(operation.pid)
-        root, processes = found.root, found.processes
-        self._check_permitted(found)
-        self._check_owners(found)
-        await self._check_suspendable(processes)
-        gpu_uuids = await self._occupied_gpus(operation.pid, processes)
+        found, gpu_uuids = await self._examine(operation)
         # No await from here on: nobody can take the GPUs or the process in between.
         self._check_owners(found)
         lease = self._pool.occupy(workload_id, gpu_uuids)
@@ -123,7 +116,7 @@ class Adoption:
                 workload_id,
                 name,
                 spec,
-                root,
+                found.root,
                 self._workloads.folder(workload_id) / OUTPUT_FILE,
                 datetime.now(UTC),
                 lease,
@@ -137,6 +130,24 @@ class Adoption:
         # It is done, and nothing that comes now may make it look undone.
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._foreign.look(self._workloads)
+
+    async def check(self, operation: operation_pb2.AdoptOperation) -> None:
+        """Refuses what :meth:`adopt` would refuse now, but for GPUs that are leased. Changes nothing.
+
+        Raises:
+            OperationError: As of :meth:`adopt`.
+        """
+        await self._examine(operation)
+
+    async def _examine(self, operation: operation_pb2.AdoptOperation) -> "tuple[_Found, Sequence[str]]":
+        """The processes of an adoption, and the GPUs that they use."""
+        resolve(None, operation.eviction)
+        check_hooks(operation.hooks, "operation.hooks")
+        found = await _find(operation.pid)
+        self._check_permitted(found)
+        self._check_owners(found)
+        await self._check_suspendable(found.processes)
+        return found, await self._occupied_gpus(operation.pid, found.processes)
 
     async def release(self, workload_id: str, progress: Progress) -> None:
         """Releases a workload: its processes keep running without a lease.

@@ -19,10 +19,10 @@ from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.driver.members import FAILED
-from leasehold_worker.errors import OperationError, invalid
+from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import require_folder_name
-from leasehold_worker.hooks.validation import check_hooks
 from leasehold_worker.leasing.cordons import Cordons
+from leasehold_worker.leasing.holds import Holds, HoldTerms
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.operations.acquisition import Acquisition
 from leasehold_worker.operations.adoption import Adoption
@@ -30,6 +30,8 @@ from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
+from leasehold_worker.operations.placement import Placement, taking
+from leasehold_worker.operations.run_rules import check_run
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
 from leasehold_worker.operations.strategy import Strategy
 from leasehold_worker.operations.termination import Termination
@@ -74,6 +76,7 @@ class Operations:
         self,
         workloads: Workloads,
         acquisition: Acquisition,
+        holds: Holds,
         programs: ProgramStart,
         exit_monitor: ExitMonitor,
         *,
@@ -90,6 +93,8 @@ class Operations:
     ) -> None:
         self._workloads = workloads
         self._acquisition = acquisition
+        self._holds = holds
+        self._placement = Placement(holds)
         self._programs = programs
         self._exit_monitor = exit_monitor
         self._cuda_suspend = cuda_suspend
@@ -119,13 +124,19 @@ class Operations:
         workload_id, operation = command.workload_id, command.operation
         match operation.WhichOneof("kind"):
             case "run":
-                await self.run(workload_id, operation.run, progress)
+                run = operation.run
+                async with self._placement.room_for(command, run.hold_id, progress, carry_out) as hold_id:
+                    await self.run(workload_id, taking(run, hold_id), progress)
             case "suspend":
-                await self.suspend(workload_id, operation.suspend, progress, carry_out)
+                with self._holds.begun_by(workload_id, HoldTerms.of(command)):
+                    await self.suspend(workload_id, operation.suspend, progress, carry_out)
+                progress.hold_id = command.command_id if command.command_id in self._holds else ""
                 self._durations.learn(workload_id, progress.policy, Way.DOWN, progress)
             case "restore":
                 parked = self._workloads.get(workload_id).parked
-                await self.restore(workload_id, operation.restore, progress)
+                restore = operation.restore
+                async with self._placement.room_for(command, restore.hold_id, progress, carry_out) as hold_id:
+                    await self.restore(workload_id, taking(restore, hold_id), progress)
                 self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, progress)
             case "remap":
                 await self.remap(operation.remap, progress)
@@ -142,6 +153,9 @@ class Operations:
             case "uncordon":
                 await trio.lowlevel.checkpoint()
                 self._cordons.uncordon(operation.uncordon)
+            case "release_hold":
+                await trio.lowlevel.checkpoint()
+                self._holds.release(operation.release_hold.hold_id)
             case "checkpoint":
                 await self._stop_restart.checkpoint(workload_id, progress)
                 self._durations.learn(workload_id, STOP_POLICY, Way.DOWN, progress)
@@ -172,10 +186,7 @@ class Operations:
                 {"field": "workload_id"},
             )
         spec = operation.spec
-        if not spec.arguments:
-            raise invalid("arguments", "a workload needs a program: give its arguments")
-        resolve(None, spec.eviction)
-        check_hooks(spec.hooks)
+        check_run(operation)
         if operation.checkpoint_id:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
         allocation = await self._acquisition.for_run(workload_id, operation)
@@ -197,6 +208,28 @@ class Operations:
         progress.claimed_gpu_uuids = workload.gpu_uuids
         if operation.checkpoint_id:
             await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
+
+    async def check_run(self, operation: operation_pb2.RunOperation) -> None:
+        """Refuses what :meth:`run` would refuse now, and changes nothing.
+
+        Raises:
+            OperationError: The refusal.
+        """
+        check_run(operation)
+        if operation.checkpoint_id:
+            await self._stop_restart.require_checkpoint(operation.checkpoint_id)
+        for workload_id in operation.preempt:
+            (await self.preflight.suspend(workload_id, operation_pb2.SuspendOperation())).require()
+        if not operation.preempt:  # else the resources are free only after the suspends
+            await self._acquisition.check_run(operation)
+
+    async def check_adoption(self, operation: operation_pb2.AdoptOperation) -> None:
+        """Refuses what an adoption would refuse now, and changes nothing.
+
+        Raises:
+            OperationError: The refusal.
+        """
+        await self._adoption.check(operation)
 
     async def suspend(
         self,

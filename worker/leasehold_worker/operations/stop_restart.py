@@ -200,7 +200,9 @@ class StopRestart:
             OperationError: It failed; no process runs, and the workload is stopped as before.
         """
         workload = plan.target.workload
-        run = operation_pb2.RunOperation(spec=workload.spec, gpu_uuids=plan.named_gpu_uuids)
+        run = operation_pb2.RunOperation(
+            spec=workload.spec, gpu_uuids=plan.named_gpu_uuids, hold_id=plan.hold_id
+        )
         allocation = await self._acquisition.for_run(workload.workload_id, run, preferred=plan.target.home)
         lease = allocation.lease
         workload.hold_host(allocation.host)

@@ -66,18 +66,19 @@ class Destinations:
                     )
                 wanted = tuple(map(GpuPair, target.home, uuids))
             else:
-                wanted = await self._place(target)
+                wanted = await self._place(target, operation.hold_id)
             self.complete(plan, wanted)
 
-    async def _place(self, target: WorkloadPlan) -> tuple[GpuPair, ...]:
+    async def _place(self, target: WorkloadPlan, hold_id: str) -> tuple[GpuPair, ...]:
         spec = target.workload.spec
+        usable = self._pool.holds.usable(hold_id, allow_foreign=spec.resources.allow_foreign)
         free = self._pool.unclaimed(
             allow_foreign=spec.resources.allow_foreign,
             for_helper=spec.HasField("helper") and target.workload.yielded,
         )
         room = await self._room(target.members)
         needed = needed_by_gpu(target.members, target.home)
-        gpu_uuids = [*target.workload.gpu_uuids, *free]
+        gpu_uuids = [*target.workload.gpu_uuids, *usable, *free]
         return choose_gpus(target.home, gpu_uuids, self._inventory.chips, room, needed)
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
@@ -87,7 +88,9 @@ class Destinations:
             for target in plan.targets:
                 wanted = [gpu_uuid for gpu_uuid in plan.to_reserve(target) if gpu_uuid not in held]
                 self._pool.slots.check_free(
-                    wanted, allow_foreign=target.workload.spec.resources.allow_foreign
+                    wanted,
+                    allow_foreign=target.workload.spec.resources.allow_foreign,
+                    held=self._pool.holds.gpus_of(plan.hold_id),
                 )
         destinations = [gpu_uuid for target in plan.targets for gpu_uuid in target.destination]
         if plan.pairs:

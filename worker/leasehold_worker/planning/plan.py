@@ -116,6 +116,7 @@ class Plan:
         lock_timeout_s: Time for submitted work to finish.
         named_gpu_uuids: GPUs that the request names for a restore.
         named_checkpoint_id: The checkpoint that the request names for a restore. Empty: none.
+        hold_id: The hold that the request names for a restore. Empty: none.
     """
 
     targets: list[WorkloadPlan] = field(default_factory=list)
@@ -135,6 +136,7 @@ class Plan:
     lock_timeout_s: float = DEFAULT_LOCK_TIMEOUT_S
     named_gpu_uuids: Sequence[str] = ()
     named_checkpoint_id: str = ""
+    hold_id: str = ""
 
     @property
     def members(self) -> list[Member]:

@@ -196,7 +196,7 @@ class PolicyChecks:
                     {"field": "pairs"},
                 )
         with findings.check("resources", "there"):
-            request = AllocRequest.of(workload.spec.resources, plan.target.home)
+            request = AllocRequest.of(workload.spec.resources, plan.target.home, operation.hold_id)
             if operation.gpu_uuids:
                 request = AllocRequest(GpuRequest(0), request.host)
             taken = self._resources.alloc(

@@ -216,6 +216,7 @@ class Preflight:
             [WorkloadPlan(workload, home=home_of(workload))],
             named_gpu_uuids=operation.gpu_uuids,
             named_checkpoint_id=operation.checkpoint_id,
+            hold_id=operation.hold_id,
         )
         if workload.state == RUNNING and not moves:
             plan.already_there = workload.hooked is None

@@ -1,9 +1,11 @@
 """Answers to plan_query: dry runs."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import final
 
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import errors_pb2, plan_pb2
+from leasehold.v1.operation_pb2 import AdoptOperation, RunOperation
 from leasehold.worker.v1.session_pb2 import PlanAnswer, PlanQuery
 
 from leasehold_worker.errors import OperationError, defect
@@ -17,15 +19,32 @@ logger = logging.getLogger(__name__)
 
 @final
 class PlanQueries:
-    """Answers plan queries, without any change."""
+    """Answers plan queries, without any change.
 
-    def __init__(self, preflight: Preflight, durations: Durations) -> None:
+    Args:
+        preflight: Makes the plans.
+        durations: Estimates their durations.
+        check_run: Refuses what a run would refuse now.
+        check_adoption: Refuses what an adoption would refuse now.
+    """
+
+    def __init__(
+        self,
+        preflight: Preflight,
+        durations: Durations,
+        check_run: Callable[[RunOperation], Awaitable[None]],
+        check_adoption: Callable[[AdoptOperation], Awaitable[None]],
+    ) -> None:
         self._preflight = preflight
+        self._check_run = check_run
+        self._check_adoption = check_adoption
         self._durations = durations
 
     async def answer(self, query: PlanQuery) -> PlanAnswer:
         """The plan of an operation, or the error."""
         try:
+            if query.operation.HasField("run") or query.operation.HasField("adopt"):
+                return await self._check(query)
             plan = await self._plan(query)
         except OperationError as error:
             return PlanAnswer(plan_id=query.plan_id, error=error.to_proto())
@@ -33,6 +52,19 @@ class PlanQueries:
             logger.exception("the plan of workload %s failed because of a defect", query.workload_id)
             return PlanAnswer(plan_id=query.plan_id, error=defect().to_proto())
         return PlanAnswer(plan_id=query.plan_id, plan=plan_message(plan))
+
+    async def _check(self, query: PlanQuery) -> PlanAnswer:
+        """The answer for a new workload: a plan that is empty except for the first refusal, if any."""
+        operation = query.operation
+        answer = PlanAnswer(plan_id=query.plan_id, plan=plan_pb2.Plan())
+        try:
+            if operation.HasField("run"):
+                await self._check_run(operation.run)
+            else:
+                await self._check_adoption(operation.adopt)
+        except OperationError as error:
+            answer.plan.refusals.append(error.to_proto())
+        return answer
 
     async def _plan(self, query: PlanQuery) -> Plan:
         operation = query.operation
@@ -54,7 +86,7 @@ class PlanQueries:
             case kind:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
-                    f"no plans for {kind or 'another'}: only suspend, restore, remap and "
-                    "checkpoint have them",
+                    f"no plans for {kind or 'another'}: only suspend, restore, remap, checkpoint, run and "
+                    "adopt have them",
                     {"field": "operation"},
                 )

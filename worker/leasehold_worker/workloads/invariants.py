@@ -1,7 +1,8 @@
-"""Invariants of every workload between two operations, for models, fault grids and chaos."""
+"""Invariants of workloads and holds between two operations, for models, fault grids and chaos."""
 
 from collections.abc import Iterator
 
+from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.workloads.states import (
     AWAY,
     CHECKPOINTED,
@@ -45,3 +46,23 @@ def violations(workload: Workload) -> Iterator[str]:
             yield f"{name} has ended, and still holds something"
         if not workload.ended.is_set():
             yield f"{name} has ended, and its waiters are not notified"
+
+
+def hold_violations(pool: GpuPool) -> Iterator[str]:
+    """The violations of a pool's holds without a running operation. Nothing: they are valid."""
+    held: dict[str, set[str]] = {}
+    for slot in pool.slots.snapshot().slots:
+        if slot.hold is None:
+            if slot.lease is not None and not slot.lease.workload_id:
+                yield f"{slot.gpu_uuid} is leased to no workload, and under no hold"
+            continue
+        held.setdefault(slot.hold.hold_id, set()).add(slot.gpu_uuid)
+        if slot.hold.hold_id not in pool.holds:
+            yield f"{slot.gpu_uuid} is under hold {slot.hold.hold_id}, which has ended"
+        if slot.lease is None or slot.lease.workload_id or not slot.reserved:
+            yield f"{slot.gpu_uuid} is under hold {slot.hold.hold_id}, and not reserved for it alone"
+    for hold in pool.holds:
+        if pool.holds.taker_of(hold.hold_id) is not None:
+            yield f"hold {hold.hold_id} is being taken"
+        if not held.get(hold.hold_id, set()) <= set(hold.gpu_uuids) or hold.hold_id not in held:
+            yield f"hold {hold.hold_id} names {hold.gpu_uuids}, and has {held.get(hold.hold_id)}"

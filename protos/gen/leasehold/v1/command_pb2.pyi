@@ -53,7 +53,9 @@ class _CommandStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommandS
     COMMAND_STATE_EXPIRED: _CommandState.ValueType  # 9
     """Its timeout passed before it was accepted: it was certainly not executed."""
     COMMAND_STATE_UNKNOWN: _CommandState.ValueType  # 10
-    """The worker had accepted it and is out of contact. It resolves when the worker returns."""
+    """The command was sent, accepted or not, and its worker is out of contact. The outcome is known when the worker
+    returns.
+    """
 
 class CommandState(_CommandState, metaclass=_CommandStateEnumTypeWrapper):
     """The life of a command."""
@@ -79,7 +81,9 @@ COMMAND_STATE_CANCELLED: CommandState.ValueType  # 8
 COMMAND_STATE_EXPIRED: CommandState.ValueType  # 9
 """Its timeout passed before it was accepted: it was certainly not executed."""
 COMMAND_STATE_UNKNOWN: CommandState.ValueType  # 10
-"""The worker had accepted it and is out of contact. It resolves when the worker returns."""
+"""The command was sent, accepted or not, and its worker is out of contact. The outcome is known when the worker
+returns.
+"""
 Global___CommandState: _TypeAlias = CommandState  # noqa: Y015
 
 @_typing.final
@@ -205,6 +209,8 @@ class CommandResult(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    PREEMPTED_WORKLOAD_IDS_FIELD_NUMBER: _builtins.int
     already_there: _builtins.bool
     """There was nothing to do."""
     driver_version: _builtins.str
@@ -213,6 +219,8 @@ class CommandResult(_message.Message):
     """The checkpoint that was made or restored. Absent: none."""
     disk_bytes: _builtins.int
     """Bytes that were written to disk or read from it. Absent: none."""
+    hold_id: _builtins.str
+    """The hold on the GPUs that were freed, for a run or a restore to name. Absent: nothing is held."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberOutcome]:
         """What was done with each member."""
@@ -247,6 +255,12 @@ class CommandResult(_message.Message):
     def policy(self) -> _eviction_pb2.EvictionPolicy:
         """How the workload was parked. Absent: it wasn't."""
 
+    @_builtins.property
+    def preempted_workload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the workloads that a preempt suspended, and that are suspended now. After a failure: those that could not
+        be restored.
+        """
+
     def __init__(
         self,
         *,
@@ -262,10 +276,12 @@ class CommandResult(_message.Message):
         policy: _eviction_pb2.EvictionPolicy | None = ...,
         checkpoint_id: _builtins.str | None = ...,
         disk_bytes: _builtins.int | None = ...,
+        hold_id: _builtins.str | None = ...,
+        preempted_workload_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_driver_version", b"_driver_version", "_policy", b"_policy", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "driver_version", b"driver_version", "duration", b"duration", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_driver_version", b"_driver_version", "_hold_id", b"_hold_id", "_policy", b"_policy", "checkpoint_id", b"checkpoint_id", "disk_bytes", b"disk_bytes", "driver_version", b"driver_version", "duration", b"duration", "hold_id", b"hold_id", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_driver_version", b"_driver_version", "_policy", b"_policy", "already_there", b"already_there", "applied_pairs", b"applied_pairs", "checkpoint_id", b"checkpoint_id", "claimed_gpu_uuids", b"claimed_gpu_uuids", "disk_bytes", b"disk_bytes", "driver_version", b"driver_version", "duration", b"duration", "members", b"members", "phases", b"phases", "policy", b"policy", "released_gpu_uuids", b"released_gpu_uuids", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id", "_disk_bytes", b"_disk_bytes", "_driver_version", b"_driver_version", "_hold_id", b"_hold_id", "_policy", b"_policy", "already_there", b"already_there", "applied_pairs", b"applied_pairs", "checkpoint_id", b"checkpoint_id", "claimed_gpu_uuids", b"claimed_gpu_uuids", "disk_bytes", b"disk_bytes", "driver_version", b"driver_version", "duration", b"duration", "hold_id", b"hold_id", "members", b"members", "phases", b"phases", "policy", b"policy", "preempted_workload_ids", b"preempted_workload_ids", "released_gpu_uuids", b"released_gpu_uuids", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checkpoint_id: _TypeAlias = _typing.Literal["checkpoint_id"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_id: _TypeAlias = _typing.Literal["_checkpoint_id", b"_checkpoint_id"]  # noqa: Y015
@@ -273,6 +289,8 @@ class CommandResult(_message.Message):
     _WhichOneofArgType__disk_bytes: _TypeAlias = _typing.Literal["_disk_bytes", b"_disk_bytes"]  # noqa: Y015
     _WhichOneofReturnType__driver_version: _TypeAlias = _typing.Literal["driver_version"]  # noqa: Y015
     _WhichOneofArgType__driver_version: _TypeAlias = _typing.Literal["_driver_version", b"_driver_version"]  # noqa: Y015
+    _WhichOneofReturnType__hold_id: _TypeAlias = _typing.Literal["hold_id"]  # noqa: Y015
+    _WhichOneofArgType__hold_id: _TypeAlias = _typing.Literal["_hold_id", b"_hold_id"]  # noqa: Y015
     _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
     _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
     @_typing.overload
@@ -281,6 +299,8 @@ class CommandResult(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_bytes) -> _WhichOneofReturnType__disk_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__driver_version) -> _WhichOneofReturnType__driver_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hold_id) -> _WhichOneofReturnType__hold_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
 

@@ -106,7 +106,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 37
     """The command was cancelled and undone."""
     ERROR_REASON_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 38
-    """The worker had accepted the command and is out of contact; the outcome is known when it returns."""
+    """The command was sent, and its worker is out of contact. The outcome is known when the worker returns."""
     ERROR_REASON_INTERRUPTED: _ErrorReason.ValueType  # 39
     """The worker restarted while the command ran; the outcome is what it then observed."""
     ERROR_REASON_STALE_EPOCH: _ErrorReason.ValueType  # 40
@@ -183,6 +183,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The request_id belongs to an earlier request with another method or content."""
     ERROR_REASON_STORAGE_DAMAGED: _ErrorReason.ValueType  # 76
     """A row of the coordinator's store is damaged."""
+    ERROR_REASON_UNKNOWN_HOLD: _ErrorReason.ValueType  # 77
+    """There is no hold with this id: it was taken or given up, or it has expired."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -271,7 +273,7 @@ ERROR_REASON_EXPIRED: ErrorReason.ValueType  # 36
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 37
 """The command was cancelled and undone."""
 ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 38
-"""The worker had accepted the command and is out of contact; the outcome is known when it returns."""
+"""The command was sent, and its worker is out of contact. The outcome is known when the worker returns."""
 ERROR_REASON_INTERRUPTED: ErrorReason.ValueType  # 39
 """The worker restarted while the command ran; the outcome is what it then observed."""
 ERROR_REASON_STALE_EPOCH: ErrorReason.ValueType  # 40
@@ -348,6 +350,8 @@ ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 75
 """The request_id belongs to an earlier request with another method or content."""
 ERROR_REASON_STORAGE_DAMAGED: ErrorReason.ValueType  # 76
 """A row of the coordinator's store is damaged."""
+ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
+"""There is no hold with this id: it was taken or given up, or it has expired."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from leasehold.v1 import gpu_pb2 as leasehold_dot_v1_dot_gpu__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18leasehold/v1/lease.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16leasehold/v1/gpu.proto\"\x88\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12.\n\ngrant_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rfencing_token\x18\x05 \x01(\x03\"\xdf\x03\n\x08GpuLease\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\x05\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.leasehold.v1.SlotState\x12\x15\n\x08lease_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bworkload_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x12)\n\x05since\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x06health\x18\x07 \x01(\x0e\x32\x17.leasehold.v1.GpuHealth\x12,\n\x06sample\x18\x08 \x01(\x0b\x32\x17.leasehold.v1.GpuSampleH\x02\x88\x01\x01\x12\x15\n\rhealth_reason\x18\t \x01(\t\x12)\n\x06\x63ordon\x18\n \x01(\x0b\x32\x14.leasehold.v1.CordonH\x03\x88\x01\x01\x12\x37\n\x11\x66oreign_processes\x18\x0b \x03(\x0b\x32\x1c.leasehold.v1.ForeignProcess\x12\x19\n\x0c\x61sleep_bytes\x18\x0c \x01(\x03H\x04\x88\x01\x01\x42\x0b\n\t_lease_idB\x0e\n\x0c_workload_idB\t\n\x07_sampleB\t\n\x07_cordonB\x0f\n\r_asleep_bytes\"^\n\x06\x43ordon\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x13\n\x0b\x63ordoned_by\x18\x02 \x01(\t\x12/\n\x0b\x63ordon_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xa2\x01\n\x0e\x46oreignProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12 \n\x13\x64\x65vice_memory_bytes\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bworkload_id\x18\x05 \x01(\t\x12\x15\n\rworkload_name\x18\x06 \x01(\tB\x16\n\x14_device_memory_bytes*\xb7\x01\n\tSlotState\x12\x1a\n\x16SLOT_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLOT_STATE_FREE\x10\x01\x12\x17\n\x13SLOT_STATE_RESERVED\x10\x02\x12\x15\n\x11SLOT_STATE_LEASED\x10\x03\x12\x17\n\x13SLOT_STATE_CORDONED\x10\x04\x12\x18\n\x14SLOT_STATE_UNHEALTHY\x10\x05\x12\x16\n\x12SLOT_STATE_FOREIGN\x10\x06\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18leasehold/v1/lease.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16leasehold/v1/gpu.proto\"\x88\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0bworkload_id\x18\x02 \x01(\t\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12.\n\ngrant_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rfencing_token\x18\x05 \x01(\x03\"\x8f\x04\n\x08GpuLease\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\x05\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.leasehold.v1.SlotState\x12\x15\n\x08lease_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0bworkload_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x12)\n\x05since\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x06health\x18\x07 \x01(\x0e\x32\x17.leasehold.v1.GpuHealth\x12,\n\x06sample\x18\x08 \x01(\x0b\x32\x17.leasehold.v1.GpuSampleH\x02\x88\x01\x01\x12\x15\n\rhealth_reason\x18\t \x01(\t\x12)\n\x06\x63ordon\x18\n \x01(\x0b\x32\x14.leasehold.v1.CordonH\x03\x88\x01\x01\x12\x37\n\x11\x66oreign_processes\x18\x0b \x03(\x0b\x32\x1c.leasehold.v1.ForeignProcess\x12\x19\n\x0c\x61sleep_bytes\x18\x0c \x01(\x03H\x04\x88\x01\x01\x12%\n\x04hold\x18\r \x01(\x0b\x32\x12.leasehold.v1.HoldH\x05\x88\x01\x01\x42\x0b\n\t_lease_idB\x0e\n\x0c_workload_idB\t\n\x07_sampleB\t\n\x07_cordonB\x0f\n\r_asleep_bytesB\x07\n\x05_hold\"\xa0\x01\n\x04Hold\x12\x0f\n\x07hold_id\x18\x01 \x01(\t\x12\x14\n\x0cworkload_ids\x18\x02 \x03(\t\x12\x0f\n\x07held_by\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"^\n\x06\x43ordon\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x13\n\x0b\x63ordoned_by\x18\x02 \x01(\t\x12/\n\x0b\x63ordon_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xa2\x01\n\x0e\x46oreignProcess\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\t\x12 \n\x13\x64\x65vice_memory_bytes\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bworkload_id\x18\x05 \x01(\t\x12\x15\n\rworkload_name\x18\x06 \x01(\tB\x16\n\x14_device_memory_bytes*\xb7\x01\n\tSlotState\x12\x1a\n\x16SLOT_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLOT_STATE_FREE\x10\x01\x12\x17\n\x13SLOT_STATE_RESERVED\x10\x02\x12\x15\n\x11SLOT_STATE_LEASED\x10\x03\x12\x17\n\x13SLOT_STATE_CORDONED\x10\x04\x12\x18\n\x14SLOT_STATE_UNHEALTHY\x10\x05\x12\x16\n\x12SLOT_STATE_FOREIGN\x10\x06\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,16 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.lease_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
-  _globals['_SLOTSTATE']._serialized_start=982
-  _globals['_SLOTSTATE']._serialized_end=1165
+  _globals['_SLOTSTATE']._serialized_start=1193
+  _globals['_SLOTSTATE']._serialized_end=1376
   _globals['_LEASE']._serialized_start=100
   _globals['_LEASE']._serialized_end=236
   _globals['_GPULEASE']._serialized_start=239
-  _globals['_GPULEASE']._serialized_end=718
-  _globals['_CORDON']._serialized_start=720
-  _globals['_CORDON']._serialized_end=814
-  _globals['_FOREIGNPROCESS']._serialized_start=817
-  _globals['_FOREIGNPROCESS']._serialized_end=979
+  _globals['_GPULEASE']._serialized_end=766
+  _globals['_HOLD']._serialized_start=769
+  _globals['_HOLD']._serialized_end=929
+  _globals['_CORDON']._serialized_start=931
+  _globals['_CORDON']._serialized_end=1025
+  _globals['_FOREIGNPROCESS']._serialized_start=1028
+  _globals['_FOREIGNPROCESS']._serialized_end=1190
 # @@protoc_insertion_point(module_scope)

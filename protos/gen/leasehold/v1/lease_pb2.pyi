@@ -32,7 +32,7 @@ class _SlotStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SlotState.V
     SLOT_STATE_FREE: _SlotState.ValueType  # 1
     """Anybody may claim it."""
     SLOT_STATE_RESERVED: _SlotState.ValueType  # 2
-    """Held for an operation that has not ended: the destination of a restore or remap."""
+    """Kept for an operation that has not ended, such as the destination of a remap; or under a hold."""
     SLOT_STATE_LEASED: _SlotState.ValueType  # 3
     """Leased to a workload."""
     SLOT_STATE_CORDONED: _SlotState.ValueType  # 4
@@ -50,7 +50,7 @@ SLOT_STATE_UNSPECIFIED: SlotState.ValueType  # 0
 SLOT_STATE_FREE: SlotState.ValueType  # 1
 """Anybody may claim it."""
 SLOT_STATE_RESERVED: SlotState.ValueType  # 2
-"""Held for an operation that has not ended: the destination of a restore or remap."""
+"""Kept for an operation that has not ended, such as the destination of a remap; or under a hold."""
 SLOT_STATE_LEASED: SlotState.ValueType  # 3
 """Leased to a workload."""
 SLOT_STATE_CORDONED: SlotState.ValueType  # 4
@@ -121,6 +121,7 @@ class GpuLease(_message.Message):
     CORDON_FIELD_NUMBER: _builtins.int
     FOREIGN_PROCESSES_FIELD_NUMBER: _builtins.int
     ASLEEP_BYTES_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     """UUID of the GPU."""
     slot: _builtins.int
@@ -128,9 +129,9 @@ class GpuLease(_message.Message):
     state: Global___SlotState.ValueType
     """What the slot is doing."""
     lease_id: _builtins.str
-    """Lease that holds it. Absent: none."""
+    """Lease that holds it. Absent: none, or it is under a hold."""
     workload_id: _builtins.str
-    """Id of the workload that holds it. Absent: none."""
+    """Id of the workload that holds it. Absent: none, or it is under a hold."""
     health: _gpu_pb2.GpuHealth.ValueType
     """Whether the GPU can be trusted. What excludes it stays until an operator resets it."""
     health_reason: _builtins.str
@@ -157,6 +158,10 @@ class GpuLease(_message.Message):
         only those of a workload, with their workload.
         """
 
+    @_builtins.property
+    def hold(self) -> Global___Hold:
+        """The hold that it is under while it is RESERVED. Absent: none."""
+
     def __init__(
         self,
         *,
@@ -172,15 +177,18 @@ class GpuLease(_message.Message):
         cordon: Global___Cordon | None = ...,
         foreign_processes: _abc.Iterable[Global___ForeignProcess] | None = ...,
         asleep_bytes: _builtins.int | None = ...,
+        hold: Global___Hold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes", "_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "asleep_bytes", b"asleep_bytes", "cordon", b"cordon", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "workload_id", b"workload_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes", "_cordon", b"_cordon", "_hold", b"_hold", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "asleep_bytes", b"asleep_bytes", "cordon", b"cordon", "hold", b"hold", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "workload_id", b"workload_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes", "_cordon", b"_cordon", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "asleep_bytes", b"asleep_bytes", "cordon", b"cordon", "foreign_processes", b"foreign_processes", "gpu_uuid", b"gpu_uuid", "health", b"health", "health_reason", b"health_reason", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "slot", b"slot", "state", b"state", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes", "_cordon", b"_cordon", "_hold", b"_hold", "_lease_id", b"_lease_id", "_sample", b"_sample", "_workload_id", b"_workload_id", "asleep_bytes", b"asleep_bytes", "cordon", b"cordon", "foreign_processes", b"foreign_processes", "gpu_uuid", b"gpu_uuid", "health", b"health", "health_reason", b"health_reason", "hold", b"hold", "lease_id", b"lease_id", "sample", b"sample", "since", b"since", "slot", b"slot", "state", b"state", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__asleep_bytes: _TypeAlias = _typing.Literal["asleep_bytes"]  # noqa: Y015
     _WhichOneofArgType__asleep_bytes: _TypeAlias = _typing.Literal["_asleep_bytes", b"_asleep_bytes"]  # noqa: Y015
     _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
     _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
+    _WhichOneofReturnType__hold: _TypeAlias = _typing.Literal["hold"]  # noqa: Y015
+    _WhichOneofArgType__hold: _TypeAlias = _typing.Literal["_hold", b"_hold"]  # noqa: Y015
     _WhichOneofReturnType__lease_id: _TypeAlias = _typing.Literal["lease_id"]  # noqa: Y015
     _WhichOneofArgType__lease_id: _TypeAlias = _typing.Literal["_lease_id", b"_lease_id"]  # noqa: Y015
     _WhichOneofReturnType__sample: _TypeAlias = _typing.Literal["sample"]  # noqa: Y015
@@ -192,6 +200,8 @@ class GpuLease(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cordon) -> _WhichOneofReturnType__cordon | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hold) -> _WhichOneofReturnType__hold | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_id) -> _WhichOneofReturnType__lease_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sample) -> _WhichOneofReturnType__sample | None: ...
@@ -199,6 +209,50 @@ class GpuLease(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workload_id) -> _WhichOneofReturnType__workload_id | None: ...
 
 Global___GpuLease: _TypeAlias = GpuLease  # noqa: Y015
+
+@_typing.final
+class Hold(_message.Message):
+    """GPUs that a suspend freed, reserved for the next run or restore that names the hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_IDS_FIELD_NUMBER: _builtins.int
+    HELD_BY_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    hold_id: _builtins.str
+    """Id of the command that suspended. Unique in the fleet."""
+    held_by: _builtins.str
+    """Who holds them, as the suspend said. Empty: it did not."""
+    @_builtins.property
+    def workload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the workloads that were suspended: one, unless a run or a restore preempts several."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the GPUs were freed."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When they are free for all, unless a run or a restore is taking them then."""
+
+    def __init__(
+        self,
+        *,
+        hold_id: _builtins.str = ...,
+        workload_ids: _abc.Iterable[_builtins.str] | None = ...,
+        held_by: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "held_by", b"held_by", "hold_id", b"hold_id", "workload_ids", b"workload_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hold: _TypeAlias = Hold  # noqa: Y015
 
 @_typing.final
 class Cordon(_message.Message):

@@ -29,7 +29,7 @@ from leasehold.v1 import hook_pb2 as leasehold_dot_v1_dot_hook__pb2
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cleasehold/v1/operation.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bleasehold/v1/eviction.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x17leasehold/v1/hook.proto\x1a\x1bleasehold/v1/workload.proto\"\x8c\x05\n\tOperation\x12)\n\x03run\x18\x01 \x01(\x0b\x32\x1a.leasehold.v1.RunOperationH\x00\x12\x31\n\x07suspend\x18\x02 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperationH\x00\x12\x31\n\x07restore\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperationH\x00\x12-\n\x05remap\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperationH\x00\x12+\n\x04stop\x18\x05 \x01(\x0b\x32\x1b.leasehold.v1.StopOperationH\x00\x12-\n\x05\x61\x64opt\x18\x06 \x01(\x0b\x32\x1c.leasehold.v1.AdoptOperationH\x00\x12\x31\n\x07release\x18\x07 \x01(\x0b\x32\x1e.leasehold.v1.ReleaseOperationH\x00\x12/\n\x06\x63ordon\x18\x08 \x01(\x0b\x32\x1d.leasehold.v1.CordonOperationH\x00\x12\x33\n\x08uncordon\x18\t \x01(\x0b\x32\x1f.leasehold.v1.UncordonOperationH\x00\x12\x41\n\x10reset_gpu_health\x18\n \x01(\x0b\x32%.leasehold.v1.ResetGpuHealthOperationH\x00\x12\x37\n\ncheckpoint\x18\x0b \x01(\x0b\x32!.leasehold.v1.CheckpointOperationH\x00\x12\x46\n\x12\x64\x65lete_checkpoints\x18\x0c \x01(\x0b\x32(.leasehold.v1.DeleteCheckpointsOperationH\x00\x42\x06\n\x04kind\"p\n\x0cRunOperation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x15\n\rcheckpoint_id\x18\x04 \x01(\t\"\xa3\x01\n\x10SuspendOperation\x12\x31\n\x06policy\x18\x01 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x00\x88\x01\x01\x12/\n\x0clock_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tgives_way\x18\x03 \x01(\x08\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x42\t\n\x07_policy\"b\n\x10RestoreOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\x12$\n\x05pairs\x18\x02 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\x12\x15\n\rcheckpoint_id\x18\x03 \x01(\t\"d\n\x0eRemapOperation\x12!\n\x05moves\x18\x01 \x03(\x0b\x32\x12.leasehold.v1.Move\x12/\n\x0clock_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\x04Move\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12$\n\x05pairs\x18\x02 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\"H\n\rStopOperation\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x90\x01\n\x0e\x41\x64optOperation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12!\n\x05hooks\x18\x03 \x03(\x0b\x32\x12.leasehold.v1.Hook\x12\x33\n\x08\x65viction\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x00\x88\x01\x01\x42\x0b\n\t_eviction\"\x12\n\x10ReleaseOperation\"I\n\x0f\x43ordonOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x63ordoned_by\x18\x03 \x01(\t\"&\n\x11UncordonOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\"\x15\n\x13\x43heckpointOperation\"C\n\x1a\x44\x65leteCheckpointsOperation\x12\x16\n\x0e\x63heckpoint_ids\x18\x01 \x03(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\",\n\x17ResetGpuHealthOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\tBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cleasehold/v1/operation.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bleasehold/v1/eviction.proto\x1a\x16leasehold/v1/gpu.proto\x1a\x17leasehold/v1/hook.proto\x1a\x1bleasehold/v1/workload.proto\"\xc8\x05\n\tOperation\x12)\n\x03run\x18\x01 \x01(\x0b\x32\x1a.leasehold.v1.RunOperationH\x00\x12\x31\n\x07suspend\x18\x02 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperationH\x00\x12\x31\n\x07restore\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperationH\x00\x12-\n\x05remap\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperationH\x00\x12+\n\x04stop\x18\x05 \x01(\x0b\x32\x1b.leasehold.v1.StopOperationH\x00\x12-\n\x05\x61\x64opt\x18\x06 \x01(\x0b\x32\x1c.leasehold.v1.AdoptOperationH\x00\x12\x31\n\x07release\x18\x07 \x01(\x0b\x32\x1e.leasehold.v1.ReleaseOperationH\x00\x12/\n\x06\x63ordon\x18\x08 \x01(\x0b\x32\x1d.leasehold.v1.CordonOperationH\x00\x12\x33\n\x08uncordon\x18\t \x01(\x0b\x32\x1f.leasehold.v1.UncordonOperationH\x00\x12\x41\n\x10reset_gpu_health\x18\n \x01(\x0b\x32%.leasehold.v1.ResetGpuHealthOperationH\x00\x12\x37\n\ncheckpoint\x18\x0b \x01(\x0b\x32!.leasehold.v1.CheckpointOperationH\x00\x12\x46\n\x12\x64\x65lete_checkpoints\x18\x0c \x01(\x0b\x32(.leasehold.v1.DeleteCheckpointsOperationH\x00\x12:\n\x0crelease_hold\x18\r \x01(\x0b\x32\".leasehold.v1.ReleaseHoldOperationH\x00\x42\x06\n\x04kind\"\x92\x01\n\x0cRunOperation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x04spec\x18\x02 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\x11\n\tgpu_uuids\x18\x03 \x03(\t\x12\x15\n\rcheckpoint_id\x18\x04 \x01(\t\x12\x0f\n\x07hold_id\x18\x05 \x01(\t\x12\x0f\n\x07preempt\x18\x06 \x03(\t\"\x84\x02\n\x10SuspendOperation\x12\x31\n\x06policy\x18\x01 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x00\x88\x01\x01\x12/\n\x0clock_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tgives_way\x18\x03 \x01(\x08\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\x12\x30\n\x08hold_for\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationH\x01\x88\x01\x01\x12\x0f\n\x07held_by\x18\x06 \x01(\t\x12\x0f\n\x07hold_id\x18\x07 \x01(\tB\t\n\x07_policyB\x0b\n\t_hold_for\"\x84\x01\n\x10RestoreOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\x12$\n\x05pairs\x18\x02 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\x12\x15\n\rcheckpoint_id\x18\x03 \x01(\t\x12\x0f\n\x07hold_id\x18\x04 \x01(\t\x12\x0f\n\x07preempt\x18\x05 \x03(\t\"d\n\x0eRemapOperation\x12!\n\x05moves\x18\x01 \x03(\x0b\x32\x12.leasehold.v1.Move\x12/\n\x0clock_timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\x04Move\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12$\n\x05pairs\x18\x02 \x03(\x0b\x32\x15.leasehold.v1.GpuPair\"H\n\rStopOperation\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x90\x01\n\x0e\x41\x64optOperation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12!\n\x05hooks\x18\x03 \x03(\x0b\x32\x12.leasehold.v1.Hook\x12\x33\n\x08\x65viction\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.EvictionPolicyH\x00\x88\x01\x01\x42\x0b\n\t_eviction\"\x12\n\x10ReleaseOperation\"I\n\x0f\x43ordonOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x63ordoned_by\x18\x03 \x01(\t\"&\n\x11UncordonOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\"\x15\n\x13\x43heckpointOperation\"C\n\x1a\x44\x65leteCheckpointsOperation\x12\x16\n\x0e\x63heckpoint_ids\x18\x01 \x03(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\",\n\x17ResetGpuHealthOperation\x12\x11\n\tgpu_uuids\x18\x01 \x03(\t\"\'\n\x14ReleaseHoldOperation\x12\x0f\n\x07hold_id\x18\x01 \x01(\tBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,31 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
   _globals['_OPERATION']._serialized_start=186
-  _globals['_OPERATION']._serialized_end=838
-  _globals['_RUNOPERATION']._serialized_start=840
-  _globals['_RUNOPERATION']._serialized_end=952
-  _globals['_SUSPENDOPERATION']._serialized_start=955
-  _globals['_SUSPENDOPERATION']._serialized_end=1118
-  _globals['_RESTOREOPERATION']._serialized_start=1120
-  _globals['_RESTOREOPERATION']._serialized_end=1218
-  _globals['_REMAPOPERATION']._serialized_start=1220
-  _globals['_REMAPOPERATION']._serialized_end=1320
-  _globals['_MOVE']._serialized_start=1322
-  _globals['_MOVE']._serialized_end=1387
-  _globals['_STOPOPERATION']._serialized_start=1389
-  _globals['_STOPOPERATION']._serialized_end=1461
-  _globals['_ADOPTOPERATION']._serialized_start=1464
-  _globals['_ADOPTOPERATION']._serialized_end=1608
-  _globals['_RELEASEOPERATION']._serialized_start=1610
-  _globals['_RELEASEOPERATION']._serialized_end=1628
-  _globals['_CORDONOPERATION']._serialized_start=1630
-  _globals['_CORDONOPERATION']._serialized_end=1703
-  _globals['_UNCORDONOPERATION']._serialized_start=1705
-  _globals['_UNCORDONOPERATION']._serialized_end=1743
-  _globals['_CHECKPOINTOPERATION']._serialized_start=1745
-  _globals['_CHECKPOINTOPERATION']._serialized_end=1766
-  _globals['_DELETECHECKPOINTSOPERATION']._serialized_start=1768
-  _globals['_DELETECHECKPOINTSOPERATION']._serialized_end=1835
-  _globals['_RESETGPUHEALTHOPERATION']._serialized_start=1837
-  _globals['_RESETGPUHEALTHOPERATION']._serialized_end=1881
+  _globals['_OPERATION']._serialized_end=898
+  _globals['_RUNOPERATION']._serialized_start=901
+  _globals['_RUNOPERATION']._serialized_end=1047
+  _globals['_SUSPENDOPERATION']._serialized_start=1050
+  _globals['_SUSPENDOPERATION']._serialized_end=1310
+  _globals['_RESTOREOPERATION']._serialized_start=1313
+  _globals['_RESTOREOPERATION']._serialized_end=1445
+  _globals['_REMAPOPERATION']._serialized_start=1447
+  _globals['_REMAPOPERATION']._serialized_end=1547
+  _globals['_MOVE']._serialized_start=1549
+  _globals['_MOVE']._serialized_end=1614
+  _globals['_STOPOPERATION']._serialized_start=1616
+  _globals['_STOPOPERATION']._serialized_end=1688
+  _globals['_ADOPTOPERATION']._serialized_start=1691
+  _globals['_ADOPTOPERATION']._serialized_end=1835
+  _globals['_RELEASEOPERATION']._serialized_start=1837
+  _globals['_RELEASEOPERATION']._serialized_end=1855
+  _globals['_CORDONOPERATION']._serialized_start=1857
+  _globals['_CORDONOPERATION']._serialized_end=1930
+  _globals['_UNCORDONOPERATION']._serialized_start=1932
+  _globals['_UNCORDONOPERATION']._serialized_end=1970
+  _globals['_CHECKPOINTOPERATION']._serialized_start=1972
+  _globals['_CHECKPOINTOPERATION']._serialized_end=1993
+  _globals['_DELETECHECKPOINTSOPERATION']._serialized_start=1995
+  _globals['_DELETECHECKPOINTSOPERATION']._serialized_end=2062
+  _globals['_RESETGPUHEALTHOPERATION']._serialized_start=2064
+  _globals['_RESETGPUHEALTHOPERATION']._serialized_end=2108
+  _globals['_RELEASEHOLDOPERATION']._serialized_start=2110
+  _globals['_RELEASEHOLDOPERATION']._serialized_end=2149
 # @@protoc_insertion_point(module_scope)

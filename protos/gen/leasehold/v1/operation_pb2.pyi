@@ -41,6 +41,7 @@ class Operation(_message.Message):
     RESET_GPU_HEALTH_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     DELETE_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    RELEASE_HOLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___RunOperation:
         """Starts a workload."""
@@ -89,6 +90,10 @@ class Operation(_message.Message):
     def delete_checkpoints(self) -> Global___DeleteCheckpointsOperation:
         """Deletes checkpoints on a worker's disk."""
 
+    @_builtins.property
+    def release_hold(self) -> Global___ReleaseHoldOperation:
+        """Gives up a hold before it expires."""
+
     def __init__(
         self,
         *,
@@ -104,12 +109,13 @@ class Operation(_message.Message):
         reset_gpu_health: Global___ResetGpuHealthOperation | None = ...,
         checkpoint: Global___CheckpointOperation | None = ...,
         delete_checkpoints: Global___DeleteCheckpointsOperation | None = ...,
+        release_hold: Global___ReleaseHoldOperation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "release_hold", b"release_hold", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "checkpoint", b"checkpoint", "cordon", b"cordon", "delete_checkpoints", b"delete_checkpoints", "kind", b"kind", "release", b"release", "release_hold", b"release_hold", "remap", b"remap", "reset_gpu_health", b"reset_gpu_health", "restore", b"restore", "run", b"run", "stop", b"stop", "suspend", b"suspend", "uncordon", b"uncordon"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run", "suspend", "restore", "remap", "stop", "adopt", "release", "cordon", "uncordon", "reset_gpu_health", "checkpoint", "delete_checkpoints"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run", "suspend", "restore", "remap", "stop", "adopt", "release", "cordon", "uncordon", "reset_gpu_health", "checkpoint", "delete_checkpoints", "release_hold"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -125,10 +131,16 @@ class RunOperation(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name and spec; its id is the command's workload_id."""
     checkpoint_id: _builtins.str
     """Checkpoint that its application begins with, from the worker's image directory. Empty: none."""
+    hold_id: _builtins.str
+    """Hold whose GPUs it takes, before free ones. The hold ends with success: GPUs of it that the workload does not
+    need become free. After a failure the hold has its GPUs again, until it expires. Empty: none.
+    """
     @_builtins.property
     def spec(self) -> _workload_pb2.WorkloadSpec:
         """What to start."""
@@ -137,6 +149,13 @@ class RunOperation(_message.Message):
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """GPUs to take. Empty: those that the pool gives."""
 
+    @_builtins.property
+    def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workloads of the same worker that are suspended first, in this order and by the policies of their specs. Nobody
+        else gets their GPUs meanwhile. If a suspend or the start fails, they are restored on their GPUs. Not with
+        hold_id.
+        """
+
     def __init__(
         self,
         *,
@@ -144,10 +163,12 @@ class RunOperation(_message.Message):
         spec: _workload_pb2.WorkloadSpec | None = ...,
         gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
         checkpoint_id: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
+        preempt: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "name", b"name", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "name", b"name", "preempt", b"preempt", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,10 +184,17 @@ class SuspendOperation(_message.Message):
     LOCK_TIMEOUT_FIELD_NUMBER: _builtins.int
     GIVES_WAY_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    HOLD_FOR_FIELD_NUMBER: _builtins.int
+    HELD_BY_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
     gives_way: _builtins.bool
     """The workload is a helper that gives way to others: its worker wakes it once GPUs are spare."""
     force: _builtins.bool
     """Also where the policy frees nothing, or loses what the workload has computed."""
+    held_by: _builtins.str
+    """Who holds them, for people, in 256 characters at most. Only with hold_for."""
+    hold_id: _builtins.str
+    """The hold that the GPUs join. A worker sets it for the suspends of a preempt; clients can't."""
     @_builtins.property
     def policy(self) -> _eviction_pb2.EvictionPolicy:
         """How. Absent: as its spec says."""
@@ -175,6 +203,12 @@ class SuspendOperation(_message.Message):
     def lock_timeout(self) -> _duration_pb2.Duration:
         """How long submitted GPU work may take to drain. Absent: 10 s. Never infinite."""
 
+    @_builtins.property
+    def hold_for(self) -> _duration_pb2.Duration:
+        """How long the GPUs that the suspend frees stay RESERVED for whoever names the hold in a run or a restore.
+        At most 10 min, counted from the moment in which they are freed. Absent: they are free for all at once.
+        """
+
     def __init__(
         self,
         *,
@@ -182,13 +216,21 @@ class SuspendOperation(_message.Message):
         lock_timeout: _duration_pb2.Duration | None = ...,
         gives_way: _builtins.bool = ...,
         force: _builtins.bool = ...,
+        hold_for: _duration_pb2.Duration | None = ...,
+        held_by: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hold_for", b"_hold_for", "_policy", b"_policy", "hold_for", b"hold_for", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policy", b"_policy", "force", b"force", "gives_way", b"gives_way", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hold_for", b"_hold_for", "_policy", b"_policy", "force", b"force", "gives_way", b"gives_way", "held_by", b"held_by", "hold_for", b"hold_for", "hold_id", b"hold_id", "lock_timeout", b"lock_timeout", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__hold_for: _TypeAlias = _typing.Literal["hold_for"]  # noqa: Y015
+    _WhichOneofArgType__hold_for: _TypeAlias = _typing.Literal["_hold_for", b"_hold_for"]  # noqa: Y015
     _WhichOneofReturnType__policy: _TypeAlias = _typing.Literal["policy"]  # noqa: Y015
     _WhichOneofArgType__policy: _TypeAlias = _typing.Literal["_policy", b"_policy"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hold_for) -> _WhichOneofReturnType__hold_for | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__policy) -> _WhichOneofReturnType__policy | None: ...
 
 Global___SuspendOperation: _TypeAlias = SuspendOperation  # noqa: Y015
@@ -202,8 +244,12 @@ class RestoreOperation(_message.Message):
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     """Checkpoint of its application that a stopped workload begins with. Empty: the newest that is whole."""
+    hold_id: _builtins.str
+    """Hold whose GPUs it takes, as of a run. Empty: none."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """GPUs to restore on, in the order of those it was parked from. Empty: the same if they are free, else others."""
@@ -212,16 +258,22 @@ class RestoreOperation(_message.Message):
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.GpuPair]:
         """Pairs instead of gpu_uuids. They may be partial: the worker completes them."""
 
+    @_builtins.property
+    def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workloads that are suspended first, as of a run."""
+
     def __init__(
         self,
         *,
         gpu_uuids: _abc.Iterable[_builtins.str] | None = ...,
         pairs: _abc.Iterable[_gpu_pb2.GpuPair] | None = ...,
         checkpoint_id: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
+        preempt: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "pairs", b"pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "pairs", b"pairs", "preempt", b"preempt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,3 +548,25 @@ class ResetGpuHealthOperation(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResetGpuHealthOperation: _TypeAlias = ResetGpuHealthOperation  # noqa: Y015
+
+@_typing.final
+class ReleaseHoldOperation(_message.Message):
+    """Gives up a hold before it expires: its GPUs are free for all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    hold_id: _builtins.str
+    """The hold."""
+    def __init__(
+        self,
+        *,
+        hold_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_id", b"hold_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseHoldOperation: _TypeAlias = ReleaseHoldOperation  # noqa: Y015

@@ -40,6 +40,8 @@ class CreateWorkloadRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent: a repeated id is answered with what it created. Empty: not idempotent."""
     name: _builtins.str
@@ -47,9 +49,11 @@ class CreateWorkloadRequest(_message.Message):
     worker: _builtins.str
     """Where, by id or name. Empty: the connected worker with the most free GPUs."""
     validate_only: _builtins.bool
-    """Check everything, and create nothing."""
+    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
     checkpoint_id: _builtins.str
     """Checkpoint that its application begins with; the worker must have it in its image directory. Empty: none."""
+    hold_id: _builtins.str
+    """Hold whose GPUs it takes, as a suspend's result tells it; the worker is that of the hold. Empty: none."""
     @_builtins.property
     def spec(self) -> _workload_pb2.WorkloadSpec:
         """What to start."""
@@ -62,6 +66,10 @@ class CreateWorkloadRequest(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """How long the start may wait and take. Absent: 60 s."""
 
+    @_builtins.property
+    def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workloads to suspend first, by id or name, as RunOperation says; the worker is theirs. 256 at most."""
+
     def __init__(
         self,
         *,
@@ -73,10 +81,12 @@ class CreateWorkloadRequest(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         validate_only: _builtins.bool = ...,
         checkpoint_id: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
+        preempt: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "name", b"name", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "name", b"name", "preempt", b"preempt", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -92,11 +102,11 @@ class CreateWorkloadResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload, as it was created."""
+        """The created workload. With validate_only: the worker and the spec that the workload would have, without id."""
 
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command that starts it. Absent with validate_only."""
+        """The command that starts the workload. Absent with validate_only."""
 
     def __init__(
         self,
@@ -872,6 +882,62 @@ class DeleteCheckpointsResponse(_message.Message):
 Global___DeleteCheckpointsResponse: _TypeAlias = DeleteCheckpointsResponse  # noqa: Y015
 
 @_typing.final
+class ReleaseHoldRequest(_message.Message):
+    """Request of ReleaseHold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Makes the call idempotent. Empty: not idempotent."""
+    hold_id: _builtins.str
+    """The hold."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long it may wait and take. Absent: 60 s."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_id", b"hold_id", "request_id", b"request_id", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseHoldRequest: _TypeAlias = ReleaseHoldRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseHoldResponse(_message.Message):
+    """Response of ReleaseHold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """The command."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseHoldResponse: _TypeAlias = ReleaseHoldResponse  # noqa: Y015
+
+@_typing.final
 class StopWorkloadRequest(_message.Message):
     """Request of StopWorkload."""
 
@@ -949,10 +1015,13 @@ class AdoptProcessRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent. Empty: not idempotent."""
     worker: _builtins.str
     """Id or name of the worker on whose host it runs."""
+    validate_only: _builtins.bool
+    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """How long it may wait and take. Absent: 60 s."""
@@ -968,10 +1037,11 @@ class AdoptProcessRequest(_message.Message):
         worker: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
         operation: _operation_pb2.AdoptOperation | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "request_id", b"request_id", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -987,11 +1057,11 @@ class AdoptProcessResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload that it becomes, still PENDING."""
+        """The workload that the process becomes, still PENDING. Absent with validate_only."""
 
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command that takes it in."""
+        """The command that adopts the process. Absent with validate_only."""
 
     def __init__(
         self,

@@ -95,6 +95,11 @@ class WorkloadServiceStub:
                 request_serializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteCheckpointsRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteCheckpointsResponse.FromString,
                 _registered_method=True)
+        self.ReleaseHold = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/ReleaseHold',
+                request_serializer=leasehold_dot_v1_dot_workload__service__pb2.ReleaseHoldRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_workload__service__pb2.ReleaseHoldResponse.FromString,
+                _registered_method=True)
         self.StopWorkload = channel.unary_unary(
                 '/leasehold.v1.WorkloadService/StopWorkload',
                 request_serializer=leasehold_dot_v1_dot_workload__service__pb2.StopWorkloadRequest.SerializeToString,
@@ -205,6 +210,13 @@ class WorkloadServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseHold(self, request, context):
+        """Gives up a hold on GPUs that a suspend freed, before it expires.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopWorkload(self, request, context):
         """Ends a workload.
         """
@@ -295,6 +307,11 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
                     servicer.DeleteCheckpoints,
                     request_deserializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteCheckpointsRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteCheckpointsResponse.SerializeToString,
+            ),
+            'ReleaseHold': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseHold,
+                    request_deserializer=leasehold_dot_v1_dot_workload__service__pb2.ReleaseHoldRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_workload__service__pb2.ReleaseHoldResponse.SerializeToString,
             ),
             'StopWorkload': grpc.unary_unary_rpc_method_handler(
                     servicer.StopWorkload,
@@ -642,6 +659,33 @@ class WorkloadService:
             '/leasehold.v1.WorkloadService/DeleteCheckpoints',
             leasehold_dot_v1_dot_workload__service__pb2.DeleteCheckpointsRequest.SerializeToString,
             leasehold_dot_v1_dot_workload__service__pb2.DeleteCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseHold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/ReleaseHold',
+            leasehold_dot_v1_dot_workload__service__pb2.ReleaseHoldRequest.SerializeToString,
+            leasehold_dot_v1_dot_workload__service__pb2.ReleaseHoldResponse.FromString,
             options,
             channel_credentials,
             insecure,

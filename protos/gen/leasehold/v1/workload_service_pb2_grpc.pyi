@@ -57,6 +57,8 @@ class WorkloadServiceStub:
     """Checkpoints on the disks of the workers that are in contact, newest first."""
     DeleteCheckpoints: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteCheckpointsRequest, _workload_service_pb2.DeleteCheckpointsResponse]
     """Deletes checkpoints of one worker."""
+    ReleaseHold: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.ReleaseHoldRequest, _workload_service_pb2.ReleaseHoldResponse]
+    """Gives up a hold on GPUs that a suspend freed, before it expires."""
     StopWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.StopWorkloadRequest, _workload_service_pb2.StopWorkloadResponse]
     """Ends a workload."""
     AdoptProcess: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.AdoptProcessRequest, _workload_service_pb2.AdoptProcessResponse]
@@ -95,6 +97,8 @@ class WorkloadServiceAsyncStub(WorkloadServiceStub):
     """Checkpoints on the disks of the workers that are in contact, newest first."""
     DeleteCheckpoints: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteCheckpointsRequest, _workload_service_pb2.DeleteCheckpointsResponse]  # type: ignore[assignment]
     """Deletes checkpoints of one worker."""
+    ReleaseHold: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.ReleaseHoldRequest, _workload_service_pb2.ReleaseHoldResponse]  # type: ignore[assignment]
+    """Gives up a hold on GPUs that a suspend freed, before it expires."""
     StopWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.StopWorkloadRequest, _workload_service_pb2.StopWorkloadResponse]  # type: ignore[assignment]
     """Ends a workload."""
     AdoptProcess: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.AdoptProcessRequest, _workload_service_pb2.AdoptProcessResponse]  # type: ignore[assignment]
@@ -202,6 +206,14 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.DeleteCheckpointsResponse, _abc.Awaitable[_workload_service_pb2.DeleteCheckpointsResponse]]:
         """Deletes checkpoints of one worker."""
+
+    @_abc_1.abstractmethod
+    def ReleaseHold(
+        self,
+        request: _workload_service_pb2.ReleaseHoldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_workload_service_pb2.ReleaseHoldResponse, _abc.Awaitable[_workload_service_pb2.ReleaseHoldResponse]]:
+        """Gives up a hold on GPUs that a suspend freed, before it expires."""
 
     @_abc_1.abstractmethod
     def StopWorkload(

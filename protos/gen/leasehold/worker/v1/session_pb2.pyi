@@ -874,7 +874,7 @@ class PlanQuery(_message.Message):
     """The workload. Empty for a remap, whose moves name the workloads."""
     @_builtins.property
     def operation(self) -> _operation_pb2.Operation:
-        """A suspend, a restore, a remap or a checkpoint."""
+        """A suspend, a restore, a remap or a checkpoint; since 1.5 also a run or an adoption, without a workload id."""
 
     def __init__(
         self,

@@ -1,0 +1,67 @@
+"""Holds: GPUs that a suspend freed, reserved on its worker for the run or restore that names the hold.
+
+A run or a restore that preempts makes a hold of its own on the worker.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
+
+from leasehold_coordinator.commands.targets import find_preempted
+from leasehold_coordinator.core.operation_rules import check_preempt
+from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.fleet import Fleet
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The GPUs that a new workload gets from a hold, or from workloads that it preempts.
+
+    Attributes:
+        worker_id: Its worker, which alone knows what is free. Empty: the request names no such GPUs.
+        preempted_ids: Ids of the workloads that are suspended first.
+    """
+
+    worker_id: str = ""
+    preempted_ids: tuple[str, ...] = ()
+
+
+async def find_hold_worker(fleet: Fleet, hold_id: str) -> str:
+    """The id of the worker on which a hold was made, whether or not the hold still exists.
+
+    A hold has the id of the suspend's command, which names the worker. The worker's last load may be older
+    than the hold.
+
+    Raises:
+        FleetError: UNKNOWN_HOLD, or STORAGE_UNAVAILABLE.
+    """
+    command = await fleet.find_command(hold_id)
+    if command is None or not command.operation.suspend.HasField("hold_for"):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
+            f"there is no hold {hold_id!r}: give the hold_id of the result of a suspend with hold_for",
+            field="hold_id",
+        )
+    return command.worker_id
+
+
+async def find_room(fleet: Fleet, request: CreateWorkloadRequest) -> Room:
+    """The hold or the preempted workloads of a request.
+
+    Raises:
+        FleetError: UNKNOWN_HOLD, UNKNOWN_WORKLOAD, WRONG_STATE or WORKER_UNAVAILABLE; INVALID_ARGUMENT if
+            they are on another worker than the request names.
+    """
+    check_preempt("preempt", request.preempt, request.hold_id)
+    preempted = await find_preempted(fleet, "preempt", request.preempt)
+    if not preempted and not request.hold_id:
+        return Room()
+    worker_id = preempted[0].worker_id if preempted else await find_hold_worker(fleet, request.hold_id)
+    if request.worker and fleet.registry.find(request.worker).hello.worker_id != worker_id:
+        what = f"workload {preempted[0].name}" if preempted else f"hold {request.hold_id}"
+        raise invalid("worker", f"{what} is not on worker {request.worker}: leave out the worker")
+    fleet.contact(worker_id)
+    return Room(worker_id, tuple(workload.workload_id for workload in preempted))

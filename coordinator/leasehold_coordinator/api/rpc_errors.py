@@ -20,9 +20,9 @@ from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.api.status_codes import status_code
-from leasehold_coordinator.core.message_values import find_problem
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
 from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
+from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)

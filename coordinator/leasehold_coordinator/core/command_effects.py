@@ -99,3 +99,8 @@ def frame_of(sent: Send, epoch: int, now: Timestamp, jumped_ns: int = 0) -> Comm
 def _age_ns(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> int:
     passed_ns: int = now.ToNanoseconds() - stored.command.create_time.ToNanoseconds()
     return passed_ns - (jumped_ns - stored.jumped_ns)
+
+
+def is_overdue(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> bool:
+    """Whether the timeout of a command is over. A command without a timeout never is."""
+    return 0 < stored.command.timeout.ToNanoseconds() < _age_ns(stored, now, jumped_ns)

@@ -23,7 +23,7 @@ from leasehold_coordinator.core.command_effects import (
     Send,
     Store,
     StoredCommand,
-    _age_ns,
+    is_overdue,
 )
 from leasehold_coordinator.core.command_states import (
     ACCEPTED,
@@ -238,7 +238,7 @@ class CommandLedger:
             if earlier is not None and stored.command.command_id not in earlier:
                 continue
             unknown_there = stored.command.command_id not in held
-            overdue = _is_overdue(stored, now, self.jumped_ns)
+            overdue = is_overdue(stored, now, self.jumped_ns)
             if stored.command.state == PENDING and not (is_restored or overdue):
                 continue  # never sent, so it waits for its turn
             if unknown_there and can_ask and (stored.accepted or is_restored):
@@ -351,7 +351,7 @@ class CommandLedger:
             if stored is None or command_id not in self.on_disk:
                 continue
             command = stored.command
-            overdue = _is_overdue(stored, now, jumped_ns)
+            overdue = is_overdue(stored, now, jumped_ns)
             instance_id = instance_of(command.worker_id)
             if command.state == PENDING:
                 if overdue:
@@ -377,10 +377,6 @@ def _changed(command: Command, state: CommandState.ValueType, now: Timestamp, ph
     changed.revision += 1
     changed.update_time.CopyFrom(now)
     return changed
-
-
-def _is_overdue(stored: StoredCommand, now: Timestamp, jumped_ns: int) -> bool:
-    return 0 < stored.command.timeout.ToNanoseconds() < _age_ns(stored, now, jumped_ns)
 
 
 _JOURNAL_LOST: Final = FleetError(

@@ -9,8 +9,8 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.field_rules import GPU_LIMIT
-from leasehold_coordinator.core.message_values import find_problem
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import is_storable
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -5,9 +5,9 @@ from typing import TypeVar
 from google.protobuf.message import Message
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
-from leasehold_coordinator.core import list_orders
-from leasehold_coordinator.core.filters import Filter
-from leasehold_coordinator.core.paging import Orders, Page, PageRequest, Position
+from leasehold_coordinator.lists import list_orders
+from leasehold_coordinator.lists.filters import Filter
+from leasehold_coordinator.lists.paging import Orders, Page, PageRequest, Position
 from leasehold_coordinator.storage.store import Store
 
 M = TypeVar("M", bound=Message)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leasehold_coordinator.core import list_fields, list_orders
-from leasehold_coordinator.core.filter_expression import parse_filter
-from leasehold_coordinator.core.filters import bind
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.filter_expression import parse_filter
+from leasehold_coordinator.lists.filters import bind
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from leasehold_client.arguments.gpu_names import resolve_list
+from leasehold_client.cli.get_watch import echo_changes
 from leasehold_client.cli.lookups import known_checkpoints, known_gpus, worker_names
 from leasehold_client.cli.verb import output_option, verb
 
@@ -26,6 +27,7 @@ Shown = TypeVar("Shown", bound="Message")
 )
 @click.argument("name", required=False)
 @click.option("-a", "--all", "include_ended", is_flag=True, help="Include workloads that have ended.")
+@click.option("-w", "--watch", is_flag=True, help="Then print a line per change, until interrupted.")
 @click.option(
     "--filter",
     "filter_text",
@@ -45,6 +47,7 @@ def get(
     include_ended: bool,
     filter_text: str,
     sort_by: str,
+    watch: bool,
     output: str,
 ) -> None:
     """List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.
@@ -57,6 +60,11 @@ def get(
         raise click.UsageError(f"--filter and --sort-by are for lists: leave out {name!r} or the options")
     if sort_by and kind == "checkpoints":
         raise click.UsageError("checkpoints are always listed newest first: leave out --sort-by")
+    if watch:
+        if filter_text or sort_by:
+            raise click.UsageError("--watch shows everything: leave out --filter and --sort-by")
+        echo_changes(client, kind, name, output)
+        return
     match kind:
         case "workers":
             workers = [client.worker(name)] if name else client.workers(filter=filter_text, order_by=sort_by)

@@ -26,9 +26,11 @@ def known_gpus(client: Client, filter_text: str = "", order_by: str = "") -> lis
     """
     listed = client.list_gpus(filter=filter_text, order_by=order_by)
     if listed.unreachable:
+        names = worker_names(client)
+        silent = ", ".join(names.get(one, one) for one in listed.unreachable)
         echo_error(
             "leasehold: warning: these workers have not reported since the coordinator started, so their "
-            f"GPUs are unknown: {', '.join(listed.unreachable)}"
+            f"GPUs are unknown: {silent}"
         )
     return list(listed.gpus)
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.exit_codes import error_line
 from leasehold_client.cli.lookups import known_checkpoints, worker_names
-from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, verb
+from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, output_option, verb
 from leasehold_client.display.standard_output import echo
+from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError
 
 if TYPE_CHECKING:
@@ -22,7 +24,57 @@ if TYPE_CHECKING:
 
 @click.group()
 def rm() -> None:
-    """Delete checkpoints."""
+    """Delete checkpoints, and records of ended workloads and of workers that are gone."""
+
+
+@rm.command("workload")
+@click.argument("names", nargs=-1, required=True, metavar="WORKLOAD...")
+@output_option
+@verb
+def rm_workload(client: Client, names: Sequence[str], output: str) -> None:
+    """Delete the records of workloads that have ended, and of their commands.
+
+    Output and checkpoints on the disk of the worker stay. Each workload is deleted or refused by itself.
+    """
+    from leasehold_client.display.documents import echo_message
+
+    refusals: list[LeaseholdError] = []
+    for name in names:
+        try:
+            deleted = client.delete_workload(name)
+        except LeaseholdError as error:
+            refusals.append(error)
+            continue
+        if output == "json":
+            echo_message(deleted)
+        else:
+            count = deleted.deleted_command_count
+            echo(f"{name}: deleted, with {count} command{'' if count == 1 else 's'}")
+    for refusal in refusals[:-1]:
+        echo_error(error_line(refusal.message, refusal.reason))
+    if refusals:
+        raise refusals[-1]
+
+
+@rm.command("worker")
+@click.argument("name", metavar="NAME|ID")
+@output_option
+@verb
+def rm_worker(client: Client, name: str, output: str) -> None:
+    """Delete the record of a worker that is not connected.
+
+    The worker's open workloads and commands become FAILED. Nothing on its host changes. If the worker
+    connects again, it is registered again, with the workloads that it still has.
+    """
+    deleted = client.delete_worker(name)
+    if output == "json":
+        from leasehold_client.display.documents import echo_message
+
+        echo_message(deleted)
+        return
+    failed = len(deleted.failed_workload_ids)
+    workloads = f"; {failed} workload{'' if failed == 1 else 's'} of it FAILED" if failed else ""
+    echo(f"{deleted.worker.name} ({deleted.worker.worker_id}): deleted{workloads}")
 
 
 @rm.command("checkpoint")

@@ -1,37 +1,46 @@
 """The Python client of the coordinator: synchronous and typed, with idempotent calls."""
 
-import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar, final
+from typing import Protocol, TypeVar, Unpack, final
 
 import grpc
-from leasehold.v1 import command_service_pb2, fleet_service_pb2, operation_pb2, workload_service_pb2
+from google.protobuf.field_mask_pb2 import FieldMask
+from leasehold.v1 import command_service_pb2, operation_pb2, workload_service_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.eviction_pb2 import EvictionPolicy
-from leasehold.v1.fleet_service_pb2 import ForgetWorkerResponse
 from leasehold.v1.hook_pb2 import Hook
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import DeleteWorkloadResponse
 
 from leasehold_client.coordinator.connection import CALL_TIMEOUT_S
-from leasehold_client.coordinator.reader import CHECKPOINTS_TIMEOUT_S, Reader
+from leasehold_client.coordinator.reader import CHECKPOINTS_TIMEOUT_S, PLAN_TIMEOUT_S
+from leasehold_client.coordinator.request_options import (
+    ChangeOptions,
+    CreateOptions,
+    PlannedOptions,
+    RequestOptions,
+)
+from leasehold_client.coordinator.worker_changes import WorkerChanges
 from leasehold_client.messages import Moves, duration, remap_operation, restore_operation, suspend_operation
 
 
-class _CreateRequest(Protocol):
+class _PlannedRequest(Protocol):
     request_id: str
+    validate_only: bool
 
 
-Request = TypeVar("Request", bound=_CreateRequest)
+PlannedRequest = TypeVar("PlannedRequest", bound=_PlannedRequest)
 Response = TypeVar("Response")
 
 
 @final
-class Client(Reader):
+class Client(WorkerChanges):
     """A connection to one coordinator, for reads and changes.
 
     Methods raise :class:`LeaseholdError` for a refusal. A method that returns a command returns once the
-    command is stored; :meth:`wait` waits for its end.
+    command is stored; :meth:`wait` waits for its end. Options of requests are in
+    :mod:`leasehold_client.coordinator.request_options`.
 
     Args:
         address: HOST:PORT of the coordinator.
@@ -46,9 +55,12 @@ class Client(Reader):
         worker: str = "",
         gpu_uuids: Sequence[str] = (),
         checkpoint_id: str = "",
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
         hold_id: str = "",
         preempt: Sequence[str] = (),
         timeout_s: float | None = None,
+        **options: Unpack[CreateOptions],
     ) -> tuple[Workload, Command]:
         """Creates a workload and the command that starts the workload.
 
@@ -58,10 +70,13 @@ class Client(Reader):
             worker: Id or name of the worker. Empty: the one with most free GPUs, or with the checkpoint.
             gpu_uuids: Exactly these GPUs. Empty: any that satisfy the spec.
             checkpoint_id: Checkpoint that the application starts from. Empty: none.
+            labels: Labels of the workload.
+            annotations: Annotations of the workload.
             hold_id: Hold whose GPUs it takes before free ones, on the worker of the hold. Empty: none.
             preempt: Ids or names of workloads to suspend first, in order. If a suspend or the start fails,
                 they are restored on their GPUs. ``result.preempted_workload_ids`` names those suspended now.
             timeout_s: Longest time in the queue and in execution. None: 60 s, or 10 min with ``preempt``.
+            options: :class:`CreateOptions`.
         """
         request = workload_service_pb2.CreateWorkloadRequest(
             name=name,
@@ -69,9 +84,12 @@ class Client(Reader):
             worker=worker,
             gpu_uuids=gpu_uuids,
             checkpoint_id=checkpoint_id,
+            labels=labels,
+            annotations=annotations,
             hold_id=hold_id,
             preempt=preempt,
             timeout=duration(timeout_s),
+            **options,
         )
         call_timeout_s = CHECKPOINTS_TIMEOUT_S if checkpoint_id else CALL_TIMEOUT_S
         response = self._create(self._workloads.CreateWorkload, request, call_timeout_s)
@@ -87,6 +105,7 @@ class Client(Reader):
         hold_for_s: float | None = None,
         held_by: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[PlannedOptions],
     ) -> Command:
         """Suspends a workload and releases its GPUs.
 
@@ -101,6 +120,7 @@ class Client(Reader):
                 hold, at most 600 s. ``result.hold_id`` of the command is its id. None: no hold.
             held_by: Name of the hold's owner, at most 256 characters.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
+            options: :class:`PlannedOptions`.
         """
         request = workload_service_pb2.SuspendWorkloadRequest(
             workload=workload,
@@ -108,37 +128,9 @@ class Client(Reader):
                 lock_timeout_s, policy, force=force, hold_for_s=hold_for_s, held_by=held_by
             ),
             timeout=duration(timeout_s),
+            **options,
         )
-        return self._create(self._workloads.SuspendWorkload, request).command
-
-    def suspend_worker(
-        self,
-        worker: str,
-        *,
-        policy: EvictionPolicy | None = None,
-        force: bool = False,
-        lock_timeout_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> workload_service_pb2.SuspendWorkerResponse:
-        """Suspends every workload that holds GPUs of a worker, the oldest first.
-
-        Args:
-            worker: Id or name.
-            policy: As of :meth:`suspend`.
-            force: As of :meth:`suspend`.
-            lock_timeout_s: As of :meth:`suspend`.
-            timeout_s: Longest time of each command in the queue and in execution. None: 10 min.
-
-        Returns:
-            The commands in order, and the refusal of each workload that can't be suspended.
-        """
-        request = workload_service_pb2.SuspendWorkerRequest(
-            worker=worker,
-            operation=suspend_operation(lock_timeout_s, policy, force=force),
-            timeout=duration(timeout_s),
-        )
-        call = partial(self._workloads.SuspendWorker, request, timeout=CALL_TIMEOUT_S)
-        return self._connection.create(call)
+        return self._planned(self._workloads.SuspendWorkload, request).command
 
     def restore(
         self,
@@ -149,6 +141,7 @@ class Client(Reader):
         hold_id: str = "",
         preempt: Sequence[str] = (),
         timeout_s: float | None = None,
+        **options: Unpack[PlannedOptions],
     ) -> Command:
         """Restores a suspended workload, whatever its policy was.
 
@@ -159,16 +152,23 @@ class Client(Reader):
             hold_id: Hold whose GPUs it takes before free ones. Empty: none.
             preempt: Workloads to suspend first, as of :meth:`run`.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
+            options: :class:`PlannedOptions`.
         """
         request = workload_service_pb2.RestoreWorkloadRequest(
             workload=workload,
             operation=restore_operation(gpu_uuids, checkpoint_id, hold_id, preempt),
             timeout=duration(timeout_s),
+            **options,
         )
-        return self._create(self._workloads.RestoreWorkload, request).command
+        return self._planned(self._workloads.RestoreWorkload, request).command
 
     def remap(
-        self, moves: Moves, *, lock_timeout_s: float | None = None, timeout_s: float | None = None
+        self,
+        moves: Moves,
+        *,
+        lock_timeout_s: float | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[PlannedOptions],
     ) -> Command:
         """Moves running workloads to other GPUs of their worker, all or none. Two workloads can swap GPUs.
 
@@ -176,14 +176,18 @@ class Client(Reader):
             moves: Pairs of old and new GPU by workload. GPUs that are not named stay.
             lock_timeout_s: Longest time for submitted GPU work to drain. None: 10 s.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
+            options: :class:`PlannedOptions`.
         """
         request = workload_service_pb2.RemapWorkloadsRequest(
             operation=remap_operation(moves, lock_timeout_s),
             timeout=duration(timeout_s),
+            **options,
         )
-        return self._create(self._workloads.RemapWorkloads, request).command
+        return self._planned(self._workloads.RemapWorkloads, request).command
 
-    def checkpoint(self, workload: str, *, timeout_s: float | None = None) -> Command:
+    def checkpoint(
+        self, workload: str, *, timeout_s: float | None = None, **options: Unpack[PlannedOptions]
+    ) -> Command:
         """Checkpoints the application of a running workload, which keeps running.
 
         The application must implement ``leasehold_client.kernel``.
@@ -191,34 +195,14 @@ class Client(Reader):
         Args:
             workload: Id or name.
             timeout_s: Longest time in the queue and in execution. None: 10 min.
+            options: :class:`PlannedOptions`.
         """
         request = workload_service_pb2.CheckpointWorkloadRequest(
-            workload=workload, timeout=duration(timeout_s)
-        )
-        return self._create(self._workloads.CheckpointWorkload, request).command
-
-    def delete_checkpoints(
-        self,
-        worker: str,
-        checkpoint_ids: Sequence[str],
-        *,
-        force: bool = False,
-        timeout_s: float | None = None,
-    ) -> Command:
-        """Deletes checkpoints on a worker's disk.
-
-        Args:
-            worker: Id or name.
-            checkpoint_ids: At least one id.
-            force: Delete also the checkpoint of a suspended workload, which then can't be restored.
-            timeout_s: Longest time in the queue and in execution. None: 60 s.
-        """
-        request = workload_service_pb2.DeleteCheckpointsRequest(
-            worker=worker,
+            workload=workload,
             timeout=duration(timeout_s),
-            operation=operation_pb2.DeleteCheckpointsOperation(checkpoint_ids=checkpoint_ids, force=force),
+            **options,
         )
-        return self._create(self._workloads.DeleteCheckpoints, request).command
+        return self._planned(self._workloads.CheckpointWorkload, request).command
 
     def release_hold(self, hold_id: str, *, timeout_s: float | None = None) -> Command:
         """Gives up a hold: the GPUs that the suspend released become free.
@@ -240,6 +224,7 @@ class Client(Reader):
         grace_s: float | None = None,
         force: bool = False,
         timeout_s: float | None = None,
+        **options: Unpack[ChangeOptions],
     ) -> Command:
         """Stops a workload: SIGTERM, and SIGKILL after the grace period.
 
@@ -248,11 +233,13 @@ class Client(Reader):
             grace_s: Grace period. None: 10 s.
             force: Kill restored processes even if they can't be suspended first, which can hang their host.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
+            options: :class:`ChangeOptions`.
         """
         request = workload_service_pb2.StopWorkloadRequest(
             workload=workload,
             operation=operation_pb2.StopOperation(grace=duration(grace_s), force=force),
             timeout=duration(timeout_s),
+            **options,
         )
         return self._create(self._workloads.StopWorkload, request).command
 
@@ -265,6 +252,7 @@ class Client(Reader):
         eviction: EvictionPolicy | None = None,
         hooks: Sequence[Hook] = (),
         timeout_s: float | None = None,
+        **options: Unpack[RequestOptions],
     ) -> tuple[Workload, Command]:
         """Adopts a running process and its descendants as a workload that leases their GPUs.
 
@@ -275,6 +263,7 @@ class Client(Reader):
             eviction: Eviction policy. None: ``retain+cuda_suspend``.
             hooks: Hooks around suspend and restore, in order.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
+            options: :class:`RequestOptions`.
 
         Returns:
             The workload, still PENDING, and the command that adopts the process.
@@ -283,95 +272,70 @@ class Client(Reader):
             worker=worker,
             operation=operation_pb2.AdoptOperation(name=name, pid=pid, hooks=hooks, eviction=eviction),
             timeout=duration(timeout_s),
+            **options,
         )
         response = self._create(self._workloads.AdoptProcess, request)
         return response.workload, response.command
 
-    def release(self, workload: str, *, timeout_s: float | None = None) -> Command:
+    def release(
+        self, workload: str, *, timeout_s: float | None = None, **options: Unpack[ChangeOptions]
+    ) -> Command:
         """Releases an adopted or claimed workload: its processes keep running, and its lease ends.
 
         Args:
             workload: Id or name.
             timeout_s: Longest time in the queue and in execution. None: 60 s.
+            options: :class:`ChangeOptions`.
 
         Raises:
             LeaseholdError: WRONG_STATE if Leasehold started the workload, or if the workload is suspended.
         """
-        request = workload_service_pb2.ReleaseWorkloadRequest(workload=workload, timeout=duration(timeout_s))
+        request = workload_service_pb2.ReleaseWorkloadRequest(
+            workload=workload,
+            timeout=duration(timeout_s),
+            **options,
+        )
         return self._create(self._workloads.ReleaseWorkload, request).command
 
-    def cordon(
+    def update_workload(
         self,
-        worker: str,
-        gpu_uuids: Sequence[str] = (),
+        workload: str,
         *,
-        reason: str,
-        cordoned_by: str,
-        timeout_s: float | None = None,
-    ) -> Command:
-        """Takes GPUs, or a whole worker, out of service: leases stay, and no new ones are granted.
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        etag: str = "",
+    ) -> Workload:
+        """Replaces the labels or the annotations of a workload, and returns the workload.
 
         Args:
-            worker: Id or name.
-            gpu_uuids: GPUs of the worker. Empty: the whole worker, which then starts no workload.
-            reason: Reason, at most 256 characters.
-            cordoned_by: Name of the operator, at most 256 characters.
-            timeout_s: Longest time in the queue and in execution. None: 60 s.
-        """
-        operation = operation_pb2.CordonOperation(gpu_uuids=gpu_uuids, reason=reason, cordoned_by=cordoned_by)
-        request = fleet_service_pb2.CordonRequest(
-            worker=worker, operation=operation, timeout=duration(timeout_s)
-        )
-        return self._create(self._fleet.Cordon, request).command
-
-    def uncordon(
-        self, worker: str, gpu_uuids: Sequence[str] = (), *, timeout_s: float | None = None
-    ) -> Command:
-        """Puts GPUs, or a whole worker, back into service.
-
-        Args:
-            worker: Id or name.
-            gpu_uuids: GPUs of the worker. Empty: the whole worker; GPUs with a cordon of their own keep it.
-            timeout_s: Longest time in the queue and in execution. None: 60 s.
-        """
-        request = fleet_service_pb2.UncordonRequest(
-            worker=worker,
-            operation=operation_pb2.UncordonOperation(gpu_uuids=gpu_uuids),
-            timeout=duration(timeout_s),
-        )
-        return self._create(self._fleet.Uncordon, request).command
-
-    def reset_gpu_health(
-        self, worker: str, gpu_uuids: Sequence[str], *, timeout_s: float | None = None
-    ) -> Command:
-        """Resets the recorded health of GPUs of a worker. The next check finds a persisting problem again.
-
-        Args:
-            worker: Id or name.
-            gpu_uuids: GPUs of the worker, at least one.
-            timeout_s: Longest time in the queue and in execution. None: 60 s.
-        """
-        request = fleet_service_pb2.ResetGpuHealthRequest(
-            worker=worker,
-            operation=operation_pb2.ResetGpuHealthOperation(gpu_uuids=gpu_uuids),
-            timeout=duration(timeout_s),
-        )
-        return self._create(self._fleet.ResetGpuHealth, request).command
-
-    def forget_worker(self, worker: str) -> ForgetWorkerResponse:
-        """Makes the coordinator forget a worker that is not connected, and returns the removed record.
-
-        Its open workloads and commands become FAILED. Nothing on its host changes.
-
-        Args:
-            worker: Id or name.
+            workload: Id or name.
+            labels: All labels. None: unchanged.
+            annotations: All annotations. None: unchanged.
+            etag: Refuse if the workload has another etag. Empty: any.
 
         Raises:
-            LeaseholdError: UNKNOWN_WORKER or WORKER_CONNECTED.
+            LeaseholdError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT, or ETAG_MISMATCH.
         """
-        request = fleet_service_pb2.ForgetWorkerRequest(worker=worker)
-        with self._connection.decoded():  # once: a repeated call would not find the worker
-            return self._fleet.ForgetWorker(request, timeout=CALL_TIMEOUT_S)
+        given = {"labels": labels, "annotations": annotations}
+        request = workload_service_pb2.UpdateWorkloadRequest(
+            workload=Workload(workload_id=workload, labels=labels, annotations=annotations, etag=etag),
+            update_mask=FieldMask(paths=[field for field, texts in given.items() if texts is not None]),
+        )
+        return self._connection.read(self._workloads.UpdateWorkload, request).workload
+
+    def delete_workload(self, workload: str, *, etag: str = "") -> DeleteWorkloadResponse:
+        """Deletes the record of a workload that has ended and of its commands, and returns the record.
+
+        Args:
+            workload: Id or name.
+            etag: As of :meth:`update_workload`.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKLOAD, ETAG_MISMATCH, WORKLOAD_BUSY, or WRONG_STATE if it lives.
+        """
+        request = workload_service_pb2.DeleteWorkloadRequest(workload=workload, etag=etag)
+        with self._connection.decoded():  # once: a repeated call would not find the workload
+            return self._workloads.DeleteWorkload(request, timeout=CALL_TIMEOUT_S)
 
     def cancel(self, command_id: str) -> Command:
         """Requests the cancellation of a command, and returns the command.
@@ -386,11 +350,8 @@ class Client(Reader):
         call = partial(self._commands.CancelCommand, request, timeout=CALL_TIMEOUT_S)
         return self._connection.repeated(call).command
 
-    def _create(
-        self,
-        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
-        request: Request,
-        timeout_s: float = CALL_TIMEOUT_S,
+    def _planned(
+        self, method: "grpc.UnaryUnaryMultiCallable[PlannedRequest, Response]", request: PlannedRequest
     ) -> Response:
-        request.request_id = uuid.uuid4().hex
-        return self._connection.create(partial(method, request, timeout=timeout_s))
+        """Makes a creating call. A worker has 30 s to validate a request."""
+        return self._create(method, request, PLAN_TIMEOUT_S if request.validate_only else CALL_TIMEOUT_S)

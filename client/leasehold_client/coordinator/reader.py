@@ -1,13 +1,10 @@
-"""Calls to the coordinator that change nothing: lists, plans, watches and output."""
+"""Calls to the coordinator that change nothing: single messages, lists and plans."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, Self
 
 from leasehold.v1 import (
-    command_pb2,
     command_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
@@ -28,16 +25,10 @@ from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse, PlanReque
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import DEFAULT_COORDINATOR
-from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
-from leasehold_client.coordinator.retry import is_outage, is_transient, resume
-from leasehold_client.coordinator.workload_watch import Condition, wait_workload
-from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import (
     Moves,
-    command_state,
-    operation_name,
-    reason_name,
     remap_operation,
     restore_operation,
     suspend_operation,
@@ -210,116 +201,3 @@ class Reader:
 
     def _plan(self, request: PlanRequest) -> Plan:
         return self._connection.read(self._workloads.Plan, request, PLAN_TIMEOUT_S).plan
-
-    def watch(self, command: Command, *, timeout_s: float | None = None) -> Iterator[Command]:
-        """Yields the command now and after each change, until it has ended.
-
-        An outage of the coordinator is tolerated for 30 s. No error ends the command itself.
-
-        Args:
-            command: The command.
-            timeout_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
-
-        Raises:
-            NoCoordinatorError: The outage lasted longer.
-            CommandWaitTimeoutError: The wait is over.
-        """
-        deadline = CommandDeadline(command, timeout_s)
-        return watch_command(partial(self._watch_once, command.command_id), deadline)
-
-    def _watch_once(self, command_id: str, timeout_s: float | None) -> Generator[Command]:
-        request = command_service_pb2.WatchCommandRequest(command_id=command_id)
-        call = self._commands.WatchCommand(request, timeout=timeout_s)
-        with closing(self._connection.stream(call)) as stream:
-            for response in stream:
-                yield response.command
-        raise NoCoordinatorError(
-            f"{self.address} ended the watch of command {command_id}; the command continues"
-        )
-
-    def wait(self, command: Command, *, timeout_s: float | None = None, check: bool = True) -> Command:
-        """Waits until a command has ended, and returns it.
-
-        Args:
-            command: The command.
-            timeout_s: As of :meth:`watch`.
-            check: Whether an end without success raises an error.
-
-        Raises:
-            CommandFailedError: The command ended FAILED, REJECTED, CANCELLED or EXPIRED.
-            NoCoordinatorError: As of :meth:`watch`.
-            CommandWaitTimeoutError: As of :meth:`watch`.
-        """
-        for current in self.watch(command, timeout_s=timeout_s):
-            command = current
-        if check and command.state != command_pb2.COMMAND_STATE_SUCCEEDED:
-            raise CommandFailedError(
-                f"{operation_name(command)} {command_state(command)}: {command.error.message}",
-                reason_name(command.error.reason),
-                command,
-            )
-        return command
-
-    def wait_workload(
-        self, workload: str, condition: Condition = "ready", *, timeout_s: float | None = None
-    ) -> Workload:
-        """Waits until a workload is ready or has ended, and returns the workload.
-
-        An outage of the coordinator is tolerated for 30 s.
-
-        Args:
-            workload: Id or name.
-            condition: ``ready``: RUNNING, and its program is ready. ``ended``: EXITED, FAILED or RELEASED.
-            timeout_s: Longest wait. None: no limit.
-
-        Raises:
-            WaitTimeoutError: The wait timed out.
-            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before it was ready.
-            NoCoordinatorError: The outage lasted longer.
-        """
-        # By id, since another workload may get the name during the wait.
-        workload_id = self.workload(workload).workload_id
-        return wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
-
-    def _watch_workload(self, workload_id: str, timeout_s: float | None) -> Generator[Workload]:
-        request = workload_service_pb2.WatchWorkloadsRequest(workload=workload_id)
-        call = self._workloads.WatchWorkloads(request, timeout=timeout_s)
-        with closing(self._connection.stream(call)) as stream:
-            for response in stream:
-                if response.HasField("workload"):
-                    yield response.workload
-        raise NoCoordinatorError(
-            f"{self.address} ended the watch of workload {workload_id}; the workload continues"
-        )
-
-    def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> Iterator[bytes]:
-        """Yields the output of a workload.
-
-        A broken stream is resumed at its position, as in :meth:`watch`. A worker that is out of contact is
-        an outage too if ``follow`` is set or output has already been read.
-
-        Args:
-            workload: Id or name.
-            offset: Position of the first byte.
-            follow: Whether the iteration lasts until the workload has ended.
-
-        Raises:
-            LeaseholdError: UNKNOWN_WORKLOAD, WORKER_UNAVAILABLE or OUTPUT_UNAVAILABLE.
-            NoCoordinatorError: No coordinator answers, or the outage lasted longer than 30 s.
-        """
-        # By id, since another workload may get the name while the output is read.
-        workload_id = self.workload(workload).workload_id
-        position = offset
-
-        def may_reopen(error: LeaseholdError) -> bool:
-            return is_outage(error) or (is_transient(error) and (follow or position > offset))
-
-        def open_stream() -> Iterator[workload_service_pb2.ReadWorkloadOutputResponse]:
-            request = workload_service_pb2.ReadWorkloadOutputRequest(
-                workload=workload_id, offset=position, follow=follow
-            )
-            return self._connection.stream(self._workloads.ReadWorkloadOutput(request))
-
-        for response in resume(open_stream, may_reopen):
-            position = response.next_offset
-            yield response.data

@@ -1,6 +1,7 @@
 """CommandService: the commands that the other services created."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from typing import final
 
 from leasehold.v1 import errors_pb2
@@ -14,25 +15,29 @@ from leasehold.v1.command_service_pb2 import (
     ListCommandsResponse,
     WatchCommandRequest,
     WatchCommandResponse,
+    WatchCommandsRequest,
+    WatchCommandsResponse,
 )
 from leasehold.v1.command_service_pb2_grpc import CommandServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_states import is_terminal
-from leasehold_coordinator.core.paging import page_request
+from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.paging import page_request
 
 
 @final
 class CommandService(CommandServiceServicer):
     """Serves commands from memory and store."""
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    def __init__(self, fleet: FleetReader, dispatcher: Dispatcher) -> None:
         self.fleet = fleet
         self._dispatcher = dispatcher
 
@@ -61,13 +66,51 @@ class CommandService(CommandServiceServicer):
             async for change in subscription.changes():
                 if change is None:
                     continue
-                is_news = change.message.revision > command.revision or is_terminal(change.message.state)
-                if not is_news:
+                newer = change.message.command
+                if newer.revision <= command.revision and not is_terminal(newer.state):
                     continue
-                command = change.message
-                yield WatchCommandResponse(command=command_view(command))
+                command = newer
+                yield WatchCommandResponse(command=command)
                 if is_terminal(command.state):
                     return
+
+    async def WatchCommands(
+        self, request: WatchCommandsRequest, context: Context
+    ) -> AsyncIterator[WatchCommandsResponse]:
+        worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
+        workload_id = None
+        if request.workload:
+            workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+
+        def wants(response: WatchCommandsResponse) -> bool:
+            if not response.HasField("command"):
+                return True
+            command = response.command
+            return worker_id in (None, command.worker_id) and (
+                workload_id is None or workload_id in workload_ids(command)
+            )
+
+        responses = watch(
+            self.fleet.command_hub,
+            WatchCommandsResponse,
+            request.resume_token,
+            self._snapshot(wants),
+            wants=wants,
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    def _snapshot(
+        self, wants: Callable[[WatchCommandsResponse], bool]
+    ) -> Iterator[list[tuple[str, WatchCommandsResponse]]]:
+        """The commands that have not ended, each as it is on disk, oldest first."""
+        on_disk = self.fleet.ledger.on_disk
+        for command_id in list(on_disk):
+            if (stored := on_disk.get(command_id)) is not None:
+                response = WatchCommandsResponse(command=command_view(stored.command))
+                if wants(response):
+                    yield [(command_id, response)]
 
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)

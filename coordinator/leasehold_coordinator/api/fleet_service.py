@@ -1,14 +1,15 @@
 """FleetService: the workers and their GPUs."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from typing import final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
     CordonResponse,
-    ForgetWorkerRequest,
-    ForgetWorkerResponse,
+    DeleteWorkerRequest,
+    DeleteWorkerResponse,
     GetGpuRequest,
     GetGpuResponse,
     GetWorkerRequest,
@@ -26,27 +27,30 @@ from leasehold.v1.fleet_service_pb2 import (
 )
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceServicer
 from leasehold.v1.operation_pb2 import Operation
-from leasehold.v1.watch_pb2 import Bookmark
-from leasehold.v1.worker_pb2 import FleetGpu, Worker
+from leasehold.v1.worker_pb2 import FleetGpu
 
 from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.commands.creation import CommandCreation
-from leasehold_coordinator.core import list_fields, list_orders
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.core.known_worker import KnownWorker
-from leasehold_coordinator.core.paging import PAGE_LIMIT_BYTES, Position, page_request
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.filter_reader import read_filter
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.filter_reader import read_filter, read_fleet_filter
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.memory_lists import MemoryLists
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.filters import matches_fleet
+from leasehold_coordinator.lists.paging import PAGE_LIMIT_BYTES, Position, page_request
 
 
 @final
 class FleetService(FleetServiceServicer):
     """Serves workers and GPUs from the registry, and creates commands about them."""
 
-    def __init__(self, fleet: Fleet, requests: CommandCreation) -> None:
+    def __init__(self, fleet: FleetReader, requests: CommandCreation, records: RecordChanges) -> None:
         self.fleet = fleet
         self._requests = requests
+        self._records = records
         self._lists = MemoryLists()
 
     async def GetWorker(self, request: GetWorkerRequest, context: Context) -> GetWorkerResponse:
@@ -96,43 +100,51 @@ class FleetService(FleetServiceServicer):
     async def WatchFleet(
         self, request: WatchFleetRequest, context: Context
     ) -> AsyncIterator[WatchFleetResponse]:
-        hub = self.fleet.fleet_hub
-        with hub.subscribe() as subscription:
-            token = hub.token(hub.revision)
-            if request.resume_token:
-                for change in hub.since(request.resume_token):
-                    yield _response(change.message, hub.token(change.revision))
-            else:
-                workers = self.fleet.registry.all()
-                for known in workers:
-                    yield _response(self.fleet.worker(known), token)
-                for known in workers:  # built one worker at a time, since hundreds of watchers may never read
-                    for gpu in self.fleet.gpus(known):
-                        yield _response(gpu, token)
-                yield WatchFleetResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
-            async for next_change in subscription.changes():
-                if next_change is None:
-                    yield WatchFleetResponse(bookmark=Bookmark(), resume_token=token)
-                else:
-                    token = hub.token(next_change.revision)
-                    yield _response(next_change.message, token)
+        wanted = await read_fleet_filter(self.fleet, request.filter)
+
+        def shown(response: WatchFleetResponse) -> WatchFleetResponse:
+            if response.HasField("worker") and not matches_fleet(wanted, response.worker):
+                return WatchFleetResponse(deleted_worker_id=response.worker.worker_id)
+            if response.HasField("gpu") and not matches_fleet(wanted, response.gpu):
+                return WatchFleetResponse(deleted_gpu_uuid=response.gpu.gpu.uuid)
+            return response
+
+        responses = watch(
+            self.fleet.fleet_hub, WatchFleetResponse, request.resume_token, self._snapshot(), shown=shown
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    def _snapshot(self) -> Iterator[list[tuple[str, WatchFleetResponse]]]:
+        """All workers, then the GPUs of one worker at a time: hundreds may watch, and never read."""
+        worker_ids = [known.hello.worker_id for known in self.fleet.registry.all()]
+        for worker_id in worker_ids:
+            if (known := self.fleet.registry.get(worker_id)) is not None:
+                yield [(worker_id, WatchFleetResponse(worker=self.fleet.worker(known)))]
+        for worker_id in worker_ids:
+            if (known := self.fleet.registry.get(worker_id)) is not None:
+                yield [(gpu.gpu.uuid, WatchFleetResponse(gpu=gpu)) for gpu in self.fleet.gpus(known)]
 
     async def Cordon(self, request: CordonRequest, context: Context) -> CordonResponse:
         operation = Operation(cordon=request.operation)
-        return CordonResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return CordonResponse(command=command)
 
     async def Uncordon(self, request: UncordonRequest, context: Context) -> UncordonResponse:
         operation = Operation(uncordon=request.operation)
-        return UncordonResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return UncordonResponse(command=command)
 
     async def ResetGpuHealth(
         self, request: ResetGpuHealthRequest, context: Context
     ) -> ResetGpuHealthResponse:
         operation = Operation(reset_gpu_health=request.operation)
-        return ResetGpuHealthResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return ResetGpuHealthResponse(command=command)
 
-    async def ForgetWorker(self, request: ForgetWorkerRequest, context: Context) -> ForgetWorkerResponse:
-        return await self._requests.forget_worker(request.worker)
+    async def DeleteWorker(self, request: DeleteWorkerRequest, context: Context) -> DeleteWorkerResponse:
+        return await self._records.delete_worker(request)
 
     def _gpus(self, workers: Iterable[KnownWorker]) -> Iterator[FleetGpu]:
         """GPUs of workers that have reported, each worker's when it is its turn."""
@@ -145,9 +157,3 @@ def _after(workers: Sequence[KnownWorker], position: Position | None) -> Iterato
     for known in workers:
         if position is None or (known.hello.name, known.hello.worker_id) >= position[:2]:
             yield known
-
-
-def _response(message: Worker | FleetGpu, token: str) -> WatchFleetResponse:
-    if isinstance(message, Worker):
-        return WatchFleetResponse(worker=message, resume_token=token)
-    return WatchFleetResponse(gpu=message, resume_token=token)

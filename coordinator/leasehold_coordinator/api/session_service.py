@@ -196,9 +196,9 @@ class SessionService(SessionServiceServicer):
         await self._dispatcher.welcome(session)
         session.hello = session.known.hello  # frees the volatile fields, which are kept elsewhere by now
         for known in robbed:
-            fleet.publish_worker(known)
-        if fleet.is_current(session):
-            fleet.publish_worker(session.known)
+            fleet.worker_news.publish(known)
+        if fleet.reader.is_current(session):
+            fleet.worker_news.publish(session.known)
         crash_point("welcomed")
 
     def _welcome_frame(self, session: Session) -> Welcome:
@@ -223,7 +223,7 @@ class SessionService(SessionServiceServicer):
             known, session.session_id, left=session.left
         ):
             logger.info("worker %s %s", session.hello.name, "left" if session.left else "lost its stream")
-            self._fleet.publish_worker(known)
+            self._fleet.worker_news.publish(known)
 
     async def _converse(self, session: Session, context: Context) -> None:
         """Reads frames until the session ends, and then sends the queued frames.
@@ -245,7 +245,7 @@ class SessionService(SessionServiceServicer):
     async def _read(self, session: Session, context: Context) -> None:
         try:
             while (frame := await _next(context)) is not None:
-                if not self._fleet.is_current(session):
+                if not self._fleet.reader.is_current(session):
                     continue  # a newer stream of the worker has taken over
                 if session.known is not None:
                     self._fleet.registry.seen(session.known, time.monotonic(), time.time_ns())
@@ -298,7 +298,7 @@ class SessionService(SessionServiceServicer):
         if known is None:
             return
         if self._fleet.registry.apply_load(known, load):
-            self._fleet.publish_worker(known)
+            self._fleet.worker_news.publish(known)
         session.loads += 1
         if session.loads % HEARTBEAT_LOADS == 0:
             beat = Heartbeat(applied_load_sequence=known.load_sequence)
@@ -311,7 +311,7 @@ class SessionService(SessionServiceServicer):
 
     async def _take_hello(self, session: Session, hello: Hello) -> None:
         """Applies a later hello of the session, with a changed inventory or changed capabilities."""
-        if not self._fleet.is_current(session):  # a newer stream has taken over since the frame was read
+        if not self._fleet.reader.is_current(session):  # a newer stream has taken over since then
             return
         ids = (session.hello.worker_id, session.hello.instance_id)
         if (hello.worker_id, hello.instance_id) != ids or session.known is None:
@@ -324,8 +324,8 @@ class SessionService(SessionServiceServicer):
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
         await self._fleet.save_worker(hello, session.epoch, robbed)
-        if self._fleet.is_current(session):
-            self._fleet.publish_worker(session.known)
+        if self._fleet.reader.is_current(session):
+            self._fleet.worker_news.publish(session.known)
 
 
 def _parse(data: bytes) -> ConnectRequest | None:

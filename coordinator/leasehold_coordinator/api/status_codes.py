@@ -51,6 +51,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
     grpc.StatusCode.ABORTED: (
         errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
         errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
+        errors_pb2.ERROR_REASON_ETAG_MISMATCH,
     ),
     grpc.StatusCode.PERMISSION_DENIED: (errors_pb2.ERROR_REASON_NOT_PERMITTED,),
     grpc.StatusCode.UNIMPLEMENTED: (errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,),

@@ -1,11 +1,12 @@
 """WorkloadService: workloads, their output, their checkpoints and operations on them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import TypeAlias, final
 
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.operation_pb2 import CheckpointOperation, Operation, ReleaseOperation
-from leasehold.v1.watch_pb2 import Bookmark
+from leasehold.v1.operation_pb2 import CheckpointOperation, Operation, ReleaseHoldOperation, ReleaseOperation
+from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
     AdoptProcessResponse,
@@ -15,6 +16,8 @@ from leasehold.v1.workload_service_pb2 import (
     CreateWorkloadResponse,
     DeleteCheckpointsRequest,
     DeleteCheckpointsResponse,
+    DeleteWorkloadRequest,
+    DeleteWorkloadResponse,
     GetWorkloadRequest,
     GetWorkloadResponse,
     ListCheckpointsRequest,
@@ -39,22 +42,28 @@ from leasehold.v1.workload_service_pb2 import (
     SuspendWorkerResponse,
     SuspendWorkloadRequest,
     SuspendWorkloadResponse,
+    UpdateWorkloadRequest,
+    UpdateWorkloadResponse,
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
 )
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.commands.checkpoint_list import list_checkpoints
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.holds import find_hold_worker
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.commands.request_keys import RequestKey
-from leasehold_coordinator.core import list_fields, list_orders
 from leasehold_coordinator.core.client_views import command_view
-from leasehold_coordinator.core.paging import page_request
 from leasehold_coordinator.fleet.filter_reader import read_filter
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.filters import matches
+from leasehold_coordinator.lists.paging import page_request
 
 OperationRequest: TypeAlias = (
     SuspendWorkloadRequest
@@ -70,9 +79,12 @@ OperationRequest: TypeAlias = (
 class WorkloadService(WorkloadServiceServicer):
     """Serves workloads from memory and store, checkpoints from the workers, and creates commands."""
 
-    def __init__(self, fleet: Fleet, requests: CommandCreation, plans: Plans) -> None:
+    def __init__(
+        self, fleet: FleetReader, requests: CommandCreation, records: RecordChanges, plans: Plans
+    ) -> None:
         self.fleet = fleet
         self._requests = requests
+        self._records = records
         self._plans = plans
 
     async def CreateWorkload(
@@ -100,31 +112,58 @@ class WorkloadService(WorkloadServiceServicer):
     async def WatchWorkloads(
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
+        matching = await read_filter(self.fleet, request.filter, list_fields.WORKLOADS)
+
+        def shown(response: WatchWorkloadsResponse) -> WatchWorkloadsResponse:
+            if response.HasField("workload") and not matches(matching, response.workload):
+                return WatchWorkloadsResponse(deleted_workload_id=response.workload.workload_id)
+            return response
+
+        # By id, since the name may pass to another workload during the watch.
+        wanted = await self._find_current(request.workload) if request.workload else None
+        responses = watch(
+            self.fleet.workload_hub,
+            WatchWorkloadsResponse,
+            request.resume_token,
+            self._snapshot(wanted),
+            key=wanted.workload_id if wanted is not None else None,
+            shown=shown,
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+
+    async def _find_current(self, id_or_name: str) -> Workload:
+        """A workload of which no change was published since the store was read.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD or STORAGE_UNAVAILABLE.
+        """
         hub = self.fleet.workload_hub
-        # Subscribes by id, since the name may pass to another workload during the watch.
-        wanted = await self.fleet.find_workload(request.workload) if request.workload else None
-        key = wanted.workload_id if wanted is not None else None
-        with hub.subscribe(key) as subscription:
-            token = hub.token(hub.revision)
-            if request.resume_token:
-                for change in hub.since(request.resume_token):
-                    if key in (None, change.key):
-                        yield WatchWorkloadsResponse(
-                            workload=change.message, resume_token=hub.token(change.revision)
-                        )
-            else:
-                shown = list(self.fleet.workloads.values())
-                if key is not None:
-                    shown = [await self.fleet.find_workload(key)]
-                for workload in shown:
-                    yield WatchWorkloadsResponse(workload=self.fleet.view(workload), resume_token=token)
-                yield WatchWorkloadsResponse(bookmark=Bookmark(snapshot_end=True), resume_token=token)
-            async for next_change in subscription.changes():
-                if next_change is None:
-                    yield WatchWorkloadsResponse(bookmark=Bookmark(), resume_token=token)
-                else:
-                    token = hub.token(next_change.revision)
-                    yield WatchWorkloadsResponse(workload=next_change.message, resume_token=token)
+        while True:
+            revision = hub.revision
+            found = await self.fleet.find_workload(id_or_name)
+            if not hub.has_changed(found.workload_id, revision):
+                return found
+
+    def _snapshot(self, wanted: Workload | None) -> Iterator[list[tuple[str, WatchWorkloadsResponse]]]:
+        """The workloads that have not ended, or the wanted one, each as it is on disk."""
+        workloads = self.fleet.workloads
+        for workload_id in workloads.ids_on_disk() if wanted is None else [wanted.workload_id]:
+            workload = workloads.on_disk(workload_id) or wanted
+            if workload is not None:
+                yield [(workload_id, WatchWorkloadsResponse(workload=self.fleet.view(workload)))]
+
+    async def UpdateWorkload(
+        self, request: UpdateWorkloadRequest, context: Context
+    ) -> UpdateWorkloadResponse:
+        workload = await self._records.update_workload(request)
+        return UpdateWorkloadResponse(workload=self.fleet.view(workload))
+
+    async def DeleteWorkload(
+        self, request: DeleteWorkloadRequest, context: Context
+    ) -> DeleteWorkloadResponse:
+        return await self._records.delete_workload(request)
 
     async def SuspendWorkload(
         self, request: SuspendWorkloadRequest, context: Context
@@ -162,10 +201,14 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: DeleteCheckpointsRequest, context: Context
     ) -> DeleteCheckpointsResponse:
         operation = Operation(delete_checkpoints=request.operation)
-        return DeleteCheckpointsResponse(command=await self._requests.operate_worker(request, operation))
+        command = await self._requests.operate_worker(request, operation, request.worker)
+        return DeleteCheckpointsResponse(command=command)
 
     async def ReleaseHold(self, request: ReleaseHoldRequest, context: Context) -> ReleaseHoldResponse:
-        return ReleaseHoldResponse(command=await self._requests.release_hold(request))
+        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
+        worker_id = await find_hold_worker(self.fleet, request.hold_id)
+        command = await self._requests.operate_worker(request, operation, worker_id)
+        return ReleaseHoldResponse(command=command)
 
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:
         operation = Operation(stop=request.operation)

@@ -11,13 +11,13 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.workload_service_pb2 import ListCheckpointsRequest, ListCheckpointsResponse
 from leasehold.worker.v1.session_pb2 import CheckpointQuery
 
-from leasehold_coordinator.core import list_fields
-from leasehold_coordinator.core.filters import matches
 from leasehold_coordinator.core.known_worker import KnownWorker
-from leasehold_coordinator.core.paging import page_within
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
-from leasehold_coordinator.fleet.fleet import NAMED_LIMIT, Fleet
+from leasehold_coordinator.fleet.fleet_reader import NAMED_LIMIT, FleetReader
+from leasehold_coordinator.lists import list_fields
+from leasehold_coordinator.lists.filters import matches
+from leasehold_coordinator.lists.paging import page_within
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Listed:
     unreachable: tuple[str, ...]
 
 
-async def list_checkpoints(fleet: Fleet, request: ListCheckpointsRequest) -> ListCheckpointsResponse:
+async def list_checkpoints(fleet: FleetReader, request: ListCheckpointsRequest) -> ListCheckpointsResponse:
     """The newest checkpoints of the workers that are in contact.
 
     Args:
@@ -65,7 +65,7 @@ async def list_checkpoints(fleet: Fleet, request: ListCheckpointsRequest) -> Lis
     return response
 
 
-async def find_holders(fleet: Fleet, checkpoint_id: str) -> set[str]:
+async def find_holders(fleet: FleetReader, checkpoint_id: str) -> set[str]:
     """Ids of the workers in contact that have a checkpoint. Workers that share a directory are several.
 
     Raises:
@@ -86,7 +86,7 @@ async def find_holders(fleet: Fleet, checkpoint_id: str) -> set[str]:
     return holders
 
 
-async def _ask_all(fleet: Fleet, workers: list[KnownWorker], workload_id: str) -> Listed:
+async def _ask_all(fleet: FleetReader, workers: list[KnownWorker], workload_id: str) -> Listed:
     """Asks workers concurrently. A failed worker does not delay the others."""
     answers = await asyncio.gather(*(_try(fleet, known, workload_id) for known in workers))
     found = [one for answer in answers if answer is not None for one in answer]
@@ -96,7 +96,7 @@ async def _ask_all(fleet: Fleet, workers: list[KnownWorker], workload_id: str) -
     return Listed(tuple(found), tuple(silent))
 
 
-async def _try(fleet: Fleet, known: KnownWorker, workload_id: str) -> list[Checkpoint] | None:
+async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> list[Checkpoint] | None:
     try:
         return await _ask(fleet, known.hello.worker_id, workload_id)
     except FleetError as error:
@@ -104,7 +104,7 @@ async def _try(fleet: Fleet, known: KnownWorker, workload_id: str) -> list[Check
         return None
 
 
-async def _ask(fleet: Fleet, worker_id: str, workload_id: str) -> list[Checkpoint]:
+async def _ask(fleet: FleetReader, worker_id: str, workload_id: str) -> list[Checkpoint]:
     """The newest checkpoints of a worker, read page by page, each once.
 
     Pages may repeat a checkpoint, since a worker may restart between two pages.
@@ -132,6 +132,6 @@ async def _ask(fleet: Fleet, worker_id: str, workload_id: str) -> list[Checkpoin
             return list(found.values())
 
 
-def _name(fleet: Fleet, worker_id: str) -> str:
+def _name(fleet: FleetReader, worker_id: str) -> str:
     known = fleet.registry.get(worker_id)
     return known.hello.name if known is not None else worker_id

@@ -11,11 +11,10 @@ from leasehold.v1 import operation_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
-    ForgetWorkerResponse,
     ResetGpuHealthRequest,
     UncordonRequest,
 )
-from leasehold.v1.operation_pb2 import AdoptOperation, Operation, ReleaseHoldOperation
+from leasehold.v1.operation_pb2 import AdoptOperation, Operation
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     AdoptProcessRequest,
@@ -30,7 +29,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
+from leasehold_coordinator.commands.holds import Room, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
@@ -45,6 +44,7 @@ from leasehold_coordinator.core.operation_rules import (
     check_state,
 )
 from leasehold_coordinator.core.spec_rules import check_resources, check_spec
+from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -68,7 +68,7 @@ class CommandCreation:
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._decisions = Decisions(fleet.store.health)
+        self.decisions = Decisions(fleet.store.health)
 
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         """Creates a workload and the command that starts the workload.
@@ -78,7 +78,7 @@ class CommandCreation:
         """
         request_id = "" if request.validate_only else request.request_id
         key = RequestKey.of(request_id, request)
-        return await self._decisions.once(request_id, partial(self._create_workload, request, key))
+        return await self.decisions.once(request_id, partial(self._create_workload, request, key))
 
     async def _create_workload(
         self, request: CreateWorkloadRequest, key: RequestKey
@@ -89,10 +89,9 @@ class CommandCreation:
         holders = await self._holders(request)
 
         async def draft() -> tuple[Workload, Command]:
-            room = await find_room(self._fleet, request)
+            room = await find_room(self._fleet.reader, request)
             workload = self._new_workload(request, holders, room)
-            ids = [workload.workload_id, *room.preempted_ids]
-            self._dispatcher.check_room(workload.worker_id, ids)
+            self._dispatcher.check_room(workload.worker_id, [workload.workload_id, *room.preempted_ids])
             run = operation_pb2.RunOperation(
                 name=workload.name,
                 spec=workload.spec,
@@ -142,12 +141,12 @@ class CommandCreation:
             return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
         if is_checked or not is_real:
-            workload, command = await self._decisions.decide(preview)
+            workload, command = await self.decisions.decide(preview)
             await check_on_worker(
-                self._fleet, workload.worker_id, command.operation, only_the_request=is_real
+                self._fleet.reader, workload.worker_id, command.operation, only_the_request=is_real
             )
         if is_real:
-            return await self._decisions.decide(create)
+            return await self.decisions.decide(create)
         if workload.name == workload.workload_id:
             workload.name = ""
         for field in ("workload_id", "status", "create_time"):
@@ -166,7 +165,7 @@ class CommandCreation:
         named = request.worker or request.gpu_uuids or request.hold_id or request.preempt
         if not request.checkpoint_id or named:
             return None
-        return await find_holders(self._fleet, request.checkpoint_id)
+        return await find_holders(self._fleet.reader, request.checkpoint_id)
 
     async def adopt(self, request: AdoptProcessRequest) -> tuple[Workload, Command | None]:
         """Creates a workload for a running process, and the command that adopts the process.
@@ -176,7 +175,7 @@ class CommandCreation:
         """
         request_id = "" if request.validate_only else request.request_id
         key = RequestKey.of(request_id, request)
-        return await self._decisions.once(request_id, partial(self._adopt, request, key))
+        return await self.decisions.once(request_id, partial(self._adopt, request, key))
 
     async def _adopt(self, request: AdoptProcessRequest, key: RequestKey) -> tuple[Workload, Command | None]:
         before = await self._created_before(key)
@@ -200,7 +199,7 @@ class CommandCreation:
                 origin=workload_pb2.WORKLOAD_ORIGIN_ADOPT,
             )
             self._dispatcher.check_room(workload.worker_id, [workload_id])
-            self._fleet.contact(workload.worker_id)
+            self._fleet.reader.contact(workload.worker_id)
             command = new_command(
                 request.request_id,
                 workload.worker_id,
@@ -214,39 +213,26 @@ class CommandCreation:
             draft, key, is_checked=bool(request.operation.hooks), is_real=not request.validate_only
         )
 
-    async def release_hold(self, request: ReleaseHoldRequest) -> Command:
-        """Creates the command that gives up a hold.
-
-        Raises:
-            FleetError: It is refused, and nothing was created.
-        """
-        operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
-        check_operation(operation)
-        worker_id = await find_hold_worker(self._fleet, request.hold_id)
-        return await self._operate_worker(request, operation, worker_id)
-
-    async def operate_worker(self, request: WorkerRequest, operation: Operation) -> Command:
+    async def operate_worker(
+        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
+    ) -> Command:
         """Creates a command about a worker, its GPUs or its checkpoints.
 
         Args:
-            request: Names the worker, and a timeout for wait and execution. The default timeout is 60 s.
+            request: Has a timeout for wait and execution. The default timeout is 60 s.
             operation: The request's operation.
+            worker: Id or name of the worker.
 
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        return await self._operate_worker(request, operation, request.worker)
-
-    async def _operate_worker(
-        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
-    ) -> Command:
         key = RequestKey.of(request.request_id, request)
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
             known = self._fleet.registry.find(worker)
             worker_id = known.hello.worker_id
-            self._fleet.contact(worker_id)
+            self._fleet.reader.contact(worker_id)
             uuids = {gpu.uuid for gpu in known.hello.gpus}
             check_gpus_of_worker(operation, uuids, known.hello.name)
             self._dispatcher.check_room(worker_id, [])
@@ -262,27 +248,10 @@ class CommandCreation:
         """Decides on a command, unless an earlier request with this id has created a command."""
 
         async def create() -> Command:
-            before = await find_repeated(self._fleet, key)
-            return before if before is not None else await self._decisions.decide(decide)
+            before = await find_repeated(self._fleet.reader, key)
+            return before if before is not None else await self.decisions.decide(decide)
 
-        return await self._decisions.once(key.request_id, create)
-
-    async def forget_worker(self, worker: str) -> ForgetWorkerResponse:
-        """Forgets a worker that is not connected, with its workloads and commands.
-
-        Raises:
-            FleetError: UNKNOWN_WORKER, WORKER_CONNECTED or STORAGE_UNAVAILABLE.
-        """
-
-        async def forget() -> ForgetWorkerResponse:
-            async with self._decisions.alone():  # a command stored later would survive the deletion
-                known = self._fleet.registry.find(worker)
-                last = self._fleet.worker(known)
-                failed = await self._fleet.forget_worker(known)
-                logger.info("worker %s (%s) was forgotten", last.name, last.worker_id)
-                return ForgetWorkerResponse(worker=last, failed_workload_ids=failed)
-
-        return await self._decisions.once("", forget)
+        return await self.decisions.once(key.request_id, create)
 
     async def operate(
         self,
@@ -307,13 +276,13 @@ class CommandCreation:
         """
 
         async def decide() -> Decision[Command]:
-            target = await find_target(self._fleet, workload, operation)
+            target = await find_target(self._fleet.reader, workload, operation)
             check_one_worker([*target.workloads, *target.preempted])
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
                 check_state(found, target.operation)
-            self._fleet.contact(target.first.worker_id)
+            self._fleet.reader.contact(target.first.worker_id)
             is_short = operation.WhichOneof("kind") in ("stop", "release")
             command = new_command(
                 key.request_id,
@@ -336,17 +305,17 @@ class CommandCreation:
         """
 
         async def create() -> SuspendWorkerResponse:
-            async with self._decisions.alone():  # the answer names commands that earlier requests created
+            async with self.decisions.alone():  # the answer names commands that earlier requests created
                 operation = Operation(suspend=request.operation)
                 check_operation(operation)
                 known = self._fleet.registry.find(request.worker)
-                self._fleet.contact(known.hello.worker_id)
+                self._fleet.reader.contact(known.hello.worker_id)
                 timeout = request.timeout if request.HasField("timeout") else duration(LONG_TIMEOUT_S)
                 check_duration("timeout", timeout)
                 async with asyncio.TaskGroup() as tasks:  # one commit stores all commands
                     each = [
                         tasks.create_task(self._suspend(workload, operation, timeout))
-                        for workload in self._fleet.holders(known)
+                        for workload in self._fleet.reader.holders(known)
                     ]
                 crash_point("request-answered")
                 results = [task.result() for task in each]
@@ -355,7 +324,7 @@ class CommandCreation:
                     refusals=[result for result in results if isinstance(result, WorkloadRefusal)],
                 )
 
-        return await self._decisions.once("", create)
+        return await self.decisions.once("", create)
 
     async def _suspend(
         self,
@@ -384,12 +353,15 @@ class CommandCreation:
         Raises:
             FleetError: REQUEST_ID_REUSED, another request has the id.
         """
-        before = await find_repeated(self._fleet, key)
-        return (await self._fleet.find_workload(before.workload_id), before) if before is not None else None
+        before = await find_repeated(self._fleet.reader, key)
+        if before is None:
+            return None
+        return await self._fleet.reader.find_workload(before.workload_id), before
 
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None, room: Room) -> Workload:
         spec = request.spec
         check_spec(spec)
+        check_metadata("", request.labels, request.annotations)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
         if not request.gpu_uuids:
             check_resources(spec.resources)
@@ -397,11 +369,13 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
-            worker_id=room.worker_id or place(self._fleet, request, among).worker_id,
+            worker_id=room.worker_id or place(self._fleet.reader, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
             create_time=now_timestamp(),
             origin=workload_pb2.WORKLOAD_ORIGIN_RUN,
+            labels=request.labels,
+            annotations=request.annotations,
         )
         if request.gpu_uuids:
             workload.spec.resources.gpu_count = len(request.gpu_uuids)

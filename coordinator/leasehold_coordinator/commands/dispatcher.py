@@ -19,6 +19,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
+from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.log_context import log_context
 from leasehold_coordinator.shielding import start
 from leasehold_coordinator.storage.rows import Row, workload_row
@@ -110,20 +111,17 @@ class Dispatcher:
     async def _store_created(
         self, effects: Sequence[Effect], command: Command, workload: Workload | None
     ) -> None:
-        try:
-            await self._carry_out(effects, [workload_row(workload)] if workload is not None else ())
-        except FleetError:
-            if workload is not None:
-                self._fleet.workloads.pop(workload.workload_id, None)
-            raise
-        if workload is not None:
-            self._fleet.workload_hub.publish(workload.workload_id, self._fleet.view(workload))
+        if workload is None:
+            await self._carry_out(effects)
+        else:
+            with self._fleet.workload_being_created(workload):
+                await self._carry_out(effects, [workload_row(workload)])
         if command.state == PENDING:  # earlier commands may have ended meanwhile
             start(self._advance(command.worker_id))
 
     async def welcome(self, session: Session) -> None:
         """Compares a hello with the ledger: ends commands that the worker lost, and sends unfinished ones."""
-        if not self._fleet.is_current(session):
+        if not self._fleet.reader.is_current(session):
             return
         hello = session.hello
         held = {*hello.commands_in_flight, *hello.commands_unacknowledged}
@@ -180,13 +178,13 @@ class Dispatcher:
         if update.state not in REPORTED:
             logger.warning("ignored an update to state %d", update.state)
             return
-        over = await self._fleet.find_ended(update.workloads)
+        over = await find_ended(self._fleet.reader, update.workloads)
         while (end := self._ends.get(update.command_id)) is not None:
             await end.wait()
-            over = await self._fleet.find_ended(update.workloads)
-        if not self._fleet.is_current(session):  # the worker reports the command again in its next session
+            over = await find_ended(self._fleet.reader, update.workloads)
+        if not self._fleet.reader.is_current(session):  # the worker reports again in its next session
             return
-        workloads = self._fleet.news(update.workloads, over, session)
+        workloads = news(self._fleet.reader, update.workloads, over, session)
         effects = self._effects(session, update)
         if any(isinstance(effect, Store) for effect in effects):
             await self._carry_out(effects, workloads=workloads)  # one write for an outcome and its workloads
@@ -214,7 +212,7 @@ class Dispatcher:
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once if it was not sent, otherwise by asking its worker."""
         await self._carry_out(self._fleet.ledger.cancel(command.command_id, self._now()))
-        return await self._fleet.find_command(command.command_id) or command
+        return await self._fleet.reader.find_command(command.command_id) or command
 
     async def tick(self) -> None:
         """Expires overdue commands, sends waiting ones, and marks commands of absent workers UNKNOWN.
@@ -240,7 +238,7 @@ class Dispatcher:
 
     def _is_out_of_contact(self, worker_id: str) -> bool:
         known = self._fleet.registry.get(worker_id)
-        return known is not None and self._fleet.worker(known).state in OUT_OF_CONTACT
+        return known is not None and self._fleet.reader.worker(known).state in OUT_OF_CONTACT
 
     def _note(self, command_id: str) -> None:
         """Schedules a command for the next shared write."""

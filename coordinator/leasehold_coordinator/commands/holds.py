@@ -12,7 +12,7 @@ from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 from leasehold_coordinator.commands.targets import find_preempted
 from leasehold_coordinator.core.operation_rules import check_preempt
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 
 @final
@@ -29,7 +29,7 @@ class Room:
     preempted_ids: tuple[str, ...] = ()
 
 
-async def find_hold_worker(fleet: Fleet, hold_id: str) -> str:
+async def find_hold_worker(fleet: FleetReader, hold_id: str) -> str:
     """The id of the worker on which a hold was made, whether or not the hold still exists.
 
     A hold has the id of the suspend's command, which names the worker. The worker's last load may be older
@@ -48,7 +48,7 @@ async def find_hold_worker(fleet: Fleet, hold_id: str) -> str:
     return command.worker_id
 
 
-async def find_room(fleet: Fleet, request: CreateWorkloadRequest) -> Room:
+async def find_room(fleet: FleetReader, request: CreateWorkloadRequest) -> Room:
     """The hold or the preempted workloads of a request.
 
     Raises:

@@ -9,7 +9,7 @@ from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse
 from leasehold.worker.v1.session_pb2 import ReadOutput
 
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.session import FOLLOW_PLACES
 from leasehold_coordinator.timestamps import duration
 
@@ -36,7 +36,7 @@ OFFSET_LIMIT: Final = 2**62
 
 
 async def read_output(
-    fleet: Fleet, workload: Workload, offset: int, *, follow: bool
+    fleet: FleetReader, workload: Workload, offset: int, *, follow: bool
 ) -> AsyncIterator[ReadWorkloadOutputResponse]:
     """The output from an offset on: the present output, or with ``follow`` until the workload has ended.
 
@@ -46,7 +46,7 @@ async def read_output(
     """
     if offset >= OFFSET_LIMIT:
         raise invalid("offset", f"offset {offset} is out of range: give less than {OFFSET_LIMIT}")
-    readers = fleet.readers
+    readers = fleet.output_readers
     readers[workload.worker_id] += 1
     try:
         while True:

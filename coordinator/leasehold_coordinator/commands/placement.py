@@ -12,12 +12,14 @@ from leasehold_coordinator.core.client_views import gpu_slots
 from leasehold_coordinator.core.gpu_conditions import seen_state, state_without_lease
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.operation_rules import named_gpus
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu, least_gpus
 from leasehold_coordinator.scheduling.planner import check_named_gpus, choose_worker
 
 
-def place(fleet: Fleet, request: CreateWorkloadRequest, among: Container[str] | None = None) -> Candidate:
+def place(
+    fleet: FleetReader, request: CreateWorkloadRequest, among: Container[str] | None = None
+) -> Candidate:
     """The worker for a new workload.
 
     Args:
@@ -44,7 +46,7 @@ def place(fleet: Fleet, request: CreateWorkloadRequest, among: Container[str] | 
     return choose_worker(candidates, resources)
 
 
-def _most_open_first(fleet: Fleet) -> Iterator[KnownWorker]:
+def _most_open_first(fleet: FleetReader) -> Iterator[KnownWorker]:
     """Every worker: most open GPUs first, then by name and id."""
     order = [(-known.open_gpus, known.hello.name, known.hello.worker_id) for known in fleet.registry]
     heapify(order)
@@ -54,7 +56,7 @@ def _most_open_first(fleet: Fleet) -> Iterator[KnownWorker]:
             yield known
 
 
-def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candidate:
+def _candidate(fleet: FleetReader, known: KnownWorker, *, for_helper: bool) -> Candidate:
     worker_id = known.hello.worker_id
     commands = [stored.command for stored in fleet.ledger.of_worker(worker_id)]
     awaited = {uuid for command in commands for uuid in named_gpus(command.operation)}
@@ -78,14 +80,14 @@ def _candidate(fleet: Fleet, known: KnownWorker, *, for_helper: bool) -> Candida
     )
 
 
-def _is_lent(fleet: Fleet, lease: GpuLease) -> bool:
+def _is_lent(fleet: FleetReader, lease: GpuLease) -> bool:
     """Whether a preemptible workload leases a GPU that is otherwise free."""
     holder = fleet.workloads.get(lease.workload_id)
     is_helper = holder is not None and holder.spec.HasField("helper")
     return is_helper and state_without_lease(lease) == lease_pb2.SLOT_STATE_FREE
 
 
-def _promised(fleet: Fleet, known: KnownWorker, command: Command) -> int:
+def _promised(fleet: FleetReader, known: KnownWorker, command: Command) -> int:
     """Number of free GPUs that an unfinished command may still take without naming them."""
     for operation in (command.operation.run, command.operation.restore):
         if operation.hold_id or operation.preempt:
@@ -94,7 +96,7 @@ def _promised(fleet: Fleet, known: KnownWorker, command: Command) -> int:
     return max(0, _wanted_gpus(fleet, command) - settled)
 
 
-def _wanted_gpus(fleet: Fleet, command: Command) -> int:
+def _wanted_gpus(fleet: FleetReader, command: Command) -> int:
     if command.operation.HasField("run"):
         return least_gpus(command.operation.run.spec.resources)
     workload = fleet.workloads.get(command.workload_id)

@@ -21,7 +21,7 @@ from leasehold_coordinator.core.operation_rules import (
 )
 from leasehold_coordinator.core.workload_states import ENDED
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 ANSWER_S: Final = 30.0
 """How long a worker may take to examine the processes of a workload."""
@@ -40,7 +40,7 @@ UNSEEN: Final = ENDED | {workload_pb2.WORKLOAD_STATE_PENDING}
 class Plans:
     """Asks workers for plans. A plan changes nothing, so a cancelled request needs no cleanup."""
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    def __init__(self, fleet: FleetReader, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
 
@@ -111,7 +111,7 @@ class Plans:
 
 
 async def check_on_worker(
-    fleet: Fleet, worker_id: str, operation: Operation, *, only_the_request: bool
+    fleet: FleetReader, worker_id: str, operation: Operation, *, only_the_request: bool
 ) -> None:
     """Has a worker check a run or an adoption before a command is created.
 
@@ -134,7 +134,7 @@ async def check_on_worker(
             raise FleetError.from_proto(refusal)
 
 
-async def _ask_worker(fleet: Fleet, worker_id: str, query: PlanQuery) -> Plan:
+async def _ask_worker(fleet: FleetReader, worker_id: str, query: PlanQuery) -> Plan:
     """A worker's plan.
 
     Raises:

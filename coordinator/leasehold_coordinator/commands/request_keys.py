@@ -10,7 +10,7 @@ from leasehold.v1.command_pb2 import Command
 
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 DIGEST_BYTES: Final = 16
 
@@ -57,7 +57,7 @@ class RequestKey:
         )
 
 
-async def find_repeated(fleet: Fleet, key: RequestKey) -> Command | None:
+async def find_repeated(fleet: FleetReader, key: RequestKey) -> Command | None:
     """The command that an earlier sending of the same request created.
 
     Raises:

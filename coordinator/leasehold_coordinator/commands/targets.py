@@ -9,7 +9,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.operation_rules import check_operation, check_state
 from leasehold_coordinator.errors import invalid
-from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 
 @final
@@ -38,7 +38,7 @@ class Target:
         return [workload.workload_id for workload in (*self.workloads, *self.preempted)]
 
 
-async def find_target(fleet: Fleet, workload: str, operation: Operation) -> Target:
+async def find_target(fleet: FleetReader, workload: str, operation: Operation) -> Target:
     """Finds the workloads of an operation.
 
     Args:
@@ -73,7 +73,7 @@ async def find_target(fleet: Fleet, workload: str, operation: Operation) -> Targ
     return Target(resolved, tuple(workloads))
 
 
-async def find_preempted(fleet: Fleet, field: str, names: Sequence[str]) -> tuple[Workload, ...]:
+async def find_preempted(fleet: FleetReader, field: str, names: Sequence[str]) -> tuple[Workload, ...]:
     """The workloads to preempt, by ids or names, in order.
 
     Raises:

@@ -11,6 +11,7 @@ from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
 from leasehold_coordinator.core.known_worker import KnownWorker
+from leasehold_coordinator.core.workload_metadata import etag_of
 from leasehold_coordinator.core.workload_states import is_ended
 
 
@@ -92,6 +93,7 @@ def workload_view(workload: Workload, *, in_contact: bool, seen: Timestamp | Non
     view = Workload()
     view.CopyFrom(workload)
     _hide_values(view.spec)
+    view.etag = etag_of(workload)
     if not in_contact and not is_ended(workload.status.state):
         view.out_of_contact = True
         if seen is not None:

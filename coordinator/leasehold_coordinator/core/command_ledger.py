@@ -72,6 +72,10 @@ class CommandLedger:
         """Clock jumps since the coordinator started, in total. Ages of commands leave jumps out."""
         self._clients: dict[str, str] = {}
         """The client of each command that was created since the coordinator started."""
+        self.load(stored)
+
+    def load(self, stored: Iterable[StoredCommand]) -> None:
+        """Adds commands that the store holds, oldest first."""
         for one in stored:
             self.kept(self._put(one))
 
@@ -305,8 +309,8 @@ class CommandLedger:
             command.result.CopyFrom(result)
         return Store(replace(stored, command=command))
 
-    def forget_worker(self, worker_id: str, error: FleetError, now: Timestamp) -> list[Store]:
-        """Ends every command of a forgotten worker. The caller stores all steps in one write."""
+    def delete_worker(self, worker_id: str, error: FleetError, now: Timestamp) -> list[Store]:
+        """Ends every command of a deleted worker. The caller stores all steps in one write."""
         return [
             self._over(stored, FAILED, now, error.to_proto())
             for stored in self.of_worker(worker_id)

@@ -169,8 +169,8 @@ class Registry:
             if len(self._workers) >= WORKER_LIMIT:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_TOO_MANY_WORKERS,
-                    f"{WORKER_LIMIT} workers are known, which is the limit: remove old workers with "
-                    "`leasehold forget worker`",
+                    f"{WORKER_LIMIT} workers are known, which is the limit: delete old workers with "
+                    "`leasehold rm worker`",
                 )
         elif self.is_taken(hello, now) and _host(known.hello) == _host(hello):
             raise FleetError(
@@ -184,7 +184,7 @@ class Registry:
                 errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
                 f"the id {hello.worker_id} belongs to another worker, on host {host}: give "
                 f"{hello.host.hostname[:64]} a state directory of its own, not a copy; or, if all its GPUs "
-                f"were replaced, `leasehold forget worker {hello.worker_id}`",
+                f"were replaced, `leasehold rm worker {hello.worker_id}`",
                 worker=hello.worker_id,
             )
         self.check_unique(hello, now)
@@ -218,7 +218,7 @@ class Registry:
                     errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME,
                     f"worker {known.hello.worker_id} on host {known.hello.host.hostname[:64]} has the name "
                     f"or id {shared} too: give this worker another name (`leasehold worker --name`), or "
-                    f"`leasehold forget worker {known.hello.worker_id}` once that one has stopped",
+                    f"`leasehold rm worker {known.hello.worker_id}` once that one has stopped",
                     worker=known.hello.worker_id,
                 )
         for gpu in hello.gpus:
@@ -228,7 +228,7 @@ class Registry:
             raise FleetError(
                 errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
                 f"GPU {gpu.uuid} belongs to worker {owner.hello.name} ({owner.hello.worker_id}): run one "
-                f"worker per host, or `leasehold forget worker {owner.hello.worker_id}` once that one has "
+                f"worker per host, or `leasehold rm worker {owner.hello.worker_id}` once that one has "
                 "stopped",
                 gpu_uuid=gpu.uuid,
                 worker=owner.hello.worker_id,

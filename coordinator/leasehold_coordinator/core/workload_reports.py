@@ -12,7 +12,7 @@ def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
     workload = Workload()
     workload.CopyFrom(reported)
     workload.worker_id = worker_id
-    for field in ("out_of_contact", "report_time"):
+    for field in ("out_of_contact", "report_time", "labels", "annotations", "etag"):
         workload.ClearField(field)
     workload.name = reported.name or reported.workload_id
     if not reported.HasField("create_time"):
@@ -52,3 +52,15 @@ def reported_again(known: Workload, reported: Workload) -> Workload:
         workload.origin = reported.origin
     workload.user = known.user or reported.user
     return workload
+
+
+def failed(workload: Workload, error: errors_pb2.Error, now: Timestamp) -> Workload:
+    """A copy of a workload that fails now."""
+    over = Workload()
+    over.CopyFrom(workload)
+    over.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+    over.status.generation += 1
+    over.status.error.CopyFrom(error)
+    over.status.end_time.CopyFrom(now)
+    over.status.ClearField("lease")
+    return over

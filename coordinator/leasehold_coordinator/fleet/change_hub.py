@@ -1,10 +1,13 @@
-"""Publishes changes to watchers: each change once, in order, with a revision to resume from."""
+"""Changes for watchers: each once, in order, with a revision to resume from.
+
+A message is published in the turn of the loop in which its state became true. Therefore a message of a later
+revision is never older than one of an earlier revision, nor than a state that was read between the two.
+"""
 
 import asyncio
-import time
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, final
@@ -25,9 +28,6 @@ BACKLOG_LIMIT: Final = 1_000
 
 BACKLOG_BYTES: Final = 8 * 2**20
 """Serialized bytes of waiting changes from which on a watcher counts as too slow."""
-
-START_OVER_INTERVAL_S: Final = 5.0
-"""Least time between two ends of all watches. A worker could change its GPUs a hundred times per second."""
 
 BOOKMARK_INTERVAL_S: Final = 15.0
 
@@ -59,59 +59,97 @@ class _Kept(Generic[Message]):
 
 @final
 class Subscription(Generic[Message]):
-    """The changes that a watcher has not read yet."""
+    """The changes that a watcher has not read yet.
 
-    def __init__(self, key: str | None) -> None:
+    Args:
+        key: Only changes of this key. None: of all keys.
+        wants: Whether a change is for this watcher. None: each is.
+    """
+
+    def __init__(self, key: str | None, wants: Callable[[Message], bool] | None = None) -> None:
         self.key = key
-        self._queue: asyncio.Queue[Change[Message] | None] = asyncio.Queue(BACKLOG_LIMIT + 1)
-        """The waiting changes, then None after the end."""
+        self._wants = wants
+        self._waiting: deque[Change[Message]] = deque()
+        self._waiting_keys: Counter[str] = Counter()
         self._waiting_bytes = 0
+        self._woken = asyncio.Event()
         self._why_ended = ""
 
-    def offer(self, change: Change[Message]) -> None:
-        """Adds a change. A full subscription ends, and skips this change and all later ones."""
-        if self._queue.qsize() >= BACKLOG_LIMIT:
-            self.end(f"the watcher fell {BACKLOG_LIMIT} changes behind")
-        elif self._waiting_bytes >= BACKLOG_BYTES:
-            self.end(f"the watcher fell {BACKLOG_BYTES} bytes behind")
-        elif not self._why_ended:
-            self._waiting_bytes += change.size_bytes
-            self._queue.put_nowait(change)
+    def is_for_watcher(self, change: Change[Message]) -> bool:
+        """Whether the watcher asked for changes like this one."""
+        return self.key in (None, change.key) and (self._wants is None or self._wants(change.message))
 
-    def end(self, why: str) -> None:
-        """Ends the subscription after the waiting changes. A second call has no effect."""
-        if not self._why_ended:
-            self._why_ended = why
-            self._queue.put_nowait(None)
+    def offer(self, change: Change[Message]) -> None:
+        """Adds a change. A full subscription ends, and no change after the gap is delivered."""
+        if self._why_ended or not self.is_for_watcher(change):
+            return
+        if len(self._waiting) >= BACKLOG_LIMIT:
+            self._end(f"the watcher fell {BACKLOG_LIMIT} changes behind")
+        elif self._waiting_bytes >= BACKLOG_BYTES:
+            self._end(f"the watcher fell {BACKLOG_BYTES} bytes behind")
+        else:
+            self._waiting.append(change)
+            self._waiting_keys[change.key] += 1
+            self._waiting_bytes += change.size_bytes
+            self._woken.set()
+
+    def _end(self, why: str) -> None:
+        self._why_ended = why
+        self._woken.set()
+
+    def drop(self, key: str) -> None:
+        """Drops the waiting changes of a key whose newest state is delivered instead."""
+        if key not in self._waiting_keys:
+            return
+        kept = [change for change in self._waiting if change.key != key]
+        self._waiting_bytes -= sum(change.size_bytes for change in self._waiting if change.key == key)
+        self._waiting = deque(kept)
+        del self._waiting_keys[key]
+
+    def until(self, revision: int) -> Iterator[Change[Message]]:
+        """The waiting changes up to this revision."""
+        while self._waiting and self._waiting[0].revision <= revision:
+            yield self._take()
+
+    def _take(self) -> Change[Message]:
+        change = self._waiting.popleft()
+        self._waiting_bytes -= change.size_bytes
+        self._waiting_keys[change.key] -= 1
+        if not self._waiting_keys[change.key]:
+            del self._waiting_keys[change.key]
+        return change
 
     async def changes(self) -> AsyncIterator[Change[Message] | None]:
-        """Every change, and None after each BOOKMARK_INTERVAL_S without a change.
+        """Every change; None each time that nothing has changed for 15 s.
 
         Raises:
-            FleetError: INVALID_TOKEN, the watcher was too slow, or must start again from a snapshot.
+            FleetError: INVALID_TOKEN, the watcher was too slow.
         """
         while True:
-            change: Change[Message] | None = None
-            is_quiet = False
-            try:
-                async with asyncio.timeout(BOOKMARK_INTERVAL_S):
-                    change = await self._queue.get()
-            except TimeoutError:
-                is_quiet = True
-            if change is None and not is_quiet:
+            if self._waiting:
+                yield self._take()
+            elif self._why_ended:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_INVALID_TOKEN,
                     f"{self._why_ended}: watch again, from a snapshot",
                     field="resume_token",
                 )
-            if change is not None:
-                self._waiting_bytes -= change.size_bytes
-            yield change  # outside the timeout, which must not limit the watcher's own work
+            else:
+                self._woken.clear()
+                try:
+                    async with asyncio.timeout(BOOKMARK_INTERVAL_S):
+                        await self._woken.wait()
+                except TimeoutError:
+                    is_quiet = True
+                else:
+                    is_quiet = False
+                if is_quiet:
+                    yield None  # outside the timeout, which does not limit the watcher
 
 
 @final
 class Hub(Generic[Message]):
-    """Publishes the changes of one kind of thing.
+    """Publishes the changes and deletions of one kind of thing, as responses of its watch without a token.
 
     Args:
         history_bytes: Most serialized bytes of changes kept for a resume.
@@ -123,10 +161,6 @@ class Hub(Generic[Message]):
         self._history: deque[_Kept[Message]] = deque()
         self._kept_bytes = 0
         self._subscriptions: set[Subscription[Message]] = set()
-        self._started_over_s = -START_OVER_INTERVAL_S
-        """When all watches were last ended, by the monotonic clock."""
-        self._why_again = ""
-        """Why all watches must end at a later tick. Empty: they need not end."""
         self.revision = 0
         """Revision of the newest change."""
 
@@ -140,38 +174,27 @@ class Hub(Generic[Message]):
         while self._kept_bytes > self._history_bytes or len(self._history) > HISTORY_LIMIT:
             self._kept_bytes -= len(self._history.popleft().record)
         for subscription in self._subscriptions:
-            if subscription.key in (None, key):
+            if subscription.key in (None, key):  # asked here too: a thousand may watch one command each
                 subscription.offer(change)
 
-    def start_over(self, why: str) -> None:
-        """Ends every watch and makes resume tokens invalid, since a change can't express a removal.
-
-        Within 5 s of the last call, :meth:`tick` ends the watches later.
-        """
-        if time.monotonic() - self._started_over_s < START_OVER_INTERVAL_S:
-            self._why_again = why
-            return
-        self._started_over_s, self._why_again = time.monotonic(), ""
-        self._instance = uuid.uuid4().hex[:8]
-        self._history.clear()
-        self._kept_bytes = 0
-        for subscription in self._subscriptions:
-            subscription.end(why)
-
-    def tick(self) -> None:
-        """Ends every watch if a call of :meth:`start_over` was delayed."""
-        if self._why_again:
-            self.start_over(self._why_again)
-
     @contextmanager
-    def subscribe(self, key: str | None = None) -> Iterator[Subscription[Message]]:
-        """Subscribes to all changes, or to those of one key."""
-        subscription: Subscription[Message] = Subscription(key)
+    def subscribe(
+        self, key: str | None = None, wants: Callable[[Message], bool] | None = None
+    ) -> Iterator[Subscription[Message]]:
+        """Subscribes to all changes, to the changes of one key, or to wanted changes."""
+        subscription: Subscription[Message] = Subscription(key, wants)
         self._subscriptions.add(subscription)
         try:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
+
+    def has_changed(self, key: str, revision: int) -> bool:
+        """Whether a key has, or may have, a change after a revision."""
+        oldest = self._history[0].revision if self._history else self.revision + 1
+        return oldest > revision + 1 or any(
+            kept.key == key for kept in self._history if kept.revision > revision
+        )
 
     def token(self, revision: int) -> str:
         """The resume token for the changes after a revision."""

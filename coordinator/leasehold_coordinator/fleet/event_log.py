@@ -14,6 +14,7 @@ from typing import Final, final
 from leasehold.v1 import command_pb2, event_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.event_pb2 import Event, EventKind
+from leasehold.v1.event_service_pb2 import WatchEventsResponse
 from leasehold.v1.worker_pb2 import WorkerState
 from leasehold.v1.workload_pb2 import Workload
 
@@ -22,6 +23,7 @@ from leasehold_coordinator.core.gpu_conditions import ConditionChange
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.workload_states import RUNNING, state_name
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.storage.rows import event_row
 from leasehold_coordinator.storage.schema import event_id_at
 from leasehold_coordinator.storage.store import Store
@@ -42,10 +44,16 @@ _OF_WORKERS: Final = {
 
 @final
 class Events:
-    """The events of one coordinator."""
+    """The events of one coordinator.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: The store.
+        hub: For watchers of events.
+    """
+
+    def __init__(self, store: Store, hub: Hub[WatchEventsResponse]) -> None:
         self._store = store
+        self._hub = hub
         self._waiting: deque[Event] = deque(maxlen=WAITING_LIMIT)
         self._numbers = itertools.count()
         self._flushing = asyncio.Lock()
@@ -56,10 +64,20 @@ class Events:
             kind, what = _OF_WORKERS[state]
             self._add(kind, f"worker {known.hello.name} {what}", known.hello.worker_id, known.hello.name)
 
-    def forgotten(self, known: KnownWorker) -> None:
-        """Adds an event: an operator removed a worker from the records."""
-        kind = event_pb2.EVENT_KIND_WORKER_FORGOTTEN
-        self._add(kind, f"worker {known.hello.name} was forgotten", known.hello.worker_id, known.hello.name)
+    def worker_deleted(self, known: KnownWorker) -> None:
+        """Adds an event: an operator deleted the record of a worker."""
+        kind = event_pb2.EVENT_KIND_WORKER_DELETED
+        self._add(kind, f"worker {known.hello.name} was deleted", known.hello.worker_id, known.hello.name)
+
+    def workload_deleted(self, workload: Workload) -> Event:
+        """Builds the event of a deleted record of a workload. The caller stores both in one write."""
+        event = self._event(
+            event_pb2.EVENT_KIND_WORKLOAD_DELETED,
+            f"workload {workload.name} was deleted",
+            workload.worker_id,
+        )
+        event.workload_id, event.workload_name = workload.workload_id, workload.name
+        return event
 
     def refused(self, error: FleetError, worker_id: str = "", worker_name: str = "") -> None:
         """Adds an event: a worker was refused."""
@@ -150,6 +168,10 @@ class Events:
             message=message,
         )
 
+    def publish(self, event: Event) -> None:
+        """Tells watchers of an event that is stored."""
+        self._hub.publish(event.event_id, WatchEventsResponse(event=event))
+
     async def flush(self) -> None:
         """Stores the collected events, so that a list shows all earlier events.
 
@@ -163,6 +185,8 @@ class Events:
             self._waiting.clear()
             try:
                 await self._store.write(*map(event_row, batch))
+                for event in batch:
+                    self.publish(event)
             except (FleetError, asyncio.CancelledError):  # a second write of an event has no effect
                 later = list(self._waiting)
                 self._waiting.clear()

@@ -4,10 +4,11 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from leasehold_coordinator.core import list_fields
-from leasehold_coordinator.core.filter_expression import Expression, parse_filter
-from leasehold_coordinator.core.filter_fields import Ids, Referent
-from leasehold_coordinator.core.filters import (
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.lists import list_fields
+from leasehold_coordinator.lists.filter_expression import Expression, parse_filter
+from leasehold_coordinator.lists.filter_fields import Ids, Referent
+from leasehold_coordinator.lists.filters import (
     NO_IDS,
     Fields,
     Filter,
@@ -16,12 +17,11 @@ from leasehold_coordinator.core.filters import (
     bind_fleet,
     references,
 )
-from leasehold_coordinator.fleet.fleet import Fleet
 
 M = TypeVar("M", bound=Message)
 
 
-async def read_filter(fleet: Fleet, text: str, fields: Fields[M]) -> Filter[M]:
+async def read_filter(fleet: FleetReader, text: str, fields: Fields[M]) -> Filter[M]:
     """The filter of a list or watch of one kind of entry.
 
     Raises:
@@ -31,7 +31,7 @@ async def read_filter(fleet: Fleet, text: str, fields: Fields[M]) -> Filter[M]:
     return bind(expression, fields, await _ids(fleet, expression, fields))
 
 
-async def read_fleet_filter(fleet: Fleet, text: str) -> FleetFilter:
+async def read_fleet_filter(fleet: FleetReader, text: str) -> FleetFilter:
     """The filter of a watch of workers and GPUs.
 
     Raises:
@@ -42,13 +42,13 @@ async def read_fleet_filter(fleet: Fleet, text: str) -> FleetFilter:
     return bind_fleet(expression, workers, gpus, await _ids(fleet, expression, workers, gpus))
 
 
-async def _ids(fleet: Fleet, expression: Expression | None, *fields: Fields[Any]) -> Ids:
+async def _ids(fleet: FleetReader, expression: Expression | None, *fields: Fields[Any]) -> Ids:
     if expression is None:
         return NO_IDS
     return {named: await _ids_of(fleet, *named) for named in references(expression, *fields)}
 
 
-async def _ids_of(fleet: Fleet, referent: Referent, id_or_name: str) -> frozenset[str]:
+async def _ids_of(fleet: FleetReader, referent: Referent, id_or_name: str) -> frozenset[str]:
     """The entry with this id, or else all entries with this name. Empty: none is known."""
     if referent == "worker":
         return fleet.registry.ids(id_or_name)

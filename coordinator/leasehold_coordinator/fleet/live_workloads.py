@@ -1,9 +1,13 @@
 """The unfinished workloads, by id, by worker and by name."""
 
-from collections.abc import Iterator, MutableMapping, ValuesView
+from collections import Counter
+from collections.abc import Iterator, Mapping, MutableMapping, ValuesView
+from contextlib import contextmanager
 from typing import final
 
 from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.core.workload_states import is_ended
 
 
 @final
@@ -11,12 +15,18 @@ class LiveWorkloads(MutableMapping[str, Workload]):
     """Workloads by id. A workload is never changed in place, only replaced.
 
     The index by worker keeps lookups fast when thousands of workers reconnect.
+
+    Decisions count a workload as it is here. Watchers are told a workload as it is on disk.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[str, Workload] = {}
         self._by_worker: dict[str, dict[str, None]] = {}
         self._by_name: dict[str, dict[str, None]] = {}
+        self._on_disk: dict[str, Workload | None] = {}
+        """By id, while a workload is being stored: as it is on disk. None: not there, or ended."""
+        self._writes: Counter[str] = Counter()
+        """Writes under way, by id of the workload."""
 
     def __getitem__(self, workload_id: str) -> Workload:
         return self._by_id[workload_id]
@@ -51,3 +61,36 @@ class LiveWorkloads(MutableMapping[str, Workload]):
     def named(self, name: str) -> list[Workload]:
         """The workloads with this name. Different workers may register the same name."""
         return [self._by_id[workload_id] for workload_id in self._by_name.get(name, ())]
+
+    @contextmanager
+    def being_stored(
+        self, before: Mapping[str, Workload | None], after: Mapping[str, Workload]
+    ) -> Iterator[None]:
+        """The context of a write. Workloads are on disk as they are after, unless an exception leaves it.
+
+        Args:
+            before: By id: each workload before this change. None: there was none that had not ended.
+            after: By id: each workload as it is written.
+        """
+        for workload_id, workload in before.items():
+            self._on_disk.setdefault(workload_id, workload)
+            self._writes[workload_id] += 1
+        try:
+            yield
+            for workload_id, workload in after.items():
+                self._on_disk[workload_id] = None if is_ended(workload.status.state) else workload
+        finally:
+            for workload_id in before:
+                self._writes[workload_id] -= 1
+                if not self._writes[workload_id]:
+                    del self._writes[workload_id], self._on_disk[workload_id]
+
+    def on_disk(self, workload_id: str) -> Workload | None:
+        """The workload as it is on disk. None: not there, or ended."""
+        if workload_id in self._on_disk:
+            return self._on_disk[workload_id]
+        return self._by_id.get(workload_id)
+
+    def ids_on_disk(self) -> list[str]:
+        """Ids of the workloads that are on disk and have not ended."""
+        return [one for one in {**self._by_id, **self._on_disk} if self.on_disk(one) is not None]

@@ -29,3 +29,9 @@ class RecentCommands:
     def get(self, command_id: str) -> Command | None:
         """The command with this id. None: not in the cache."""
         return self._commands.get(command_id)
+
+    def discard(self, command_id: str) -> None:
+        """Drops a command that was deleted, if it is here."""
+        command = self._commands.pop(command_id, None)
+        if command is not None:
+            self._used_bytes -= command.ByteSize()

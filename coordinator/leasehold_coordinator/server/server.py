@@ -34,8 +34,10 @@ from leasehold_coordinator.api.workload_service import WorkloadService
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.health_reports import report_health, set_health
@@ -136,12 +138,17 @@ def _build_server(
 ) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
     services = cast(grpc.aio.Server, _Services(server))
-    requests = CommandCreation(fleet, dispatcher)
-    fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(fleet, requests), services)
-    workloads = WorkloadService(fleet, requests, Plans(fleet, dispatcher))
+    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
+    records = RecordChanges(fleet, requests.decisions)
+    fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
+        FleetService(reader, requests, records), services
+    )
+    workloads = WorkloadService(reader, requests, records, Plans(reader, dispatcher))
     workload_service_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
-    command_service_pb2_grpc.add_CommandServiceServicer_to_server(CommandService(fleet, dispatcher), services)
-    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(fleet), services)
+    command_service_pb2_grpc.add_CommandServiceServicer_to_server(
+        CommandService(reader, dispatcher), services
+    )
+    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     SessionService(fleet, dispatcher).add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
@@ -201,7 +208,7 @@ async def _prune(fleet: Fleet, retention_s: float) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
-            await fleet.prune(retention_s)
+            await prune(fleet.reader, retention_s)
         except FleetError as error:
             logger.error("%s", error.message)
 
@@ -209,9 +216,8 @@ async def _prune(fleet: Fleet, retention_s: float) -> None:
 def _watches(fleet: Fleet) -> Parts:
     """Periodic tasks that write nothing."""
     return (
-        fleet.end_lost_sessions,
-        fleet.publish_silent_workers,
-        fleet.fleet_hub.tick,
+        fleet.worker_news.end_lost_sessions,
+        fleet.worker_news.publish_silent_workers,
         fleet.refusals.tick,
     )
 

@@ -1,7 +1,7 @@
 """Turns records into rows of the store."""
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
 
 import sqlalchemy as sa
 from leasehold.v1.event_pb2 import Event
@@ -33,10 +33,32 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """A deletion of the oldest rows, at most 500, that ended more than ``retention_s`` of service ago."""
+    """A deletion of the oldest rows, at most 500, that ended more than ``retention_s`` of service ago.
+
+    Attributes:
+        table: The table.
+        retention_s: The age in seconds of service.
+        deleted: The keys of the deleted rows, once the write has returned.
+    """
 
     table: sa.Table
     retention_s: float
+    deleted: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsOf:
+    """Commands to delete, a few at a time: those about a workload that have ended.
+
+    Attributes:
+        workload_id: The workload.
+        deleted: The ids of the deleted commands, once the write has returned.
+    """
+
+    table: ClassVar[sa.Table] = schema.commands
+
+    workload_id: str
+    deleted: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +69,7 @@ class Gone:
     key: str
 
 
-Change: TypeAlias = Row | OldRows | Gone
+Change: TypeAlias = Row | OldRows | CommandsOf | Gone
 
 
 def worker_row(epoch: int, hello: Hello) -> Row:
@@ -74,6 +96,11 @@ def workload_row(workload: Workload) -> Row:
             "record": workload.SerializeToString(),
         },
     )
+
+
+def deletion_row(workload: Workload) -> Row:
+    """The row that remembers that a workload was deleted."""
+    return Row(schema.deletions, {"workload_id": workload.workload_id, "worker_id": workload.worker_id})
 
 
 def command_row(stored: StoredCommand) -> Row:

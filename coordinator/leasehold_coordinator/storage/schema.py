@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0008"
+NEWEST: Final = "0009"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -98,6 +98,17 @@ events: Final = Table(
     Index("events_by_served_s", "served_s"),
 )
 """Events as ``leasehold.v1.Event``. Their ids sort by time."""
+
+deletions: Final = Table(
+    "deletions",
+    METADATA,
+    Column("workload_id", String, primary_key=True),
+    Column("worker_id", String, nullable=False),
+    Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
+    Index("deletions_by_served_s", "served_s"),
+)
+"""Workloads whose records a client deleted. Their workers may remember them, and report them again."""
 
 clock: Final = Table(
     "clock",

@@ -9,7 +9,7 @@ from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.database import Database
 from leasehold_coordinator.storage.read_errors import damaged
 from leasehold_coordinator.storage.row_digests import COLUMN, is_whole, row_digest
-from leasehold_coordinator.storage.rows import Change, OldRows, Row
+from leasehold_coordinator.storage.rows import Change, CommandsOf, OldRows, Row
 
 DELETE_LIMIT: Final = 500
 """Most rows of one deletion, so that other writes do not wait for long."""
@@ -23,7 +23,7 @@ def apply_changes(connection: sa.Connection, changes: Iterable[Change], served_s
             rows.setdefault(change.table, []).append(_whole(change, served_s))
             continue
         _put(connection, rows)
-        if isinstance(change, OldRows):
+        if isinstance(change, OldRows | CommandsOf):
             _delete(connection, change, served_s)
         else:
             (column,) = change.table.primary_key.columns
@@ -47,14 +47,20 @@ def _whole(row: Row, served_s: int) -> dict[str, Any]:
     return values
 
 
-def _delete(connection: sa.Connection, rows: OldRows, served_s: int) -> None:
+def _delete(connection: sa.Connection, rows: OldRows | CommandsOf, served_s: int) -> None:
     (key,) = rows.table.primary_key.columns
-    old_keys = _old_keys(rows, served_s).limit(DELETE_LIMIT)
-    connection.execute(sa.delete(rows.table).where(key.in_(old_keys)))
+    statement = (
+        sa.delete(rows.table).where(key.in_(_old_keys(rows, served_s).limit(DELETE_LIMIT))).returning(key)
+    )
+    rows.deleted[:] = connection.scalars(statement)  # anew, where a batch is committed again in parts
 
 
-def _old_keys(rows: OldRows, served_s: int) -> sa.Select[tuple[str]]:
+def _old_keys(rows: OldRows | CommandsOf, served_s: int) -> sa.Select[tuple[str]]:
     """Keys of the rows to delete, found by an index instead of a scan over many events."""
+    if isinstance(rows, CommandsOf):
+        table = schema.commands
+        has_ended = sa.and_(table.c.ended, table.c.served_s.is_not(None))
+        return sa.select(table.c.command_id).where(table.c.workload_id == rows.workload_id, has_ended)
     (key,) = rows.table.primary_key.columns
     column = rows.table.c.served_s
     return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)

@@ -15,9 +15,9 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.command_effects import StoredCommand
-from leasehold_coordinator.core.filters import Filter
-from leasehold_coordinator.core.paging import Page, PageRequest
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists.filters import Filter
+from leasehold_coordinator.lists.paging import Page, PageRequest
 from leasehold_coordinator.storage import schema, stored_lists
 from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, unavailable
@@ -190,6 +190,15 @@ class Store:
             rows = await self._select(sa.select(table).where(table.c.workload_id.in_(keys)))
             found += [self._decode_if_whole(Workload, table, row) for row in rows]
         return [workload for workload in found if workload is not None]
+
+    async def find_deletions(self, workload_ids: Sequence[str]) -> list[str]:
+        """Those of the workloads whose records a client deleted."""
+        key = schema.deletions.c.workload_id
+        found: list[str] = []
+        for first in range(0, len(workload_ids), KEY_LIMIT):
+            keys = workload_ids[first : first + KEY_LIMIT]
+            found += [row.workload_id for row in await self._select(sa.select(key).where(key.in_(keys)))]
+        return found
 
     async def find_command(self, command_id: str) -> Command | None:
         """The command with this id.

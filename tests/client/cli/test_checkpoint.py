@@ -97,7 +97,7 @@ def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoord
     ("arguments", "match"),
     [
         ("rm checkpoint", "Missing argument 'ID...'"),
-        ("rm workload one", "No such command 'workload'"),
+        ("rm workload", "Missing argument 'WORKLOAD...'"),
         ("checkpoint", "Missing argument 'WORKLOAD'"),
         ("wake one --to gamma/0", "no GPU is at 'gamma/0'"),
     ],

@@ -191,20 +191,20 @@ def test_a_user_without_a_name_is_unknown(
     assert request.operation.cordoned_by.startswith("unknown@")
 
 
-def test_a_worker_is_forgotten(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
-    fleet.answers["ForgetWorker"] = lambda request, context: fleet_service_pb2.ForgetWorkerResponse(
+def test_a_worker_is_deleted(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    fleet.answers["DeleteWorker"] = lambda request, context: fleet_service_pb2.DeleteWorkerResponse(
         worker=Worker(worker_id="w-9", name=request.worker), failed_workload_ids=["w-1", "w-2"]
     )
-    done = leasehold("forget", "worker", "gone")
-    assert (done.code, done.stdout) == (0, "gone (w-9): forgotten; 2 workloads of it FAILED\n")
-    assert json.loads(leasehold("forget", "worker", "gone", "-o", "json").stdout)["worker"]["name"] == "gone"
+    done = leasehold("rm", "worker", "gone")
+    assert (done.code, done.stdout) == (0, "gone (w-9): deleted; 2 workloads of it FAILED\n")
+    assert json.loads(leasehold("rm", "worker", "gone", "-o", "json").stdout)["worker"]["name"] == "gone"
 
 
-def test_a_worker_that_is_connected_is_not_forgotten(
+def test_a_worker_that_is_connected_is_not_deleted(
     leasehold: CommandLine, fleet: ScriptedCoordinator
 ) -> None:
-    fleet.answers["ForgetWorker"] = lambda request, context: refuse(
+    fleet.answers["DeleteWorker"] = lambda request, context: refuse(
         context, grpc.StatusCode.FAILED_PRECONDITION, "WORKER_CONNECTED", "worker alpha is connected"
     )
-    done = leasehold("forget", "worker", "alpha")
+    done = leasehold("rm", "worker", "alpha")
     assert (done.code, done.stderr) == (1, "leasehold: worker alpha is connected (WORKER_CONNECTED)\n")

@@ -44,9 +44,12 @@ def test_workers_that_have_not_reported_are_named(
     scripted.answers["ListGpus"] = lambda request, context: fleet_service_pb2.ListGpusResponse(
         gpus=GPUS, unreachable=["w-9"]
     )
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
+        workers=[Worker(worker_id="w-9", name="gamma")]
+    )
     done = leasehold("get", "gpus", "-o", "json")
     assert len(json.loads(done.stdout)["gpus"]) == len(GPUS)
-    assert "so their GPUs are unknown: w-9" in done.stderr
+    assert "so their GPUs are unknown: gamma" in done.stderr
 
 
 def test_filter_and_order_are_sent(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

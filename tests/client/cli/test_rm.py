@@ -108,3 +108,23 @@ def test_what_one_of_several_workers_needs_is_not_deleted(
     assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
     assert leasehold("rm", "checkpoint", "k-5", "--force").code == 0
     assert len(scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)) == 1
+
+
+def test_ended_workloads_are_deleted_and_each_refusal_is_printed(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    def delete(
+        request: workload_service_pb2.DeleteWorkloadRequest, context: grpc.ServicerContext
+    ) -> workload_service_pb2.DeleteWorkloadResponse:
+        if request.workload != "one":
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE", f"{request.workload} lives")
+        return workload_service_pb2.DeleteWorkloadResponse(deleted_command_count=3)
+
+    scripted.answers["DeleteWorkload"] = delete
+    done = leasehold("rm", "workload", "two", "one", "three")
+    assert (done.code, done.stdout) == (1, "one: deleted, with 3 commands\n")
+    assert done.stderr.splitlines() == [
+        "leasehold: two lives (WRONG_STATE)",
+        "leasehold: three lives (WRONG_STATE)",
+    ]
+    assert len(scripted.asked(workload_service_pb2.DeleteWorkloadRequest)) == 3

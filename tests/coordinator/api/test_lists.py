@@ -13,7 +13,7 @@ from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.event_service_pb2 import ListEventsRequest
 from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_service_pb2 import (
-    ForgetWorkerRequest,
+    DeleteWorkerRequest,
     GetGpuRequest,
     ListGpusRequest,
     ListWorkersRequest,
@@ -27,6 +27,7 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, Heartbeat, 
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.core.worker_registry import LOADS_PER_S
 from leasehold_coordinator.fleet.session import Session
@@ -76,9 +77,10 @@ def test_a_page_of_gpus_makes_no_others(tmp_path: Path, monkeypatch: pytest.Monk
     """All GPUs of a fleet take 5 ms for each thousand of them, on the event loop."""
 
     async def scenario(bench: Bench) -> None:
-        fleet = bench.fleet
+        fleet = bench.fleet.reader
         made: list[str] = []
-        service = FleetService(fleet, CommandCreation(fleet, bench.dispatcher))
+        requests = CommandCreation(bench.fleet, bench.dispatcher)
+        service = FleetService(fleet, requests, RecordChanges(bench.fleet, requests.decisions))
         for name in "abcdef":
             fleet.registry.welcome(make_hello(name, gpu_count=3), 1, SessionId("s-1"), 0, time.time_ns())
         make = fleet.gpus
@@ -201,7 +203,7 @@ def test_the_load_interval_grows_and_shrinks_with_the_fleet(coordinator: Coordin
     for other in others:
         other.up.put(ConnectRequest(goodbye=Goodbye()))
         other.wait_ended()
-        coordinator.fleet.ForgetWorker(ForgetWorkerRequest(worker=other.first.hello.worker_id))
+        coordinator.fleet.DeleteWorker(DeleteWorkerRequest(worker=other.first.hello.worker_id))
     for _ in range(3):
         worker.report()
     beat = worker.wait(lambda frame: frame.heartbeat.applied_load_sequence == 6).heartbeat

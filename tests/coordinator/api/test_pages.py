@@ -25,6 +25,7 @@ from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.workload_service import WorkloadService
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.worker_registry import WORKER_LIMIT
 from leasehold_coordinator.errors import FleetError
@@ -52,7 +53,7 @@ ListPage: TypeAlias = Callable[[int, str], Awaitable[tuple[list[str], str]]]
 def a_workload(number: int, team: str = "red", padding: int = 0) -> Workload:
     made = Workload(workload_id=f"w-{number:03}", name=f"n{number % 3}", worker_id="worker-alpha")
     made.status.state = EXITED if number % 2 else RUNNING
-    made.spec.labels["team"] = team
+    made.labels["team"] = team
     made.spec.environment["X"] = "x" * padding
     made.create_time.FromSeconds(number % 5)
     return made
@@ -76,10 +77,12 @@ class Services:
 
     def __init__(self, bench: Bench) -> None:
         requests = CommandCreation(bench.fleet, bench.dispatcher)
-        self.fleet = FleetService(bench.fleet, requests)
-        self.workloads = WorkloadService(bench.fleet, requests, Plans(bench.fleet, bench.dispatcher))
-        self.commands = CommandService(bench.fleet, bench.dispatcher)
-        self.events = EventService(bench.fleet)
+        records = RecordChanges(bench.fleet, requests.decisions)
+        reader = bench.fleet.reader
+        self.fleet = FleetService(reader, requests, records)
+        self.workloads = WorkloadService(reader, requests, records, Plans(reader, bench.dispatcher))
+        self.commands = CommandService(reader, bench.dispatcher)
+        self.events = EventService(reader, bench.fleet.events)
 
     def list_workloads(self, **fields: Any) -> ListPage:
         async def page(size: int, token: str) -> tuple[list[str], str]:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.fleet_service_pb2 import CordonRequest
+from leasehold.v1.fleet_service_pb2 import CordonRequest, DeleteWorkerRequest
 from leasehold.v1.operation_pb2 import CordonOperation, Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, SuspendWorkerRequest
 from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.command_ledger import SENT_LIMIT, UNFINISHED_LIMIT
@@ -48,7 +49,7 @@ class Desk:
         request = CordonRequest(worker="alpha")
         return asyncio.create_task(
             self.requests.operate_worker(
-                request, Operation(cordon=CordonOperation(cordoned_by="me", reason="a test"))
+                request, Operation(cordon=CordonOperation(cordoned_by="me", reason="a test")), "alpha"
             )
         )
 
@@ -139,7 +140,7 @@ def test_a_refusal_that_rests_on_a_creation_is_told_once_that_is_stored(tmp_path
                 timeout=None,
             )
         )
-        await desk.until(lambda: desk.requests._decisions.is_deciding)
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         await asyncio.sleep(0)
         assert not second.done()
         assert not busy.done()
@@ -161,7 +162,7 @@ def test_what_a_creation_took_is_free_again_if_it_could_not_be_stored(tmp_path: 
         first = desk.run("" if gpus else "one", gpus=gpus)
         await desk.gate.reached.wait()
         second = desk.run("" if gpus else "one", gpus=gpus)
-        await desk.until(lambda: desk.requests._decisions.is_deciding)
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         desk.gate.opened.set()
         assert await reason(first) == FULL.reason
         workload, command = await second
@@ -194,7 +195,7 @@ def test_an_answer_that_names_earlier_commands_waits_until_they_are_stored(tmp_p
             desk.requests.suspend_worker(SuspendWorkerRequest(worker="alpha", operation=SuspendOperation()))
         )
         late = desk.run()
-        await desk.until(lambda: desk.requests._decisions.is_deciding)
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         await asyncio.sleep(0)
         assert not whole.done()
         assert len(desk.fleet.ledger.commands) == 1
@@ -204,19 +205,20 @@ def test_an_answer_that_names_earlier_commands_waits_until_they_are_stored(tmp_p
     at_desk(tmp_path, scenario)
 
 
-def test_a_worker_is_forgotten_with_the_commands_that_are_being_stored(tmp_path: Path) -> None:
+def test_a_worker_is_deleted_with_the_commands_that_are_being_stored(tmp_path: Path) -> None:
     async def scenario(bench: Bench, desk: Desk) -> None:
         asked = desk.run()
         await desk.gate.reached.wait()
         del bench.fleet.sessions["worker-alpha"]
-        forgetting = asyncio.create_task(desk.requests.forget_worker("alpha"))
-        await desk.until(lambda: desk.requests._decisions.is_deciding)
+        records = RecordChanges(desk.fleet, desk.requests.decisions)
+        deleting = asyncio.create_task(records.delete_worker(DeleteWorkerRequest(worker="alpha")))
+        await desk.until(lambda: desk.requests.decisions.is_deciding)
         desk.gate.opened.set()
         workload, command = await asked
         assert command is not None
-        assert (await forgetting).failed_workload_ids == [workload.workload_id]
+        assert (await deleting).failed_workload_ids == [workload.workload_id]
         ended = await bench.stored(command.command_id)
-        assert ended.error.reason == errors_pb2.ERROR_REASON_WORKER_FORGOTTEN
+        assert ended.error.reason == errors_pb2.ERROR_REASON_WORKER_DELETED
         assert not desk.fleet.ledger.commands
 
     at_desk(tmp_path, scenario)

@@ -9,7 +9,7 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.operation_pb2 import Operation, RunOperation
-from leasehold.v1.worker_pb2 import WORKER_STATE_LOST, Worker
+from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import (
     CommandUpdate,
@@ -88,22 +88,24 @@ def test_a_step_that_cannot_be_stored_is_not_told_and_tried_again(
 ) -> None:
     async def scenario(bench: Bench) -> None:
         before = await bench.send()
-        with bench.fleet.command_hub.subscribe("c-1") as subscription:
+        with bench.fleet.reader.command_hub.subscribe("c-1") as subscription:
             with pytest.MonkeyPatch.context() as monkeypatch:
                 commands = bench.hold_writes(monkeypatch, schema.commands, FULL)
                 await bench.update(state)
                 await commands.reached.wait()
-                assert await bench.fleet.find_command("c-1") == before
+                assert await bench.fleet.reader.find_command("c-1") == before
                 commands.opened.set()
                 with pytest.raises(FleetError, match="disk is full"):
                     await tick_until_refused(bench)
-                assert await bench.fleet.find_command("c-1") == before == await bench.stored()
+                assert await bench.fleet.reader.find_command("c-1") == before == await bench.stored()
             await bench.dispatcher.tick()
             async with asyncio.timeout(10):
                 change = await anext(subscription.changes())
             assert change is not None
-            assert change.message == await bench.stored() == await bench.fleet.find_command("c-1")
-            assert change.message.state == state
+            assert (
+                change.message.command == await bench.stored() == await bench.fleet.reader.find_command("c-1")
+            )
+            assert change.message.command.state == state
 
     on_bench(tmp_path, scenario)
 
@@ -120,13 +122,13 @@ def test_steps_that_come_together_are_one_write_and_an_outcome_takes_their_place
                 await write_now(*rows)
 
             monkeypatch.setattr(bench.store, "write", write)
-            with bench.fleet.command_hub.subscribe("c-1") as subscription:
+            with bench.fleet.reader.command_hub.subscribe("c-1") as subscription:
                 await bench.update(command_states.ACCEPTED)
                 await bench.update(command_states.RUNNING)
                 async with asyncio.timeout(10):
                     change = await anext(subscription.changes())
             assert change is not None
-            assert change.message.state == command_states.RUNNING
+            assert change.message.command.state == command_states.RUNNING
             assert writes == [1]
             await bench.send("c-2", workload_id="w-2")
             update = CommandUpdate(command_id="c-2", state=command_states.ACCEPTED)
@@ -158,7 +160,7 @@ def test_a_change_is_finished_when_its_caller_leaves(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.send()
         bench.sent()
-        with bench.fleet.command_hub.subscribe("c-1") as subscription:
+        with bench.fleet.reader.command_hub.subscribe("c-1") as subscription:
             update = CommandUpdate(command_id="c-1", state=SUCCEEDED)
             handler = asyncio.create_task(finish(bench.dispatcher.update(bench.session, update)))
             await asyncio.sleep(0)  # it has begun
@@ -168,7 +170,7 @@ def test_a_change_is_finished_when_its_caller_leaves(tmp_path: Path) -> None:
             async with asyncio.timeout(10):
                 async for change in subscription.changes():
                     assert change is not None
-                    assert change.message.state == SUCCEEDED
+                    assert change.message.command.state == SUCCEEDED
                     break
                 assert bench.sent()
         assert not bench.fleet.ledger.commands
@@ -311,13 +313,12 @@ def test_no_part_of_a_tick_is_left_out_because_another_failed(tmp_path: Path) ->
         bench.service._forget(session)
         assert session.known is not None
         session.known.last_seen = -1e9
-        with pytest.MonkeyPatch.context() as monkeypatch, bench.fleet.fleet_hub.subscribe() as watcher:
+        with pytest.MonkeyPatch.context() as monkeypatch, bench.fleet.reader.fleet_hub.subscribe() as watcher:
             bench.fail_writes(monkeypatch, times=1)
             await server._tick_once(tick_of(bench))
             change = await anext(watcher.changes())
         assert change is not None
-        assert isinstance(change.message, Worker)
-        assert change.message.state == WORKER_STATE_LOST
+        assert change.message.worker.state == WORKER_STATE_LOST
         assert await all_events(bench.store, "worker-alpha")
 
     on_bench(tmp_path, scenario)

@@ -30,7 +30,8 @@ async def first(output: AsyncIterator[ReadWorkloadOutputResponse]) -> bytes:
 
 def follow(bench: Bench, count: int) -> list[asyncio.Task[bytes]]:
     return [
-        asyncio.create_task(first(read_output(bench.fleet, RUNNING, 0, follow=True))) for _ in range(count)
+        asyncio.create_task(first(read_output(bench.fleet.reader, RUNNING, 0, follow=True)))
+        for _ in range(count)
     ]
 
 
@@ -50,7 +51,7 @@ def test_many_followers_hold_up_neither_readers_nor_plans(tmp_path: Path) -> Non
         await settled()
         (turn,) = reads(bench)
         assert turn.wait.ToTimedelta().total_seconds() <= ROUND_S, "others have their turn soon"
-        reader = asyncio.create_task(first(read_output(bench.fleet, RUNNING, 0, follow=False)))
+        reader = asyncio.create_task(first(read_output(bench.fleet.reader, RUNNING, 0, follow=False)))
         planner = asyncio.create_task(bench.session.plan(PlanQuery(), 5))
         await settled()
         frames = bench.sent()
@@ -63,7 +64,7 @@ def test_many_followers_hold_up_neither_readers_nor_plans(tmp_path: Path) -> Non
         for one in followers:
             one.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
-        assert not bench.fleet.readers
+        assert not bench.fleet.reader.output_readers
         for request in [*sent, turn]:
             bench.session.answer_read(OutputChunk(read_id=request.read_id))
         await settled()

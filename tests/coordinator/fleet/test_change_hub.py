@@ -104,22 +104,22 @@ def test_what_can_be_resumed_from_is_bounded_by_its_size_too() -> None:
         none.since(none.token(0))
 
 
-def test_when_something_is_gone_whoever_watches_starts_over_at_once() -> None:
+def test_what_waits_of_a_key_is_dropped_for_its_newest_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_hub, "BACKLOG_BYTES", 5 * named("a1").ByteSize())
+
     async def scenario() -> None:
         hub: Hub[Workload] = Hub()
-        hub.publish("a", named("a1"))
-        token = hub.token(hub.revision)
         with hub.subscribe() as subscription:
-            waiting = asyncio.create_task(take(subscription, 1))
-            await asyncio.sleep(0)  # it has begun
-            hub.start_over("b is gone")
-            hub.publish("a", named("a2"))
-            with pytest.raises(FleetError, match="b is gone: watch again, from a snapshot"):
-                await asyncio.wait_for(waiting, 5)
-        with pytest.raises(FleetError) as error:
-            hub.since(token)
-        assert error.value.reason == errors_pb2.ERROR_REASON_INVALID_TOKEN
-        assert hub.since(hub.token(hub.revision)) == []
+            for key, message in (("a", "a1"), ("b", "b1"), ("a", "a2")):
+                hub.publish(key, named(message))
+            subscription.drop("a")
+            subscription.drop("c")
+            for key, message in (("a", "a3"), ("a", "a4"), ("b", "b2"), ("b", "b3")):
+                hub.publish(
+                    key, named(message)
+                )  # none is too many: the bytes of those that were dropped count no more
+            assert [c.message.name for c in subscription.until(5)] == ["b1", "a3", "a4"]
+            assert [c.message.name for c in await take(subscription, 2) if c] == ["b2", "b3"]
 
     asyncio.run(scenario())
 
@@ -131,29 +131,5 @@ def test_a_quiet_watch_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
         hub: Hub[Workload] = Hub()
         with hub.subscribe() as subscription:
             assert await take(subscription, 1) == [None]
-
-    asyncio.run(scenario())
-
-
-def test_watches_do_not_end_each_time_that_something_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One worker with ever other GPUs must not keep everybody from watching."""
-
-    async def scenario() -> None:
-        hub: Hub[Workload] = Hub()
-        hub.start_over("b is gone")
-        with hub.subscribe() as subscription:
-            for _ in range(3):
-                hub.start_over("c is gone")
-                hub.tick()
-            hub.publish("a", named("a1"))
-            assert [change.message.name for change in await take(subscription, 1) if change] == ["a1"]
-            monkeypatch.setattr(change_hub, "START_OVER_INTERVAL_S", 0.0)
-            hub.tick()
-            with pytest.raises(FleetError, match="c is gone: watch again, from a snapshot"):
-                await asyncio.wait_for(take(subscription, 1), 5)
-        with hub.subscribe() as subscription:
-            hub.tick()
-            hub.publish("a", named("a2"))
-            assert [change.message.name for change in await take(subscription, 1) if change] == ["a2"]
 
     asyncio.run(scenario())

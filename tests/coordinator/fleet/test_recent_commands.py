@@ -34,6 +34,6 @@ def test_a_command_that_has_just_ended_is_found_without_the_disk(tmp_path: Path)
         stored = await bench.stored()
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.delattr(type(bench.store), "find_command")
-            assert await bench.fleet.find_command("c-1") == stored
+            assert await bench.fleet.reader.find_command("c-1") == stored
 
     on_bench(tmp_path, scenario)

@@ -18,12 +18,13 @@ from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import Hello
-from leasehold_coordinator.core import list_orders
 from leasehold_coordinator.core.command_effects import StoredCommand
-from leasehold_coordinator.core.filters import Filter
 from leasehold_coordinator.errors import FleetError, StartError
-from leasehold_coordinator.fleet import fleet as fleet_module
+from leasehold_coordinator.fleet import retention
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.retention import prune
+from leasehold_coordinator.lists import list_orders
+from leasehold_coordinator.lists.filters import Filter
 from leasehold_coordinator.storage import (
     database,
     row_digests,
@@ -313,7 +314,7 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
     Path(f"{path}-seal").unlink()  # older than the count of commits
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
-        for table in ("events", "clock", "commits"):
+        for table in ("events", "clock", "commits", "deletions"):
             connection.execute(sa.text(f"DROP TABLE {table}"))
         for table in ("workloads", "commands"):
             for index in ("served_s", "time"):
@@ -389,14 +390,14 @@ def test_retention_counts_from_the_end(tmp_path: Path, monkeypatch: pytest.Monke
         fleet = Fleet(store, load_interval_s=5)
         await store.write(workload_row(workload(1, RUNNING)), command_row(StoredCommand(command(1, PENDING))))
         clock.served_s += 2 * RETENTION_S
-        await fleet.prune(RETENTION_S)
+        await prune(fleet.reader, RETENTION_S)
         await store.write(*ENDED)
         clock.served_s += RETENTION_S - 60
-        await fleet.prune(RETENTION_S)
+        await prune(fleet.reader, RETENTION_S)
         assert await store.find_workload("w-1") is not None
         assert await store.find_command("c-1") is not None
         clock.served_s += 120
-        await fleet.prune(RETENTION_S)
+        await prune(fleet.reader, RETENTION_S)
         assert await store.find_workload("w-1") is None
         assert await store.find_command("c-1") is None
 
@@ -419,14 +420,14 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
         used_bytes = await store.used_bytes()
         assert used_bytes is not None
         assert used_bytes > 600_000
-        monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", used_bytes - 150_000)
-        for module in (statements, fleet_module):
+        monkeypatch.setattr(retention, "HISTORY_LIMIT_BYTES", used_bytes - 150_000)
+        for module in (statements, retention):
             monkeypatch.setattr(module, "DELETE_LIMIT", 1)
-        await fleet.prune(RETENTION_S)
+        await prune(fleet.reader, RETENTION_S)
         found = await some_workloads(store)
         assert [one.workload_id for one in found.items] == ["w-6", "w-5", "w-4", "w-3", "w-0"]
-        monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
-        await fleet.prune(RETENTION_S)
+        monkeypatch.setattr(retention, "HISTORY_LIMIT_BYTES", 0)
+        await prune(fleet.reader, RETENTION_S)
         assert [one.workload_id for one in await store.live_workloads()] == ["w-0"]
 
     with_store(tmp_path / "store.sqlite3", scenario)
@@ -444,11 +445,11 @@ def test_a_flood_of_events_costs_no_history_of_commands(
         for _ in range(40):
             fleet.events.refused(FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "x" * 1_500))
         await fleet.events.flush()
-        monkeypatch.setattr(fleet_module, "HISTORY_LIMIT_BYTES", 0)
-        monkeypatch.setattr(fleet_module, "PRUNE_ROUNDS", 3)
-        for module in (statements, fleet_module):
+        monkeypatch.setattr(retention, "HISTORY_LIMIT_BYTES", 0)
+        monkeypatch.setattr(retention, "PRUNE_ROUNDS", 3)
+        for module in (statements, retention):
             monkeypatch.setattr(module, "DELETE_LIMIT", 10)
-        await fleet.prune(RETENTION_S)
+        await prune(fleet.reader, RETENTION_S)
         tables = (schema.workloads, schema.commands, schema.events)
         assert await store.ended_counts(tables) == [4, 4, 10]
 
@@ -501,18 +502,18 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
         await store.write(event_row(fleet.events.of_workload(workload(1, EXITED))))
         await fleet.events.flush()
         clock.served_s += 86_400
-        await fleet.prune(RETENTION_S)
+        await prune(fleet.reader, RETENTION_S)
 
     async def go_on(store: Store) -> None:
         assert 86_400 <= store.served_s < 90_000
         fleet = Fleet(store, load_interval_s=5)
         for jump_s in (31 * 86_400, -62 * 86_400):
             clock.wall_s += jump_s
-            await fleet.prune(RETENTION_S)
+            await prune(fleet.reader, RETENTION_S)
             assert await store.find_workload("w-1") is not None
             assert await store.find_command("c-1") is not None
         clock.served_s += RETENTION_S
-        await fleet.prune(RETENTION_S)
+        await prune(fleet.reader, RETENTION_S)
         assert not await all_events(store)
 
     with_store(path, begin)

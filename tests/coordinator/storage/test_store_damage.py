@@ -251,7 +251,7 @@ def test_a_list_goes_on_behind_a_damaged_row(tmp_path: Path) -> None:
         await bench.store.write(*rows)
         statement = "UPDATE commands SET workload_id = 'x' WHERE command_id = 'c-2'"
         await asyncio.to_thread(execute, tmp_path / FILES[0], statement)
-        service = CommandService(bench.fleet, bench.dispatcher)
+        service = CommandService(bench.fleet.reader, bench.dispatcher)
         no_context: Any = None
         found, token = [], ""
         for _ in range(3):

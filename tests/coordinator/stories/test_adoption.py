@@ -99,11 +99,11 @@ def test_a_process_is_taken_in_and_let_go(coordinator: CoordinatorProcess, worke
     sent = worker.command("adopt").command.operation.adopt
     assert (sent.pid, sent.name) == (4711, "taken")
     taken = reported(workload, RUNNING, 1)
-    taken.user, taken.spec.labels["by"] = "bob", "worker"
+    taken.user, taken.spec.priority = "bob", 7
     worker.succeed("adopt", taken)
     found = find(coordinator, "taken")
     assert (found.origin, found.user, found.status.state) == (ADOPT, "bob", RUNNING)
-    assert dict(found.spec.labels) == {"by": "worker"}
+    assert found.spec.priority == 7
     released = release(coordinator, "taken")
     assert released.timeout.seconds == 60
     worker.succeed("release", reported(workload, RELEASED, 2))

@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_service_pb2 import (
-    ForgetWorkerRequest,
+    DeleteWorkerRequest,
     GetGpuRequest,
     GetWorkerRequest,
     ListGpusRequest,
@@ -286,7 +286,7 @@ def test_a_copy_on_another_host_is_refused_while_the_original_is_away(
     copy.worker_id = "worker-alpha"
     error = refused(coordinator, copy)
     assert error.reason == errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID
-    assert "leasehold forget worker worker-alpha" in error.message
+    assert "leasehold rm worker worker-alpha" in error.message
     assert state_of(coordinator, started.workload_id) == RUNNING
 
 
@@ -346,18 +346,18 @@ def test_a_worker_that_is_gone_is_forgotten_and_may_come_back(
     started = start(coordinator, worker)
     command = suspend(coordinator)
     worker.command("suspend")
-    forget = ForgetWorkerRequest(worker="alpha")
-    refused_now = refusal(lambda: coordinator.fleet.ForgetWorker(forget))
+    forget = DeleteWorkerRequest(worker="alpha")
+    refused_now = refusal(lambda: coordinator.fleet.DeleteWorker(forget))
     assert refused_now[1] == "WORKER_CONNECTED"
     worker.close()
     until(lambda: alpha_state(coordinator) == worker_pb2.WORKER_STATE_STALE)
-    forgotten = coordinator.fleet.ForgetWorker(forget)
+    forgotten = coordinator.fleet.DeleteWorker(forget)
     assert forgotten.worker.worker_id == "worker-alpha"
     assert list(forgotten.failed_workload_ids) == [started.workload_id]
-    assert refusal(lambda: coordinator.fleet.ForgetWorker(forget))[1] == "UNKNOWN_WORKER"
+    assert refusal(lambda: coordinator.fleet.DeleteWorker(forget))[1] == "UNKNOWN_WORKER"
     over = ended(coordinator, command.command_id)
     assert over.state == command_pb2.COMMAND_STATE_FAILED
-    assert over.error.reason == errors_pb2.ERROR_REASON_WORKER_FORGOTTEN
+    assert over.error.reason == errors_pb2.ERROR_REASON_WORKER_DELETED
     assert found(coordinator, started.workload_id).status.error.reason == over.error.reason
     coordinator.restart()
     assert not coordinator.fleet.ListWorkers(ListWorkersRequest()).workers
@@ -376,11 +376,11 @@ def test_a_worker_that_cannot_be_forgotten_on_disk_is_known_as_before(tmp_path: 
         with pytest.MonkeyPatch.context() as monkeypatch:
             bench.fail_writes(monkeypatch)
             with pytest.raises(FleetError, match="full"):
-                await bench.fleet.forget_worker(known)
+                await bench.fleet.delete_worker(known)
         assert bench.fleet.registry.find("alpha") is known
         assert list(bench.fleet.workloads) == ["w-1"]
         assert list(bench.fleet.ledger.commands) == ["c-1"]
-        assert await bench.fleet.forget_worker(known) == ["w-1"]
+        assert await bench.fleet.delete_worker(known) == ["w-1"]
         assert not bench.fleet.ledger.commands
 
     bench_without_worker(tmp_path, scenario)
@@ -400,7 +400,7 @@ def test_there_is_room_for_a_bounded_number_of_workers(monkeypatch: pytest.Monke
     for name in ("a", "b"):
         known.welcome(make_hello(name), 1, SessionId(name), 0.0, NOW_NS)
     known.check_newcomer(make_hello("a"), 0.0)
-    with pytest.raises(FleetError, match="leasehold forget worker"):
+    with pytest.raises(FleetError, match="leasehold rm worker"):
         known.check_newcomer(make_hello("c"), 0.0)
 
 
@@ -431,7 +431,7 @@ def test_a_run_that_the_journal_does_not_have_ends_no_workload_that_runs(
         await bench.dispatcher.update(bench.session, update)
         assert (await bench.stored()).state == command_pb2.COMMAND_STATE_FAILED
         if not reported:
-            assert (await bench.fleet.find_workload("w-1")).status.state == FAILED
+            assert (await bench.fleet.reader.find_workload("w-1")).status.state == FAILED
             await bench.fleet.apply_workload(running("w-1", "one"), bench.session)
         assert bench.fleet.workloads["w-1"].status.state == RUNNING
 

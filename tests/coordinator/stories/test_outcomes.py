@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from leasehold.v1 import command_pb2
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.command_service_pb2 import WatchCommandRequest
+from leasehold.v1.command_service_pb2 import WatchCommandRequest, WatchCommandsResponse
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.storage import schema
 
@@ -24,7 +24,7 @@ DISPATCHED, ACCEPTED, SUCCEEDED = (
 async def watch(bench: Bench, told: "asyncio.Queue[Command]") -> None:
     context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")  # more of it is for refusals
     request = WatchCommandRequest(command_id="c-1")
-    async for response in CommandService(bench.fleet, bench.dispatcher).WatchCommand(request, context):
+    async for response in CommandService(bench.fleet.reader, bench.dispatcher).WatchCommand(request, context):
         told.put_nowait(response.command)
 
 
@@ -55,7 +55,7 @@ def test_an_outcome_passes_whatever_its_revision(tmp_path: Path) -> None:
         watching = asyncio.create_task(watch(bench, told))
         assert await told.get() == sent
         ended = Command(command_id="c-1", state=SUCCEEDED, revision=sent.revision)
-        bench.fleet.command_hub.publish("c-1", ended)
+        bench.fleet.reader.command_hub.publish("c-1", WatchCommandsResponse(command=ended))
         async with asyncio.timeout(10):
             await watching
         assert told.get_nowait() == ended
@@ -69,9 +69,9 @@ def test_a_command_that_is_being_stored_is_not_known_yet(tmp_path: Path) -> None
             commands = bench.hold_writes(monkeypatch, schema.commands)
             creating = asyncio.create_task(bench.send())
             await commands.reached.wait()
-            assert await bench.fleet.find_command("c-1") is None
+            assert await bench.fleet.reader.find_command("c-1") is None
             commands.opened.set()
             created = await creating
-        assert await bench.fleet.find_command("c-1") == created
+        assert await bench.fleet.reader.find_command("c-1") == created
 
     on_bench(tmp_path, scenario)

@@ -665,13 +665,13 @@ class PoolMachine(RuleBasedStateMachine):
         gpu_uuids = self.oracle.leases.get(lease.workload_id, ())
 
         def suspend() -> None:
-            with self.pool.holds.begun_by(lease.workload_id, HoldTerms(hold_id, hold_s)):
+            holds = self.pool.holds
+            with suppress(SpawnError), holds.begun_by(lease.workload_id, HoldTerms(hold_id, hold_s)):
                 self.give_back(lease)
                 if fails:
                     raise SpawnError
 
-        with suppress(SpawnError):
-            self.do(suspend)
+        self.do(suspend)
         if gpu_uuids:
             self.oracle.free(lease.workload_id)
             self.oracle.hold(gpu_uuids, hold_id)
@@ -689,7 +689,7 @@ class PoolMachine(RuleBasedStateMachine):
         taken: list[Lease] = []
 
         def take() -> None:
-            with self.pool.holds.taken_by(holder, hold_id):
+            with suppress(SpawnError), self.pool.holds.taken_by(holder, hold_id):
                 lease = self.pool.try_claim(holder, request, hold_id=hold_id)
                 assert (lease.gpu_uuids if lease is not None else None) == expected
                 self.now_s += 1
@@ -701,8 +701,7 @@ class PoolMachine(RuleBasedStateMachine):
                     raise SpawnError
                 taken.append(lease)
 
-        with suppress(SpawnError):
-            self.do(take)
+        self.do(take)
         for other in [other for other, end_s in self.oracle.holds.items() if end_s <= self.now_s]:
             if other != hold_id:
                 self.oracle.end_hold(other)

@@ -30,7 +30,6 @@ from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api import claim_waiting
 from leasehold_worker.local_api import claims as local_claims
-from leasehold_worker.local_api.claim_rules import LABELS_LIMIT_BYTES
 from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
@@ -191,11 +190,6 @@ def with_gpus(**resources: object) -> ClaimOpen:
         (wanted(hooks=[hook_pb2.Hook(name="a")]), "hooks[0].action", "has no action"),
         (wanted(hooks=[hook_pb2.Hook(name="a" * 65_536)]), "spec.hooks", "bytes, and the limit is"),
         (waiting(10**17), "wait", "out of range"),
-        (
-            wanted(labels={"a": "x" * 4096}),
-            "spec.labels",
-            f"4097 bytes, and the limit is {LABELS_LIMIT_BYTES}",
-        ),
         (with_gpus(gpu_uuids=["GPU-1"] * 5), "spec.resources.gpu_uuids", "5 GPUs, and the limit is 4"),
         (with_gpus(gpu_uuids=["x" * 9999]), "spec.resources.gpu_uuids", "9999 characters"),
         (with_gpus(gpu_name="x" * 129), "spec.resources.gpu_name", "129 characters"),
@@ -229,7 +223,6 @@ async def test_only_what_matters_is_kept_of_a_spec(local: Local, peer: Peer) -> 
         arguments=["x" * 1000] * 100,
         environment={"A": "x" * 100_000},
         working_directory="/" * 100_000,
-        labels={"a": "b"},
         priority=-(2**31),
         helper=terms,
     )
@@ -237,7 +230,7 @@ async def test_only_what_matters_is_kept_of_a_spec(local: Local, peer: Peer) -> 
     (workload,) = local.parts.workloads.all()
     spec = workload.spec
     assert (spec.resources, spec.priority, spec.helper) == (open_.spec.resources, -(2**31), terms)
-    assert (dict(spec.labels), len(spec.arguments)) == ({"a": "b"}, 5)
+    assert len(spec.arguments) == 5
     assert not spec.environment
     assert not spec.HasField("working_directory")
     assert spec.ByteSize() < 5000

@@ -21,9 +21,6 @@ GRACE_LIMIT_S: Final = 7 * 24 * 3600
 SIGNAL_LIMIT: Final = 64
 """The last signal of Linux (signal(7))."""
 
-LABELS_LIMIT_BYTES: Final = 4096
-"""Keys and values of a claim's labels together."""
-
 TEXT_LIMIT: Final = 128
 """Characters of the name or the UUID of a GPU."""
 
@@ -91,10 +88,8 @@ def check_helper(helper: workload_pb2.HelperTerms) -> None:
 
 def check_sizes(spec: workload_pb2.WorkloadSpec, gpus: int) -> None:
     """Refuses fields that would make lists and reports of workloads too long to send."""
-    labels = sum(len(key.encode()) + len(value.encode()) for key, value in spec.labels.items())
     resources = spec.resources
     for field, what, size, limit in (
-        ("spec.labels", "bytes", labels, LABELS_LIMIT_BYTES),
         ("spec.resources.gpu_uuids", "GPUs", len(resources.gpu_uuids), gpus),
         ("spec.resources.gpu_name", "characters", len(resources.gpu_name), TEXT_LIMIT),
         (

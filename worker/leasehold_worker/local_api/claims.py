@@ -283,7 +283,6 @@ def _registration(wanted: ClaimOpen) -> tuple[WorkloadOrigin.ValueType, Workload
         eviction=said.eviction if said.HasField("eviction") else None,
         hooks=said.hooks,
         member_order=said.member_order,
-        labels=said.labels,
         helper=said.helper if said.HasField("helper") else None,
     )
     if said.HasField("resources"):

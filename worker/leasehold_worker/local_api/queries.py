@@ -70,7 +70,7 @@ class LocalQueries:
                 workload.spec.environment[name] = ""
         if found.ByteSize() > LIST_LIMIT_BYTES:
             for workload in found.workloads:
-                for field in ("arguments", "environment", "labels"):
+                for field in ("arguments", "environment"):
                     workload.spec.ClearField(field)
         return found
 

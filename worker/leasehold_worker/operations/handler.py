@@ -30,7 +30,7 @@ from leasehold_worker.operations.cuda_suspend import CudaSuspend
 from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.image_checkpoint import ImageCheckpoint
 from leasehold_worker.operations.keep_running import KeepRunning
-from leasehold_worker.operations.placement import Placement, taking
+from leasehold_worker.operations.placement import Placement
 from leasehold_worker.operations.run_rules import check_run
 from leasehold_worker.operations.stop_restart import STOP_POLICY, StopRestart
 from leasehold_worker.operations.strategy import Strategy
@@ -43,14 +43,7 @@ from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
 from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import (
-    PARKED,
-    PARKED_BY,
-    RUNNING,
-    SLEEPING,
-    STOPPED,
-    WEDGED,
-)
+from leasehold_worker.workloads.states import PARKED, PARKED_BY, RUNNING, SLEEPING, STOPPED, WEDGED
 
 PLACEMENT_ATTEMPTS: Final = 3
 """Attempts to choose GPUs for a restore: another claim may take them before they are reserved."""
@@ -124,9 +117,8 @@ class Operations:
         workload_id, operation = command.workload_id, command.operation
         match operation.WhichOneof("kind"):
             case "run":
-                run = operation.run
-                async with self._placement.room_for(command, run.hold_id, progress, carry_out) as hold_id:
-                    await self.run(workload_id, taking(run, hold_id), progress)
+                async with self._placement.room_for(command, operation.run, progress, carry_out) as run:
+                    await self.run(workload_id, run, progress)
             case "suspend":
                 with self._holds.begun_by(workload_id, HoldTerms.of(command)):
                     await self.suspend(workload_id, operation.suspend, progress, carry_out)
@@ -135,8 +127,8 @@ class Operations:
             case "restore":
                 parked = self._workloads.get(workload_id).parked
                 restore = operation.restore
-                async with self._placement.room_for(command, restore.hold_id, progress, carry_out) as hold_id:
-                    await self.restore(workload_id, taking(restore, hold_id), progress)
+                async with self._placement.room_for(command, restore, progress, carry_out) as restore:
+                    await self.restore(workload_id, restore, progress)
                 self._durations.learn(workload_id, parked.policy if parked else None, Way.UP, progress)
             case "remap":
                 await self.remap(operation.remap, progress)

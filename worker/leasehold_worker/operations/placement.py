@@ -27,16 +27,6 @@ PREEMPT_PHASE: Final = "preempt"
 """The phase of the suspends, and the first intent of the command."""
 
 
-def taking(operation: Operating, hold_id: str) -> Operating:
-    """The operation with the hold that it takes."""
-    if operation.hold_id == hold_id:
-        return operation
-    copy = type(operation)()
-    copy.CopyFrom(operation)
-    copy.hold_id = hold_id
-    return copy
-
-
 @final
 class Placement:
     """Makes GPUs available for the runs and restores of one worker: by a hold, or by suspends."""
@@ -46,9 +36,9 @@ class Placement:
 
     @asynccontextmanager
     async def room_for(
-        self, command: CommandSpec, hold_id: str, progress: Progress, carry_out: CarryOut
-    ) -> AsyncIterator[str]:
-        """The id of the hold that the operation in this context takes. Empty: none.
+        self, command: CommandSpec, operation: Operating, progress: Progress, carry_out: CarryOut
+    ) -> AsyncIterator[Operating]:
+        """The operation of a command, with the hold that it takes in this context, if any.
 
         An exception in the context returns the GPUs to the hold, or restores the preempted workloads.
 
@@ -57,10 +47,10 @@ class Placement:
         """
         preempted = preempted_by(command)
         if not preempted:
-            with self._holds.taken_by(command.workload_id, hold_id):
-                yield hold_id
+            with self._holds.taken_by(command.workload_id, operation.hold_id):
+                yield operation
             return
-        if hold_id:
+        if operation.hold_id:
             raise invalid("hold_id", "hold_id and preempt exclude each other: give one of them")
         hold_id = command.command_id
         progress.enter(PREEMPT_PHASE)
@@ -71,7 +61,7 @@ class Placement:
             for workload_id in preempted:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 await self._suspend(workload_id, hold_id, carry_out)
-            yield hold_id if hold_id in self._holds else ""
+            yield _taking(operation, hold_id if hold_id in self._holds else "")
             done = True
         finally:
             progress.preempted_workload_ids = self._holds.suspended(hold_id)
@@ -110,3 +100,11 @@ class Placement:
         progress.preempted_workload_ids = tuple(reversed(left))
         if hold_id in self._holds:
             self._holds.release(hold_id)
+
+
+def _taking(operation: Operating, hold_id: str) -> Operating:
+    """The operation with the hold that it takes."""
+    copy = type(operation)()
+    copy.CopyFrom(operation)
+    copy.hold_id = hold_id
+    return copy

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from leasehold.v1 import command_pb2 as _command_pb2
+from leasehold.v1 import watch_pb2 as _watch_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -176,6 +177,76 @@ class WatchCommandResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchCommandResponse: _TypeAlias = WatchCommandResponse  # noqa: Y015
+
+@_typing.final
+class WatchCommandsRequest(_message.Message):
+    """Request of WatchCommands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    resume_token: _builtins.str
+    """The last token that was received. Empty: a snapshot first."""
+    worker: _builtins.str
+    """Only commands of this worker, by id or name. Empty: all."""
+    workload: _builtins.str
+    """Only commands that name this workload, by id or name. Empty: all."""
+    def __init__(
+        self,
+        *,
+        resume_token: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        workload: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchCommandsRequest: _TypeAlias = WatchCommandsRequest  # noqa: Y015
+
+@_typing.final
+class WatchCommandsResponse(_message.Message):
+    """Response of WatchCommands: one change, or a mark."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
+    DELETED_COMMAND_ID_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    deleted_command_id: _builtins.str
+    """Id of a command whose record was deleted. It may be a command that this watch did not show."""
+    resume_token: _builtins.str
+    """Resumes after this response. Empty before the end of the snapshot."""
+    @_builtins.property
+    def command(self) -> _command_pb2.Command:
+        """A command, as it is now."""
+
+    @_builtins.property
+    def bookmark(self) -> _watch_pb2.Bookmark:
+        """The snapshot is complete, or nothing has changed for a while."""
+
+    def __init__(
+        self,
+        *,
+        command: _command_pb2.Command | None = ...,
+        bookmark: _watch_pb2.Bookmark | None = ...,
+        deleted_command_id: _builtins.str = ...,
+        resume_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "command", b"command", "deleted_command_id", b"deleted_command_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "command", b"command", "deleted_command_id", b"deleted_command_id", "resume_token", b"resume_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["command", "bookmark", "deleted_command_id"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___WatchCommandsResponse: _TypeAlias = WatchCommandsResponse  # noqa: Y015
 
 @_typing.final
 class CancelCommandRequest(_message.Message):

@@ -50,6 +50,11 @@ class CommandServiceStub:
                 request_serializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandResponse.FromString,
                 _registered_method=True)
+        self.WatchCommands = channel.unary_stream(
+                '/leasehold.v1.CommandService/WatchCommands',
+                request_serializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandsRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandsResponse.FromString,
+                _registered_method=True)
         self.CancelCommand = channel.unary_unary(
                 '/leasehold.v1.CommandService/CancelCommand',
                 request_serializer=leasehold_dot_v1_dot_command__service__pb2.CancelCommandRequest.SerializeToString,
@@ -82,6 +87,14 @@ class CommandServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchCommands(self, request, context):
+        """A snapshot of the commands that have not ended, then each change and each deletion once. No state of a command
+        follows a newer one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelCommand(self, request, context):
         """Cancels a command that has not ended. One that was never sent ends at once.
         """
@@ -106,6 +119,11 @@ def add_CommandServiceServicer_to_server(servicer, server):
                     servicer.WatchCommand,
                     request_deserializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandResponse.SerializeToString,
+            ),
+            'WatchCommands': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCommands,
+                    request_deserializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandsRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_command__service__pb2.WatchCommandsResponse.SerializeToString,
             ),
             'CancelCommand': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelCommand,
@@ -195,6 +213,33 @@ class CommandService:
             '/leasehold.v1.CommandService/WatchCommand',
             leasehold_dot_v1_dot_command__service__pb2.WatchCommandRequest.SerializeToString,
             leasehold_dot_v1_dot_command__service__pb2.WatchCommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCommands(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/leasehold.v1.CommandService/WatchCommands',
+            leasehold_dot_v1_dot_command__service__pb2.WatchCommandsRequest.SerializeToString,
+            leasehold_dot_v1_dot_command__service__pb2.WatchCommandsResponse.FromString,
             options,
             channel_credentials,
             insecure,

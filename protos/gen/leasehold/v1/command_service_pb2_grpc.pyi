@@ -39,6 +39,10 @@ class CommandServiceStub:
     """Commands, newest first."""
     WatchCommand: _grpc.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandRequest, _command_service_pb2.WatchCommandResponse]
     """One command as it is, then each change of it, until it has ended."""
+    WatchCommands: _grpc.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandsRequest, _command_service_pb2.WatchCommandsResponse]
+    """A snapshot of the commands that have not ended, then each change and each deletion once. No state of a command
+    follows a newer one.
+    """
     CancelCommand: _grpc.UnaryUnaryMultiCallable[_command_service_pb2.CancelCommandRequest, _command_service_pb2.CancelCommandResponse]
     """Cancels a command that has not ended. One that was never sent ends at once."""
 
@@ -53,6 +57,10 @@ class CommandServiceAsyncStub(CommandServiceStub):
     """Commands, newest first."""
     WatchCommand: _aio.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandRequest, _command_service_pb2.WatchCommandResponse]  # type: ignore[assignment]
     """One command as it is, then each change of it, until it has ended."""
+    WatchCommands: _aio.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandsRequest, _command_service_pb2.WatchCommandsResponse]  # type: ignore[assignment]
+    """A snapshot of the commands that have not ended, then each change and each deletion once. No state of a command
+    follows a newer one.
+    """
     CancelCommand: _aio.UnaryUnaryMultiCallable[_command_service_pb2.CancelCommandRequest, _command_service_pb2.CancelCommandResponse]  # type: ignore[assignment]
     """Cancels a command that has not ended. One that was never sent ends at once."""
 
@@ -82,6 +90,16 @@ class CommandServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_command_service_pb2.WatchCommandResponse], _abc.AsyncIterator[_command_service_pb2.WatchCommandResponse]]:
         """One command as it is, then each change of it, until it has ended."""
+
+    @_abc_1.abstractmethod
+    def WatchCommands(
+        self,
+        request: _command_service_pb2.WatchCommandsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_command_service_pb2.WatchCommandsResponse], _abc.AsyncIterator[_command_service_pb2.WatchCommandsResponse]]:
+        """A snapshot of the commands that have not ended, then each change and each deletion once. No state of a command
+        follows a newer one.
+        """
 
     @_abc_1.abstractmethod
     def CancelCommand(

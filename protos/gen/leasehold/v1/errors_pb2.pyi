@@ -45,6 +45,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The workload, or one of its members, is in a state in which this can't be done."""
     ERROR_REASON_GENERATION_MISMATCH: _ErrorReason.ValueType  # 9
     """expected_generation is not the workload's generation: it has changed since it was read."""
+    ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 90
+    """etag is not that of the workload: its labels or annotations have changed since they were read."""
     ERROR_REASON_WORKER_UNAVAILABLE: _ErrorReason.ValueType  # 10
     """The worker has no session with the coordinator."""
     ERROR_REASON_WORKER_DRAINING: _ErrorReason.ValueType  # 11
@@ -173,8 +175,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The coordinator knows as many workers as it can."""
     ERROR_REASON_WORKER_CONNECTED: _ErrorReason.ValueType  # 71
     """The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
-    ERROR_REASON_WORKER_FORGOTTEN: _ErrorReason.ValueType  # 72
-    """An operator had the coordinator forget the worker; what became of this is not known."""
+    ERROR_REASON_WORKER_DELETED: _ErrorReason.ValueType  # 72
+    """An operator deleted the record of the worker; what became of this is not known."""
     ERROR_REASON_TOO_MANY_CALLS: _ErrorReason.ValueType  # 73
     """The caller's host has its share of the calls or streams that the coordinator serves at once."""
     ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 74
@@ -212,6 +214,8 @@ ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 8
 """The workload, or one of its members, is in a state in which this can't be done."""
 ERROR_REASON_GENERATION_MISMATCH: ErrorReason.ValueType  # 9
 """expected_generation is not the workload's generation: it has changed since it was read."""
+ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 90
+"""etag is not that of the workload: its labels or annotations have changed since they were read."""
 ERROR_REASON_WORKER_UNAVAILABLE: ErrorReason.ValueType  # 10
 """The worker has no session with the coordinator."""
 ERROR_REASON_WORKER_DRAINING: ErrorReason.ValueType  # 11
@@ -340,8 +344,8 @@ ERROR_REASON_TOO_MANY_WORKERS: ErrorReason.ValueType  # 70
 """The coordinator knows as many workers as it can."""
 ERROR_REASON_WORKER_CONNECTED: ErrorReason.ValueType  # 71
 """The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
-ERROR_REASON_WORKER_FORGOTTEN: ErrorReason.ValueType  # 72
-"""An operator had the coordinator forget the worker; what became of this is not known."""
+ERROR_REASON_WORKER_DELETED: ErrorReason.ValueType  # 72
+"""An operator deleted the record of the worker; what became of this is not known."""
 ERROR_REASON_TOO_MANY_CALLS: ErrorReason.ValueType  # 73
 """The caller's host has its share of the calls or streams that the coordinator serves at once."""
 ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 74

@@ -52,8 +52,10 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """A GPU or a worker was taken out of service, or put back."""
     EVENT_KIND_GPU_FOREIGN: _EventKind.ValueType  # 13
     """Processes that Leasehold doesn't know appeared on a GPU, or left it."""
-    EVENT_KIND_WORKER_FORGOTTEN: _EventKind.ValueType  # 14
-    """An operator had a worker forgotten."""
+    EVENT_KIND_WORKER_DELETED: _EventKind.ValueType  # 14
+    """An operator deleted the record of a worker."""
+    EVENT_KIND_WORKLOAD_DELETED: _EventKind.ValueType  # 15
+    """Somebody deleted the record of a workload."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """What kind of thing has happened."""
@@ -86,8 +88,10 @@ EVENT_KIND_CORDON: EventKind.ValueType  # 12
 """A GPU or a worker was taken out of service, or put back."""
 EVENT_KIND_GPU_FOREIGN: EventKind.ValueType  # 13
 """Processes that Leasehold doesn't know appeared on a GPU, or left it."""
-EVENT_KIND_WORKER_FORGOTTEN: EventKind.ValueType  # 14
-"""An operator had a worker forgotten."""
+EVENT_KIND_WORKER_DELETED: EventKind.ValueType  # 14
+"""An operator deleted the record of a worker."""
+EVENT_KIND_WORKLOAD_DELETED: EventKind.ValueType  # 15
+"""Somebody deleted the record of a workload."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final

@@ -40,6 +40,11 @@ class EventServiceStub:
                 request_serializer=leasehold_dot_v1_dot_event__service__pb2.ListEventsRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_event__service__pb2.ListEventsResponse.FromString,
                 _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/leasehold.v1.EventService/WatchEvents',
+                request_serializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
 
 
 class EventServiceServicer:
@@ -53,6 +58,14 @@ class EventServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchEvents(self, request, context):
+        """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
+        event is not shown.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EventServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_EventServiceServicer_to_server(servicer, server):
                     servicer.ListEvents,
                     request_deserializer=leasehold_dot_v1_dot_event__service__pb2.ListEventsRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_event__service__pb2.ListEventsResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class EventService:
             '/leasehold.v1.EventService/ListEvents',
             leasehold_dot_v1_dot_event__service__pb2.ListEventsRequest.SerializeToString,
             leasehold_dot_v1_dot_event__service__pb2.ListEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/leasehold.v1.EventService/WatchEvents',
+            leasehold_dot_v1_dot_event__service__pb2.WatchEventsRequest.SerializeToString,
+            leasehold_dot_v1_dot_event__service__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class EventServiceStub:
     def __new__(cls, channel: _aio.Channel) -> EventServiceAsyncStub: ...
     ListEvents: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.ListEventsRequest, _event_service_pb2.ListEventsResponse]
     """Events, newest first. They are kept for a while."""
+    WatchEvents: _grpc.UnaryStreamMultiCallable[_event_service_pb2.WatchEventsRequest, _event_service_pb2.WatchEventsResponse]
+    """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
+    event is not shown.
+    """
 
 @_typing.type_check_only
 class EventServiceAsyncStub(EventServiceStub):
@@ -43,6 +47,10 @@ class EventServiceAsyncStub(EventServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListEvents: _aio.UnaryUnaryMultiCallable[_event_service_pb2.ListEventsRequest, _event_service_pb2.ListEventsResponse]  # type: ignore[assignment]
     """Events, newest first. They are kept for a while."""
+    WatchEvents: _aio.UnaryStreamMultiCallable[_event_service_pb2.WatchEventsRequest, _event_service_pb2.WatchEventsResponse]  # type: ignore[assignment]
+    """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
+    event is not shown.
+    """
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
     """What has happened in the fleet, for people and audits. The present state is with the other services."""
@@ -54,5 +62,15 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.ListEventsResponse, _abc.Awaitable[_event_service_pb2.ListEventsResponse]]:
         """Events, newest first. They are kept for a while."""
+
+    @_abc_1.abstractmethod
+    def WatchEvents(
+        self,
+        request: _event_service_pb2.WatchEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_event_service_pb2.WatchEventsResponse], _abc.AsyncIterator[_event_service_pb2.WatchEventsResponse]]:
+        """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
+        event is not shown.
+        """
 
 def add_EventServiceServicer_to_server(servicer: EventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

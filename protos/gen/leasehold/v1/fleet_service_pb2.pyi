@@ -258,7 +258,7 @@ class WatchFleetRequest(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
-    """From the last response that was seen. Empty: a snapshot first."""
+    """The last token that was received. Empty: a snapshot first."""
     filter: _builtins.str
     """Which workers and GPUs to watch: an expression of AIP-160 (docs/api.md). Empty: all."""
     def __init__(
@@ -284,9 +284,15 @@ class WatchFleetResponse(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
+    DELETED_WORKER_ID_FIELD_NUMBER: _builtins.int
+    DELETED_GPU_UUID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    deleted_worker_id: _builtins.str
+    """Id of a worker that was deleted, or does not match the filter. It may be a worker that this watch did not show."""
+    deleted_gpu_uuid: _builtins.str
+    """UUID of a GPU that no worker has any more, or that does not match the filter. As above."""
     resume_token: _builtins.str
-    """Resumes after this response."""
+    """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property
     def worker(self) -> _worker_pb2.Worker:
         """A worker, as it is now."""
@@ -305,13 +311,15 @@ class WatchFleetResponse(_message.Message):
         worker: _worker_pb2.Worker | None = ...,
         gpu: _worker_pb2.FleetGpu | None = ...,
         bookmark: _watch_pb2.Bookmark | None = ...,
+        deleted_worker_id: _builtins.str = ...,
+        deleted_gpu_uuid: _builtins.str = ...,
         resume_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "gpu", b"gpu", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "deleted_gpu_uuid", b"deleted_gpu_uuid", "deleted_worker_id", b"deleted_worker_id", "gpu", b"gpu", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "gpu", b"gpu", "resume_token", b"resume_token", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "deleted_gpu_uuid", b"deleted_gpu_uuid", "deleted_worker_id", b"deleted_worker_id", "gpu", b"gpu", "resume_token", b"resume_token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["worker", "gpu", "bookmark"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["worker", "gpu", "bookmark", "deleted_worker_id", "deleted_gpu_uuid"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -504,8 +512,8 @@ class ResetGpuHealthResponse(_message.Message):
 Global___ResetGpuHealthResponse: _TypeAlias = ResetGpuHealthResponse  # noqa: Y015
 
 @_typing.final
-class ForgetWorkerRequest(_message.Message):
-    """Request of ForgetWorker."""
+class DeleteWorkerRequest(_message.Message):
+    """Request of DeleteWorker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,11 +531,11 @@ class ForgetWorkerRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ForgetWorkerRequest: _TypeAlias = ForgetWorkerRequest  # noqa: Y015
+Global___DeleteWorkerRequest: _TypeAlias = DeleteWorkerRequest  # noqa: Y015
 
 @_typing.final
-class ForgetWorkerResponse(_message.Message):
-    """Response of ForgetWorker."""
+class DeleteWorkerResponse(_message.Message):
+    """Response of DeleteWorker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -553,4 +561,4 @@ class ForgetWorkerResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ForgetWorkerResponse: _TypeAlias = ForgetWorkerResponse  # noqa: Y015
+Global___DeleteWorkerResponse: _TypeAlias = DeleteWorkerResponse  # noqa: Y015

@@ -75,10 +75,10 @@ class FleetServiceStub:
                 request_serializer=leasehold_dot_v1_dot_fleet__service__pb2.ResetGpuHealthRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_fleet__service__pb2.ResetGpuHealthResponse.FromString,
                 _registered_method=True)
-        self.ForgetWorker = channel.unary_unary(
-                '/leasehold.v1.FleetService/ForgetWorker',
-                request_serializer=leasehold_dot_v1_dot_fleet__service__pb2.ForgetWorkerRequest.SerializeToString,
-                response_deserializer=leasehold_dot_v1_dot_fleet__service__pb2.ForgetWorkerResponse.FromString,
+        self.DeleteWorker = channel.unary_unary(
+                '/leasehold.v1.FleetService/DeleteWorker',
+                request_serializer=leasehold_dot_v1_dot_fleet__service__pb2.DeleteWorkerRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_fleet__service__pb2.DeleteWorkerResponse.FromString,
                 _registered_method=True)
 
 
@@ -115,7 +115,8 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchFleet(self, request, context):
-        """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it.
+        """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
+        newer one. Samples such as utilization are no changes: get or list them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,8 +143,9 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ForgetWorker(self, request, context):
-        """Forgets a worker that is not connected, such as one whose host is gone for good.
+    def DeleteWorker(self, request, context):
+        """Deletes the record of a worker that is not connected, such as one whose host is gone. Its workloads and commands
+        that have not ended become FAILED. Nothing on its host changes: a worker that connects again is registered again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,10 +194,10 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     request_deserializer=leasehold_dot_v1_dot_fleet__service__pb2.ResetGpuHealthRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_fleet__service__pb2.ResetGpuHealthResponse.SerializeToString,
             ),
-            'ForgetWorker': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForgetWorker,
-                    request_deserializer=leasehold_dot_v1_dot_fleet__service__pb2.ForgetWorkerRequest.FromString,
-                    response_serializer=leasehold_dot_v1_dot_fleet__service__pb2.ForgetWorkerResponse.SerializeToString,
+            'DeleteWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteWorker,
+                    request_deserializer=leasehold_dot_v1_dot_fleet__service__pb2.DeleteWorkerRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_fleet__service__pb2.DeleteWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -426,7 +428,7 @@ class FleetService:
             _registered_method=True)
 
     @staticmethod
-    def ForgetWorker(request,
+    def DeleteWorker(request,
             target,
             options=(),
             channel_credentials=None,
@@ -439,9 +441,9 @@ class FleetService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/leasehold.v1.FleetService/ForgetWorker',
-            leasehold_dot_v1_dot_fleet__service__pb2.ForgetWorkerRequest.SerializeToString,
-            leasehold_dot_v1_dot_fleet__service__pb2.ForgetWorkerResponse.FromString,
+            '/leasehold.v1.FleetService/DeleteWorker',
+            leasehold_dot_v1_dot_fleet__service__pb2.DeleteWorkerRequest.SerializeToString,
+            leasehold_dot_v1_dot_fleet__service__pb2.DeleteWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,15 +42,19 @@ class FleetServiceStub:
     ListGpus: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ListGpusRequest, _fleet_service_pb2.ListGpusResponse]
     """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]
-    """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
+    """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
+    newer one. Samples such as utilization are no changes: get or list them.
+    """
     Cordon: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.CordonRequest, _fleet_service_pb2.CordonResponse]
     """Takes GPUs of a worker, or the whole worker, out of service for new work."""
     Uncordon: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.UncordonRequest, _fleet_service_pb2.UncordonResponse]
     """Puts them back into service."""
     ResetGpuHealth: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ResetGpuHealthRequest, _fleet_service_pb2.ResetGpuHealthResponse]
     """Forgets what is known against GPUs of a worker."""
-    ForgetWorker: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ForgetWorkerRequest, _fleet_service_pb2.ForgetWorkerResponse]
-    """Forgets a worker that is not connected, such as one whose host is gone for good."""
+    DeleteWorker: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.DeleteWorkerRequest, _fleet_service_pb2.DeleteWorkerResponse]
+    """Deletes the record of a worker that is not connected, such as one whose host is gone. Its workloads and commands
+    that have not ended become FAILED. Nothing on its host changes: a worker that connects again is registered again.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -66,15 +70,19 @@ class FleetServiceAsyncStub(FleetServiceStub):
     ListGpus: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListGpusRequest, _fleet_service_pb2.ListGpusResponse]  # type: ignore[assignment]
     """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]  # type: ignore[assignment]
-    """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
+    """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
+    newer one. Samples such as utilization are no changes: get or list them.
+    """
     Cordon: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.CordonRequest, _fleet_service_pb2.CordonResponse]  # type: ignore[assignment]
     """Takes GPUs of a worker, or the whole worker, out of service for new work."""
     Uncordon: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.UncordonRequest, _fleet_service_pb2.UncordonResponse]  # type: ignore[assignment]
     """Puts them back into service."""
     ResetGpuHealth: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ResetGpuHealthRequest, _fleet_service_pb2.ResetGpuHealthResponse]  # type: ignore[assignment]
     """Forgets what is known against GPUs of a worker."""
-    ForgetWorker: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ForgetWorkerRequest, _fleet_service_pb2.ForgetWorkerResponse]  # type: ignore[assignment]
-    """Forgets a worker that is not connected, such as one whose host is gone for good."""
+    DeleteWorker: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.DeleteWorkerRequest, _fleet_service_pb2.DeleteWorkerResponse]  # type: ignore[assignment]
+    """Deletes the record of a worker that is not connected, such as one whose host is gone. Its workloads and commands
+    that have not ended become FAILED. Nothing on its host changes: a worker that connects again is registered again.
+    """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """The workers and their GPUs."""
@@ -117,7 +125,9 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.WatchFleetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_service_pb2.WatchFleetResponse], _abc.AsyncIterator[_fleet_service_pb2.WatchFleetResponse]]:
-        """A snapshot of workers and GPUs, then each change once. How busy a GPU is, is no change: get or list it."""
+        """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
+        newer one. Samples such as utilization are no changes: get or list them.
+        """
 
     @_abc_1.abstractmethod
     def Cordon(
@@ -144,11 +154,13 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         """Forgets what is known against GPUs of a worker."""
 
     @_abc_1.abstractmethod
-    def ForgetWorker(
+    def DeleteWorker(
         self,
-        request: _fleet_service_pb2.ForgetWorkerRequest,
+        request: _fleet_service_pb2.DeleteWorkerRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_fleet_service_pb2.ForgetWorkerResponse, _abc.Awaitable[_fleet_service_pb2.ForgetWorkerResponse]]:
-        """Forgets a worker that is not connected, such as one whose host is gone for good."""
+    ) -> _typing.Union[_fleet_service_pb2.DeleteWorkerResponse, _abc.Awaitable[_fleet_service_pb2.DeleteWorkerResponse]]:
+        """Deletes the record of a worker that is not connected, such as one whose host is gone. Its workloads and commands
+        that have not ended become FAILED. Nothing on its host changes: a worker that connects again is registered again.
+        """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from leasehold.v1 import checkpoint_pb2 as leasehold_dot_v1_dot_checkpoint__pb2
 from leasehold.v1 import command_pb2 as leasehold_dot_v1_dot_command__pb2
 from leasehold.v1 import errors_pb2 as leasehold_dot_v1_dot_errors__pb2
@@ -32,7 +33,7 @@ from leasehold.v1 import watch_pb2 as leasehold_dot_v1_dot_watch__pb2
 from leasehold.v1 import workload_pb2 as leasehold_dot_v1_dot_workload__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#leasehold/v1/workload_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dleasehold/v1/checkpoint.proto\x1a\x1aleasehold/v1/command.proto\x1a\x19leasehold/v1/errors.proto\x1a\x1cleasehold/v1/operation.proto\x1a\x17leasehold/v1/plan.proto\x1a\x18leasehold/v1/watch.proto\x1a\x1bleasehold/v1/workload.proto\"\x82\x02\n\x15\x43reateWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x04spec\x18\x03 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x11\n\tgpu_uuids\x18\x05 \x03(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x07 \x01(\x08\x12\x15\n\rcheckpoint_id\x18\x08 \x01(\t\x12\x0f\n\x07hold_id\x18\t \x01(\t\x12\x0f\n\x07preempt\x18\n \x03(\t\"j\n\x16\x43reateWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"&\n\x12GetWorkloadRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\"?\n\x13GetWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\"\x86\x01\n\x14ListWorkloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x10\n\x08order_by\x18\x06 \x01(\t\"[\n\x15ListWorkloadsResponse\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"O\n\x15WatchWorkloadsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\"\x90\x01\n\x16WatchWorkloadsResponse\x12*\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.WorkloadH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange\"\xee\x01\n\x16SuspendWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17SuspendWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x85\x01\n\x14SuspendWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\"q\n\x15SuspendWorkerResponse\x12\'\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x15.leasehold.v1.Command\x12/\n\x08refusals\x18\x02 \x03(\x0b\x32\x1d.leasehold.v1.WorkloadRefusal\"a\n\x0fWorkloadRefusal\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x15\n\rworkload_name\x18\x02 \x01(\t\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.Error\"\xee\x01\n\x16RestoreWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17RestoreWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd9\x01\n\x15RemapWorkloadsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\toperation\x18\x02 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperation\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"@\n\x16RemapWorkloadsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xb4\x02\n\x0bPlanRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x31\n\x07suspend\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperationH\x00\x12\x31\n\x07restore\x18\x04 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperationH\x00\x12-\n\x05remap\x18\x05 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperationH\x00\x12\x37\n\ncheckpoint\x18\x06 \x01(\x0b\x32!.leasehold.v1.CheckpointOperationH\x00\x42\x0b\n\toperationB\x16\n\x14_expected_generation\"0\n\x0cPlanResponse\x12 \n\x04plan\x18\x01 \x01(\x0b\x32\x12.leasehold.v1.Plan\"\xbe\x01\n\x19\x43heckpointWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"D\n\x1a\x43heckpointWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"J\n\x16ListCheckpointsRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\"]\n\x17ListCheckpointsResponse\x12-\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x18.leasehold.v1.Checkpoint\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\xa7\x01\n\x18\x44\x65leteCheckpointsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\toperation\x18\x04 \x01(\x0b\x32(.leasehold.v1.DeleteCheckpointsOperation\"C\n\x19\x44\x65leteCheckpointsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"e\n\x12ReleaseHoldRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07hold_id\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x13ReleaseHoldResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd1\x01\n\x13StopWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\toperation\x18\x05 \x01(\x0b\x32\x1b.leasehold.v1.StopOperationB\x16\n\x14_expected_generation\">\n\x14StopWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xad\x01\n\x13\x41\x64optProcessRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\toperation\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.AdoptOperation\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"h\n\x14\x41\x64optProcessResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xa4\x01\n\x16ReleaseWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\n\x14_expected_generation\"A\n\x17ReleaseWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"M\n\x19ReadWorkloadOutputRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\"?\n\x1aReadWorkloadOutputResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x03\x32\xad\x0c\n\x0fWorkloadService\x12[\n\x0e\x43reateWorkload\x12#.leasehold.v1.CreateWorkloadRequest\x1a$.leasehold.v1.CreateWorkloadResponse\x12R\n\x0bGetWorkload\x12 .leasehold.v1.GetWorkloadRequest\x1a!.leasehold.v1.GetWorkloadResponse\x12X\n\rListWorkloads\x12\".leasehold.v1.ListWorkloadsRequest\x1a#.leasehold.v1.ListWorkloadsResponse\x12]\n\x0eWatchWorkloads\x12#.leasehold.v1.WatchWorkloadsRequest\x1a$.leasehold.v1.WatchWorkloadsResponse0\x01\x12^\n\x0fSuspendWorkload\x12$.leasehold.v1.SuspendWorkloadRequest\x1a%.leasehold.v1.SuspendWorkloadResponse\x12X\n\rSuspendWorker\x12\".leasehold.v1.SuspendWorkerRequest\x1a#.leasehold.v1.SuspendWorkerResponse\x12^\n\x0fRestoreWorkload\x12$.leasehold.v1.RestoreWorkloadRequest\x1a%.leasehold.v1.RestoreWorkloadResponse\x12[\n\x0eRemapWorkloads\x12#.leasehold.v1.RemapWorkloadsRequest\x1a$.leasehold.v1.RemapWorkloadsResponse\x12=\n\x04Plan\x12\x19.leasehold.v1.PlanRequest\x1a\x1a.leasehold.v1.PlanResponse\x12g\n\x12\x43heckpointWorkload\x12\'.leasehold.v1.CheckpointWorkloadRequest\x1a(.leasehold.v1.CheckpointWorkloadResponse\x12^\n\x0fListCheckpoints\x12$.leasehold.v1.ListCheckpointsRequest\x1a%.leasehold.v1.ListCheckpointsResponse\x12\x64\n\x11\x44\x65leteCheckpoints\x12&.leasehold.v1.DeleteCheckpointsRequest\x1a\'.leasehold.v1.DeleteCheckpointsResponse\x12R\n\x0bReleaseHold\x12 .leasehold.v1.ReleaseHoldRequest\x1a!.leasehold.v1.ReleaseHoldResponse\x12U\n\x0cStopWorkload\x12!.leasehold.v1.StopWorkloadRequest\x1a\".leasehold.v1.StopWorkloadResponse\x12U\n\x0c\x41\x64optProcess\x12!.leasehold.v1.AdoptProcessRequest\x1a\".leasehold.v1.AdoptProcessResponse\x12^\n\x0fReleaseWorkload\x12$.leasehold.v1.ReleaseWorkloadRequest\x1a%.leasehold.v1.ReleaseWorkloadResponse\x12i\n\x12ReadWorkloadOutput\x12\'.leasehold.v1.ReadWorkloadOutputRequest\x1a(.leasehold.v1.ReadWorkloadOutputResponse0\x01\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#leasehold/v1/workload_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1dleasehold/v1/checkpoint.proto\x1a\x1aleasehold/v1/command.proto\x1a\x19leasehold/v1/errors.proto\x1a\x1cleasehold/v1/operation.proto\x1a\x17leasehold/v1/plan.proto\x1a\x18leasehold/v1/watch.proto\x1a\x1bleasehold/v1/workload.proto\"\xf1\x03\n\x15\x43reateWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x04spec\x18\x03 \x01(\x0b\x32\x1a.leasehold.v1.WorkloadSpec\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x11\n\tgpu_uuids\x18\x05 \x03(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x07 \x01(\x08\x12\x15\n\rcheckpoint_id\x18\x08 \x01(\t\x12\x0f\n\x07hold_id\x18\t \x01(\t\x12\x0f\n\x07preempt\x18\n \x03(\t\x12?\n\x06labels\x18\x0b \x03(\x0b\x32/.leasehold.v1.CreateWorkloadRequest.LabelsEntry\x12I\n\x0b\x61nnotations\x18\x0c \x03(\x0b\x32\x34.leasehold.v1.CreateWorkloadRequest.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"j\n\x16\x43reateWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"&\n\x12GetWorkloadRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\"?\n\x13GetWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\"\x86\x01\n\x14ListWorkloadsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\x12\x0e\n\x06worker\x18\x04 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x10\n\x08order_by\x18\x06 \x01(\t\"[\n\x15ListWorkloadsResponse\x12)\n\tworkloads\x18\x01 \x03(\x0b\x32\x16.leasehold.v1.Workload\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"O\n\x15WatchWorkloadsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\"\xaf\x01\n\x16WatchWorkloadsResponse\x12*\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.WorkloadH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x1d\n\x13\x64\x65leted_workload_id\x18\x04 \x01(\tH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange\"r\n\x15UpdateWorkloadRequest\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"B\n\x16UpdateWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\"7\n\x15\x44\x65leteWorkloadRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"a\n\x16\x44\x65leteWorkloadResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12\x1d\n\x15\x64\x65leted_command_count\x18\x02 \x01(\x05\"\xee\x01\n\x16SuspendWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17SuspendWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\x85\x01\n\x14SuspendWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperation\"q\n\x15SuspendWorkerResponse\x12\'\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x15.leasehold.v1.Command\x12/\n\x08refusals\x18\x02 \x03(\x0b\x32\x1d.leasehold.v1.WorkloadRefusal\"a\n\x0fWorkloadRefusal\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x15\n\rworkload_name\x18\x02 \x01(\t\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x13.leasehold.v1.Error\"\xee\x01\n\x16RestoreWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\toperation\x18\x05 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperation\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x42\x16\n\x14_expected_generation\"A\n\x17RestoreWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd9\x01\n\x15RemapWorkloadsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\toperation\x18\x02 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperation\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"@\n\x16RemapWorkloadsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xb4\x02\n\x0bPlanRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x31\n\x07suspend\x18\x03 \x01(\x0b\x32\x1e.leasehold.v1.SuspendOperationH\x00\x12\x31\n\x07restore\x18\x04 \x01(\x0b\x32\x1e.leasehold.v1.RestoreOperationH\x00\x12-\n\x05remap\x18\x05 \x01(\x0b\x32\x1c.leasehold.v1.RemapOperationH\x00\x12\x37\n\ncheckpoint\x18\x06 \x01(\x0b\x32!.leasehold.v1.CheckpointOperationH\x00\x42\x0b\n\toperationB\x16\n\x14_expected_generation\"0\n\x0cPlanResponse\x12 \n\x04plan\x18\x01 \x01(\x0b\x32\x12.leasehold.v1.Plan\"\xbe\x01\n\x19\x43heckpointWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x42\x16\n\x14_expected_generation\"D\n\x1a\x43heckpointWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"J\n\x16ListCheckpointsRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\"]\n\x17ListCheckpointsResponse\x12-\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x18.leasehold.v1.Checkpoint\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\xa7\x01\n\x18\x44\x65leteCheckpointsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\toperation\x18\x04 \x01(\x0b\x32(.leasehold.v1.DeleteCheckpointsOperation\"C\n\x19\x44\x65leteCheckpointsResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"e\n\x12ReleaseHoldRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07hold_id\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x13ReleaseHoldResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xd1\x01\n\x13StopWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\toperation\x18\x05 \x01(\x0b\x32\x1b.leasehold.v1.StopOperationB\x16\n\x14_expected_generation\">\n\x14StopWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xad\x01\n\x13\x41\x64optProcessRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\toperation\x18\x04 \x01(\x0b\x32\x1c.leasehold.v1.AdoptOperation\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"h\n\x14\x41\x64optProcessResponse\x12(\n\x08workload\x18\x01 \x01(\x0b\x32\x16.leasehold.v1.Workload\x12&\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.leasehold.v1.Command\"\xa4\x01\n\x16ReleaseWorkloadRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12 \n\x13\x65xpected_generation\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x16\n\x14_expected_generation\"A\n\x17ReleaseWorkloadResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"M\n\x19ReadWorkloadOutputRequest\x12\x10\n\x08workload\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\"?\n\x1aReadWorkloadOutputResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x03\x32\xe7\r\n\x0fWorkloadService\x12[\n\x0e\x43reateWorkload\x12#.leasehold.v1.CreateWorkloadRequest\x1a$.leasehold.v1.CreateWorkloadResponse\x12R\n\x0bGetWorkload\x12 .leasehold.v1.GetWorkloadRequest\x1a!.leasehold.v1.GetWorkloadResponse\x12X\n\rListWorkloads\x12\".leasehold.v1.ListWorkloadsRequest\x1a#.leasehold.v1.ListWorkloadsResponse\x12]\n\x0eWatchWorkloads\x12#.leasehold.v1.WatchWorkloadsRequest\x1a$.leasehold.v1.WatchWorkloadsResponse0\x01\x12[\n\x0eUpdateWorkload\x12#.leasehold.v1.UpdateWorkloadRequest\x1a$.leasehold.v1.UpdateWorkloadResponse\x12[\n\x0e\x44\x65leteWorkload\x12#.leasehold.v1.DeleteWorkloadRequest\x1a$.leasehold.v1.DeleteWorkloadResponse\x12^\n\x0fSuspendWorkload\x12$.leasehold.v1.SuspendWorkloadRequest\x1a%.leasehold.v1.SuspendWorkloadResponse\x12X\n\rSuspendWorker\x12\".leasehold.v1.SuspendWorkerRequest\x1a#.leasehold.v1.SuspendWorkerResponse\x12^\n\x0fRestoreWorkload\x12$.leasehold.v1.RestoreWorkloadRequest\x1a%.leasehold.v1.RestoreWorkloadResponse\x12[\n\x0eRemapWorkloads\x12#.leasehold.v1.RemapWorkloadsRequest\x1a$.leasehold.v1.RemapWorkloadsResponse\x12=\n\x04Plan\x12\x19.leasehold.v1.PlanRequest\x1a\x1a.leasehold.v1.PlanResponse\x12g\n\x12\x43heckpointWorkload\x12\'.leasehold.v1.CheckpointWorkloadRequest\x1a(.leasehold.v1.CheckpointWorkloadResponse\x12^\n\x0fListCheckpoints\x12$.leasehold.v1.ListCheckpointsRequest\x1a%.leasehold.v1.ListCheckpointsResponse\x12\x64\n\x11\x44\x65leteCheckpoints\x12&.leasehold.v1.DeleteCheckpointsRequest\x1a\'.leasehold.v1.DeleteCheckpointsResponse\x12R\n\x0bReleaseHold\x12 .leasehold.v1.ReleaseHoldRequest\x1a!.leasehold.v1.ReleaseHoldResponse\x12U\n\x0cStopWorkload\x12!.leasehold.v1.StopWorkloadRequest\x1a\".leasehold.v1.StopWorkloadResponse\x12U\n\x0c\x41\x64optProcess\x12!.leasehold.v1.AdoptProcessRequest\x1a\".leasehold.v1.AdoptProcessResponse\x12^\n\x0fReleaseWorkload\x12$.leasehold.v1.ReleaseWorkloadRequest\x1a%.leasehold.v1.ReleaseWorkloadResponse\x12i\n\x12ReadWorkloadOutput\x12\'.leasehold.v1.ReadWorkloadOutputRequest\x1a(.leasehold.v1.ReadWorkloadOutputResponse0\x01\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,76 +41,92 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.workload_servi
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
-  _globals['_CREATEWORKLOADREQUEST']._serialized_start=282
-  _globals['_CREATEWORKLOADREQUEST']._serialized_end=540
-  _globals['_CREATEWORKLOADRESPONSE']._serialized_start=542
-  _globals['_CREATEWORKLOADRESPONSE']._serialized_end=648
-  _globals['_GETWORKLOADREQUEST']._serialized_start=650
-  _globals['_GETWORKLOADREQUEST']._serialized_end=688
-  _globals['_GETWORKLOADRESPONSE']._serialized_start=690
-  _globals['_GETWORKLOADRESPONSE']._serialized_end=753
-  _globals['_LISTWORKLOADSREQUEST']._serialized_start=756
-  _globals['_LISTWORKLOADSREQUEST']._serialized_end=890
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=892
-  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=983
-  _globals['_WATCHWORKLOADSREQUEST']._serialized_start=985
-  _globals['_WATCHWORKLOADSREQUEST']._serialized_end=1064
-  _globals['_WATCHWORKLOADSRESPONSE']._serialized_start=1067
-  _globals['_WATCHWORKLOADSRESPONSE']._serialized_end=1211
-  _globals['_SUSPENDWORKLOADREQUEST']._serialized_start=1214
-  _globals['_SUSPENDWORKLOADREQUEST']._serialized_end=1452
-  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_start=1454
-  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_end=1519
-  _globals['_SUSPENDWORKERREQUEST']._serialized_start=1522
-  _globals['_SUSPENDWORKERREQUEST']._serialized_end=1655
-  _globals['_SUSPENDWORKERRESPONSE']._serialized_start=1657
-  _globals['_SUSPENDWORKERRESPONSE']._serialized_end=1770
-  _globals['_WORKLOADREFUSAL']._serialized_start=1772
-  _globals['_WORKLOADREFUSAL']._serialized_end=1869
-  _globals['_RESTOREWORKLOADREQUEST']._serialized_start=1872
-  _globals['_RESTOREWORKLOADREQUEST']._serialized_end=2110
-  _globals['_RESTOREWORKLOADRESPONSE']._serialized_start=2112
-  _globals['_RESTOREWORKLOADRESPONSE']._serialized_end=2177
-  _globals['_REMAPWORKLOADSREQUEST']._serialized_start=2180
-  _globals['_REMAPWORKLOADSREQUEST']._serialized_end=2397
-  _globals['_REMAPWORKLOADSRESPONSE']._serialized_start=2399
-  _globals['_REMAPWORKLOADSRESPONSE']._serialized_end=2463
-  _globals['_PLANREQUEST']._serialized_start=2466
-  _globals['_PLANREQUEST']._serialized_end=2774
-  _globals['_PLANRESPONSE']._serialized_start=2776
-  _globals['_PLANRESPONSE']._serialized_end=2824
-  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_start=2827
-  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_end=3017
-  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_start=3019
-  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_end=3087
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=3089
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=3163
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=3165
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=3258
-  _globals['_DELETECHECKPOINTSREQUEST']._serialized_start=3261
-  _globals['_DELETECHECKPOINTSREQUEST']._serialized_end=3428
-  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_start=3430
-  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_end=3497
-  _globals['_RELEASEHOLDREQUEST']._serialized_start=3499
-  _globals['_RELEASEHOLDREQUEST']._serialized_end=3600
-  _globals['_RELEASEHOLDRESPONSE']._serialized_start=3602
-  _globals['_RELEASEHOLDRESPONSE']._serialized_end=3663
-  _globals['_STOPWORKLOADREQUEST']._serialized_start=3666
-  _globals['_STOPWORKLOADREQUEST']._serialized_end=3875
-  _globals['_STOPWORKLOADRESPONSE']._serialized_start=3877
-  _globals['_STOPWORKLOADRESPONSE']._serialized_end=3939
-  _globals['_ADOPTPROCESSREQUEST']._serialized_start=3942
-  _globals['_ADOPTPROCESSREQUEST']._serialized_end=4115
-  _globals['_ADOPTPROCESSRESPONSE']._serialized_start=4117
-  _globals['_ADOPTPROCESSRESPONSE']._serialized_end=4221
-  _globals['_RELEASEWORKLOADREQUEST']._serialized_start=4224
-  _globals['_RELEASEWORKLOADREQUEST']._serialized_end=4388
-  _globals['_RELEASEWORKLOADRESPONSE']._serialized_start=4390
-  _globals['_RELEASEWORKLOADRESPONSE']._serialized_end=4455
-  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_start=4457
-  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_end=4534
-  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_start=4536
-  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_end=4599
-  _globals['_WORKLOADSERVICE']._serialized_start=4602
-  _globals['_WORKLOADSERVICE']._serialized_end=6183
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CREATEWORKLOADREQUEST']._serialized_start=316
+  _globals['_CREATEWORKLOADREQUEST']._serialized_end=813
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._serialized_start=716
+  _globals['_CREATEWORKLOADREQUEST_LABELSENTRY']._serialized_end=761
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._serialized_start=763
+  _globals['_CREATEWORKLOADREQUEST_ANNOTATIONSENTRY']._serialized_end=813
+  _globals['_CREATEWORKLOADRESPONSE']._serialized_start=815
+  _globals['_CREATEWORKLOADRESPONSE']._serialized_end=921
+  _globals['_GETWORKLOADREQUEST']._serialized_start=923
+  _globals['_GETWORKLOADREQUEST']._serialized_end=961
+  _globals['_GETWORKLOADRESPONSE']._serialized_start=963
+  _globals['_GETWORKLOADRESPONSE']._serialized_end=1026
+  _globals['_LISTWORKLOADSREQUEST']._serialized_start=1029
+  _globals['_LISTWORKLOADSREQUEST']._serialized_end=1163
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_start=1165
+  _globals['_LISTWORKLOADSRESPONSE']._serialized_end=1256
+  _globals['_WATCHWORKLOADSREQUEST']._serialized_start=1258
+  _globals['_WATCHWORKLOADSREQUEST']._serialized_end=1337
+  _globals['_WATCHWORKLOADSRESPONSE']._serialized_start=1340
+  _globals['_WATCHWORKLOADSRESPONSE']._serialized_end=1515
+  _globals['_UPDATEWORKLOADREQUEST']._serialized_start=1517
+  _globals['_UPDATEWORKLOADREQUEST']._serialized_end=1631
+  _globals['_UPDATEWORKLOADRESPONSE']._serialized_start=1633
+  _globals['_UPDATEWORKLOADRESPONSE']._serialized_end=1699
+  _globals['_DELETEWORKLOADREQUEST']._serialized_start=1701
+  _globals['_DELETEWORKLOADREQUEST']._serialized_end=1756
+  _globals['_DELETEWORKLOADRESPONSE']._serialized_start=1758
+  _globals['_DELETEWORKLOADRESPONSE']._serialized_end=1855
+  _globals['_SUSPENDWORKLOADREQUEST']._serialized_start=1858
+  _globals['_SUSPENDWORKLOADREQUEST']._serialized_end=2096
+  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_start=2098
+  _globals['_SUSPENDWORKLOADRESPONSE']._serialized_end=2163
+  _globals['_SUSPENDWORKERREQUEST']._serialized_start=2166
+  _globals['_SUSPENDWORKERREQUEST']._serialized_end=2299
+  _globals['_SUSPENDWORKERRESPONSE']._serialized_start=2301
+  _globals['_SUSPENDWORKERRESPONSE']._serialized_end=2414
+  _globals['_WORKLOADREFUSAL']._serialized_start=2416
+  _globals['_WORKLOADREFUSAL']._serialized_end=2513
+  _globals['_RESTOREWORKLOADREQUEST']._serialized_start=2516
+  _globals['_RESTOREWORKLOADREQUEST']._serialized_end=2754
+  _globals['_RESTOREWORKLOADRESPONSE']._serialized_start=2756
+  _globals['_RESTOREWORKLOADRESPONSE']._serialized_end=2821
+  _globals['_REMAPWORKLOADSREQUEST']._serialized_start=2824
+  _globals['_REMAPWORKLOADSREQUEST']._serialized_end=3041
+  _globals['_REMAPWORKLOADSRESPONSE']._serialized_start=3043
+  _globals['_REMAPWORKLOADSRESPONSE']._serialized_end=3107
+  _globals['_PLANREQUEST']._serialized_start=3110
+  _globals['_PLANREQUEST']._serialized_end=3418
+  _globals['_PLANRESPONSE']._serialized_start=3420
+  _globals['_PLANRESPONSE']._serialized_end=3468
+  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_start=3471
+  _globals['_CHECKPOINTWORKLOADREQUEST']._serialized_end=3661
+  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_start=3663
+  _globals['_CHECKPOINTWORKLOADRESPONSE']._serialized_end=3731
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=3733
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=3807
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=3809
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=3902
+  _globals['_DELETECHECKPOINTSREQUEST']._serialized_start=3905
+  _globals['_DELETECHECKPOINTSREQUEST']._serialized_end=4072
+  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_start=4074
+  _globals['_DELETECHECKPOINTSRESPONSE']._serialized_end=4141
+  _globals['_RELEASEHOLDREQUEST']._serialized_start=4143
+  _globals['_RELEASEHOLDREQUEST']._serialized_end=4244
+  _globals['_RELEASEHOLDRESPONSE']._serialized_start=4246
+  _globals['_RELEASEHOLDRESPONSE']._serialized_end=4307
+  _globals['_STOPWORKLOADREQUEST']._serialized_start=4310
+  _globals['_STOPWORKLOADREQUEST']._serialized_end=4519
+  _globals['_STOPWORKLOADRESPONSE']._serialized_start=4521
+  _globals['_STOPWORKLOADRESPONSE']._serialized_end=4583
+  _globals['_ADOPTPROCESSREQUEST']._serialized_start=4586
+  _globals['_ADOPTPROCESSREQUEST']._serialized_end=4759
+  _globals['_ADOPTPROCESSRESPONSE']._serialized_start=4761
+  _globals['_ADOPTPROCESSRESPONSE']._serialized_end=4865
+  _globals['_RELEASEWORKLOADREQUEST']._serialized_start=4868
+  _globals['_RELEASEWORKLOADREQUEST']._serialized_end=5032
+  _globals['_RELEASEWORKLOADRESPONSE']._serialized_start=5034
+  _globals['_RELEASEWORKLOADRESPONSE']._serialized_end=5099
+  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_start=5101
+  _globals['_READWORKLOADOUTPUTREQUEST']._serialized_end=5178
+  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_start=5180
+  _globals['_READWORKLOADOUTPUTRESPONSE']._serialized_end=5243
+  _globals['_WORKLOADSERVICE']._serialized_start=5246
+  _globals['_WORKLOADSERVICE']._serialized_end=7013
 # @@protoc_insertion_point(module_scope)

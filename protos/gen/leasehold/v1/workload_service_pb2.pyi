@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from leasehold.v1 import checkpoint_pb2 as _checkpoint_pb2
@@ -32,6 +33,46 @@ class CreateWorkloadRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AnnotationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
@@ -42,6 +83,8 @@ class CreateWorkloadRequest(_message.Message):
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     HOLD_ID_FIELD_NUMBER: _builtins.int
     PREEMPT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent: a repeated id is answered with what it created. Empty: not idempotent."""
     name: _builtins.str
@@ -70,6 +113,14 @@ class CreateWorkloadRequest(_message.Message):
     def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Workloads to suspend first, by id or name, as RunOperation says; the worker is theirs. 256 at most."""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the workload."""
+
+    @_builtins.property
+    def annotations(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Annotations of the workload."""
+
     def __init__(
         self,
         *,
@@ -83,10 +134,12 @@ class CreateWorkloadRequest(_message.Message):
         checkpoint_id: _builtins.str = ...,
         hold_id: _builtins.str = ...,
         preempt: _abc.Iterable[_builtins.str] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        annotations: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "name", b"name", "preempt", b"preempt", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "checkpoint_id", b"checkpoint_id", "gpu_uuids", b"gpu_uuids", "hold_id", b"hold_id", "labels", b"labels", "name", b"name", "preempt", b"preempt", "request_id", b"request_id", "spec", b"spec", "timeout", b"timeout", "validate_only", b"validate_only", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -248,7 +301,7 @@ class WatchWorkloadsRequest(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
-    """From the last response that was seen. Empty: a snapshot first."""
+    """The last token that was received. Empty: a snapshot first."""
     workload: _builtins.str
     """Only this workload, by id or name. Empty: all."""
     filter: _builtins.str
@@ -276,9 +329,14 @@ class WatchWorkloadsResponse(_message.Message):
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
+    DELETED_WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    deleted_workload_id: _builtins.str
+    """Id of a workload whose record was deleted, or that does not match the filter. It may be a workload that this
+    watch did not show.
+    """
     resume_token: _builtins.str
-    """Resumes after this response."""
+    """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
         """A workload, as it is now."""
@@ -292,17 +350,126 @@ class WatchWorkloadsResponse(_message.Message):
         *,
         workload: _workload_pb2.Workload | None = ...,
         bookmark: _watch_pb2.Bookmark | None = ...,
+        deleted_workload_id: _builtins.str = ...,
         resume_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "deleted_workload_id", b"deleted_workload_id", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "resume_token", b"resume_token", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "change", b"change", "deleted_workload_id", b"deleted_workload_id", "resume_token", b"resume_token", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["workload", "bookmark"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["workload", "bookmark", "deleted_workload_id"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
 Global___WatchWorkloadsResponse: _TypeAlias = WatchWorkloadsResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWorkloadRequest(_message.Message):
+    """Request of UpdateWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workload(self) -> _workload_pb2.Workload:
+        """The new values. workload_id is an id or a name. A non-empty etag must be that of the workload."""
+
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """Fields to replace: "labels", "annotations", or "*" for both. Absent: those that are not empty."""
+
+    def __init__(
+        self,
+        *,
+        workload: _workload_pb2.Workload | None = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update_mask", b"update_mask", "workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["update_mask", b"update_mask", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWorkloadRequest: _TypeAlias = UpdateWorkloadRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWorkloadResponse(_message.Message):
+    """Response of UpdateWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workload(self) -> _workload_pb2.Workload:
+        """The workload, as it is now."""
+
+    def __init__(
+        self,
+        *,
+        workload: _workload_pb2.Workload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWorkloadResponse: _TypeAlias = UpdateWorkloadResponse  # noqa: Y015
+
+@_typing.final
+class DeleteWorkloadRequest(_message.Message):
+    """Request of DeleteWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    workload: _builtins.str
+    """Id, or name (of the newest that has it)."""
+    etag: _builtins.str
+    """Refuse if the labels or annotations have changed since they were read. Empty: any."""
+    def __init__(
+        self,
+        *,
+        workload: _builtins.str = ...,
+        etag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteWorkloadRequest: _TypeAlias = DeleteWorkloadRequest  # noqa: Y015
+
+@_typing.final
+class DeleteWorkloadResponse(_message.Message):
+    """Response of DeleteWorkload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    DELETED_COMMAND_COUNT_FIELD_NUMBER: _builtins.int
+    deleted_command_count: _builtins.int
+    """Number of the commands that were deleted with it."""
+    @_builtins.property
+    def workload(self) -> _workload_pb2.Workload:
+        """The workload, as it was last known."""
+
+    def __init__(
+        self,
+        *,
+        workload: _workload_pb2.Workload | None = ...,
+        deleted_command_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_command_count", b"deleted_command_count", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteWorkloadResponse: _TypeAlias = DeleteWorkloadResponse  # noqa: Y015
 
 @_typing.final
 class SuspendWorkloadRequest(_message.Message):

@@ -55,6 +55,16 @@ class WorkloadServiceStub:
                 request_serializer=leasehold_dot_v1_dot_workload__service__pb2.WatchWorkloadsRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_workload__service__pb2.WatchWorkloadsResponse.FromString,
                 _registered_method=True)
+        self.UpdateWorkload = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/UpdateWorkload',
+                request_serializer=leasehold_dot_v1_dot_workload__service__pb2.UpdateWorkloadRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_workload__service__pb2.UpdateWorkloadResponse.FromString,
+                _registered_method=True)
+        self.DeleteWorkload = channel.unary_unary(
+                '/leasehold.v1.WorkloadService/DeleteWorkload',
+                request_serializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteWorkloadRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteWorkloadResponse.FromString,
+                _registered_method=True)
         self.SuspendWorkload = channel.unary_unary(
                 '/leasehold.v1.WorkloadService/SuspendWorkload',
                 request_serializer=leasehold_dot_v1_dot_workload__service__pb2.SuspendWorkloadRequest.SerializeToString,
@@ -148,7 +158,22 @@ class WorkloadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchWorkloads(self, request, context):
-        """A snapshot of the workloads that haven't ended, then each change once.
+        """A snapshot of the workloads that have not ended, then each change and each deletion once. No state of a workload
+        follows a newer one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWorkload(self, request, context):
+        """Changes labels and annotations of a workload, whether it has ended or not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteWorkload(self, request, context):
+        """Deletes the record of a workload that has ended, and of the ended commands whose workload_id it has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,6 +292,16 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
                     servicer.WatchWorkloads,
                     request_deserializer=leasehold_dot_v1_dot_workload__service__pb2.WatchWorkloadsRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_workload__service__pb2.WatchWorkloadsResponse.SerializeToString,
+            ),
+            'UpdateWorkload': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWorkload,
+                    request_deserializer=leasehold_dot_v1_dot_workload__service__pb2.UpdateWorkloadRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_workload__service__pb2.UpdateWorkloadResponse.SerializeToString,
+            ),
+            'DeleteWorkload': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteWorkload,
+                    request_deserializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteWorkloadRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_workload__service__pb2.DeleteWorkloadResponse.SerializeToString,
             ),
             'SuspendWorkload': grpc.unary_unary_rpc_method_handler(
                     servicer.SuspendWorkload,
@@ -443,6 +478,60 @@ class WorkloadService:
             '/leasehold.v1.WorkloadService/WatchWorkloads',
             leasehold_dot_v1_dot_workload__service__pb2.WatchWorkloadsRequest.SerializeToString,
             leasehold_dot_v1_dot_workload__service__pb2.WatchWorkloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWorkload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/UpdateWorkload',
+            leasehold_dot_v1_dot_workload__service__pb2.UpdateWorkloadRequest.SerializeToString,
+            leasehold_dot_v1_dot_workload__service__pb2.UpdateWorkloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteWorkload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.WorkloadService/DeleteWorkload',
+            leasehold_dot_v1_dot_workload__service__pb2.DeleteWorkloadRequest.SerializeToString,
+            leasehold_dot_v1_dot_workload__service__pb2.DeleteWorkloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,7 +40,13 @@ class WorkloadServiceStub:
     ListWorkloads: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.ListWorkloadsRequest, _workload_service_pb2.ListWorkloadsResponse]
     """Workloads, newest first."""
     WatchWorkloads: _grpc.UnaryStreamMultiCallable[_workload_service_pb2.WatchWorkloadsRequest, _workload_service_pb2.WatchWorkloadsResponse]
-    """A snapshot of the workloads that haven't ended, then each change once."""
+    """A snapshot of the workloads that have not ended, then each change and each deletion once. No state of a workload
+    follows a newer one.
+    """
+    UpdateWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.UpdateWorkloadRequest, _workload_service_pb2.UpdateWorkloadResponse]
+    """Changes labels and annotations of a workload, whether it has ended or not."""
+    DeleteWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteWorkloadRequest, _workload_service_pb2.DeleteWorkloadResponse]
+    """Deletes the record of a workload that has ended, and of the ended commands whose workload_id it has."""
     SuspendWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkloadRequest, _workload_service_pb2.SuspendWorkloadResponse]
     """Parks a workload; its GPUs are free for others afterwards."""
     SuspendWorker: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkerRequest, _workload_service_pb2.SuspendWorkerResponse]
@@ -80,7 +86,13 @@ class WorkloadServiceAsyncStub(WorkloadServiceStub):
     ListWorkloads: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.ListWorkloadsRequest, _workload_service_pb2.ListWorkloadsResponse]  # type: ignore[assignment]
     """Workloads, newest first."""
     WatchWorkloads: _aio.UnaryStreamMultiCallable[_workload_service_pb2.WatchWorkloadsRequest, _workload_service_pb2.WatchWorkloadsResponse]  # type: ignore[assignment]
-    """A snapshot of the workloads that haven't ended, then each change once."""
+    """A snapshot of the workloads that have not ended, then each change and each deletion once. No state of a workload
+    follows a newer one.
+    """
+    UpdateWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.UpdateWorkloadRequest, _workload_service_pb2.UpdateWorkloadResponse]  # type: ignore[assignment]
+    """Changes labels and annotations of a workload, whether it has ended or not."""
+    DeleteWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteWorkloadRequest, _workload_service_pb2.DeleteWorkloadResponse]  # type: ignore[assignment]
+    """Deletes the record of a workload that has ended, and of the ended commands whose workload_id it has."""
     SuspendWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkloadRequest, _workload_service_pb2.SuspendWorkloadResponse]  # type: ignore[assignment]
     """Parks a workload; its GPUs are free for others afterwards."""
     SuspendWorker: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkerRequest, _workload_service_pb2.SuspendWorkerResponse]  # type: ignore[assignment]
@@ -141,7 +153,25 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.WatchWorkloadsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_workload_service_pb2.WatchWorkloadsResponse], _abc.AsyncIterator[_workload_service_pb2.WatchWorkloadsResponse]]:
-        """A snapshot of the workloads that haven't ended, then each change once."""
+        """A snapshot of the workloads that have not ended, then each change and each deletion once. No state of a workload
+        follows a newer one.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateWorkload(
+        self,
+        request: _workload_service_pb2.UpdateWorkloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_workload_service_pb2.UpdateWorkloadResponse, _abc.Awaitable[_workload_service_pb2.UpdateWorkloadResponse]]:
+        """Changes labels and annotations of a workload, whether it has ended or not."""
+
+    @_abc_1.abstractmethod
+    def DeleteWorkload(
+        self,
+        request: _workload_service_pb2.DeleteWorkloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_workload_service_pb2.DeleteWorkloadResponse, _abc.Awaitable[_workload_service_pb2.DeleteWorkloadResponse]]:
+        """Deletes the record of a workload that has ended, and of the ended commands whose workload_id it has."""
 
     @_abc_1.abstractmethod
     def SuspendWorkload(

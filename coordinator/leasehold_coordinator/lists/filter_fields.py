@@ -12,7 +12,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from leasehold_coordinator.core.filter_expression import Restriction, refusal
+from leasehold_coordinator.lists.filter_expression import Restriction, refusal
 
 M = TypeVar("M", bound=Message)
 

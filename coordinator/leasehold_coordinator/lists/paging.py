@@ -24,8 +24,8 @@ from leasehold.v1.event_service_pb2 import ListEventsRequest
 from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
-from leasehold_coordinator.core.filter_fields import NUMBER_LIMIT, Value
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.lists.filter_fields import NUMBER_LIMIT, Value
 
 DEFAULT_PAGE_SIZE: Final = 100
 PAGE_SIZE_LIMIT: Final = 1000

@@ -12,8 +12,9 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
-from leasehold_coordinator.core import list_fields
-from leasehold_coordinator.core.filter_expression import (
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists import list_fields
+from leasehold_coordinator.lists.filter_expression import (
     DEPTH_LIMIT,
     LENGTH_LIMIT,
     And,
@@ -24,15 +25,14 @@ from leasehold_coordinator.core.filter_expression import (
     parse_filter,
     restrictions,
 )
-from leasehold_coordinator.core.filters import bind, bind_fleet, matches, matches_fleet, references
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists.filters import bind, bind_fleet, matches, matches_fleet, references
 
 
 def a_workload() -> Workload:
     made = Workload(workload_id="w-1", name="train-7", worker_id="k-1", user="ann")
     made.status.state = workload_pb2.WORKLOAD_STATE_RUNNING
     made.status.lease.gpu_uuids.append("GPU-1")
-    made.spec.labels.update({"team": "vision", "example.com/tier": "gold", "empty": ""})
+    made.labels.update({"team": "vision", "example.com/tier": "gold", "empty": ""})
     made.spec.environment["TOKEN"] = "secret"
     made.spec.resources.gpu_count = 2
     made.spec.resources.gpu_name = "NVIDIA H100"

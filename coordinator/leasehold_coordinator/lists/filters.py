@@ -7,7 +7,8 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 from google.protobuf.message import Message
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 
-from leasehold_coordinator.core.filter_expression import (
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists.filter_expression import (
     And,
     Expression,
     Not,
@@ -16,8 +17,7 @@ from leasehold_coordinator.core.filter_expression import (
     refusal,
     restrictions,
 )
-from leasehold_coordinator.core.filter_fields import Bound, Field, Ids, Reference, Referent
-from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists.filter_fields import Bound, Field, Ids, Reference, Referent
 
 M = TypeVar("M", bound=Message)
 

@@ -15,9 +15,9 @@ from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_pb2 import Worker
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
-from leasehold_coordinator.core import list_orders, paging
-from leasehold_coordinator.core.paging import TOKEN_LIMIT, PageRequest, Position, page_request
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists import list_orders, paging
+from leasehold_coordinator.lists.paging import TOKEN_LIMIT, PageRequest, Position, page_request
 
 WORKLOADS = list_orders.WORKLOADS.parse("")
 REQUEST = ListWorkloadsRequest(filter="state = RUNNING", worker="alpha", page_size=10)

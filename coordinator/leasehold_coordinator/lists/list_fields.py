@@ -22,7 +22,7 @@ from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 
-from leasehold_coordinator.core.filter_fields import (
+from leasehold_coordinator.lists.filter_fields import (
     Labels,
     Reference,
     Texts,
@@ -33,7 +33,7 @@ from leasehold_coordinator.core.filter_fields import (
     text,
     word,
 )
-from leasehold_coordinator.core.filters import Fields
+from leasehold_coordinator.lists.filters import Fields
 
 WORKER_STATE: Final = worker_pb2.WorkerState.DESCRIPTOR
 OPERATIONS: Final = tuple(field.name for field in Operation.DESCRIPTOR.fields)
@@ -82,7 +82,7 @@ WORKLOADS: Final[Fields[Workload]] = {
     "state": choice(
         workload_pb2.WorkloadState.DESCRIPTOR, "WORKLOAD_STATE_", lambda workload: workload.status.state
     ),
-    "labels": Labels(lambda workload: workload.spec.labels),
+    "labels": Labels(lambda workload: workload.labels),
     "gpu_name": text(lambda workload: workload.spec.resources.gpu_name),
     "gpu_count": number(lambda workload: workload.spec.resources.gpu_count),
     "gpu_uuids": Texts(lambda workload: workload.status.lease.gpu_uuids),

@@ -1,0 +1,82 @@
+"""``leasehold get … --watch``: one line per change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import UsageError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from leasehold_client.coordinator.client import Client
+
+WATCHED = ("workers", "gpus", "workloads", "commands", "events")
+
+
+def echo_changes(client: Client, kind: str, name: str | None, output: str) -> None:
+    """Prints the entries of a kind, and then each change and deletion, until the user ends it.
+
+    Raises:
+        UsageError: The kind can't be watched, or not by name.
+        LeaseholdError: INVALID_TOKEN: changes were missed.
+    """
+    if kind not in WATCHED:
+        raise UsageError(f"--watch can't show {kind}: choose {', '.join(WATCHED)}")
+    if name and kind in ("workers", "gpus"):
+        raise UsageError(f"--watch shows all {kind}: leave the name out")
+    for response in _responses(client, kind, name or ""):
+        change = response.WhichOneof("change")
+        is_other_kind = kind in ("workers", "gpus") and (kind == "gpus") != ("gpu" in change)
+        if change == "bookmark" or is_other_kind:
+            continue
+        echo(_json_line(response, change) if output == "json" else _line(response, change))
+
+
+def _responses(client: Client, kind: str, name: str) -> Iterator[Message]:
+    match kind:
+        case "workloads":
+            return client.watch_workloads(name)
+        case "commands":
+            return client.watch_commands(workload=name)
+        case "events":
+            return client.watch_events(workload=name)
+        case _:
+            return client.watch_fleet()
+
+
+def _json_line(response: Message, change: str) -> str:
+    import json
+
+    from leasehold_client.display.documents import to_dict
+
+    return json.dumps({change: to_dict(response)[change]})
+
+
+def _line(response: Message, change: str) -> str:
+    """A change as one line: a name or an id, and the state."""
+    from leasehold.v1 import lease_pb2, worker_pb2
+
+    from leasehold_client.arguments.gpu_names import gpu_place
+    from leasehold_client.display.terminal_text import one_line
+    from leasehold_client.messages import command_state, enum_name, operation_name, time_text, workload_state
+
+    value = getattr(response, change)
+    match change:
+        case "worker":
+            state = enum_name(worker_pb2.WorkerState.Name, value.state, "WORKER_STATE_")
+            text = f"{value.name} {state}"
+        case "gpu":
+            state = enum_name(lease_pb2.SlotState.Name, value.lease.state, "SLOT_STATE_").lower()
+            text = f"{gpu_place(value)} {state} {value.workload_name or value.lease.workload_id}".rstrip()
+        case "workload":
+            text = f"{value.name} {workload_state(value)}"
+        case "command":
+            text = f"{value.command_id} {operation_name(value)} {command_state(value)} {value.phase}".rstrip()
+        case "event":
+            text = f"{time_text(value.time)} {value.message}"
+        case _:
+            text = f"{value} deleted"
+    return one_line(text)

@@ -1,0 +1,113 @@
+"""``leasehold label`` and ``leasehold annotate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from leasehold_client.cli.verb import output_option, verb
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError, UsageError
+
+if TYPE_CHECKING:
+    from leasehold.v1.workload_pb2 import Workload
+
+    from leasehold_client.coordinator.client import Client
+
+ATTEMPT_LIMIT = 5
+"""How often a change is repeated if somebody else changes the workload at the same time."""
+
+
+@click.group()
+def label() -> None:
+    """Set or remove labels of a workload."""
+
+
+@label.command("workload")
+@click.argument("name", metavar="WORKLOAD")
+@click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE|KEY-...")
+@output_option
+@verb
+def label_workload(client: Client, name: str, changes: Sequence[str], output: str) -> None:
+    """Set labels of a workload with KEY=VALUE, and remove labels with KEY-.
+
+    Other labels stay. The workload may have ended.
+    """
+    _change(client, name, "labels", changes, output)
+
+
+@click.group()
+def annotate() -> None:
+    """Set or remove annotations of a workload."""
+
+
+@annotate.command("workload")
+@click.argument("name", metavar="WORKLOAD")
+@click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE|KEY-...")
+@output_option
+@verb
+def annotate_workload(client: Client, name: str, changes: Sequence[str], output: str) -> None:
+    """Set annotations of a workload with KEY=VALUE, and remove annotations with KEY-.
+
+    Other annotations stay. The workload may have ended.
+    """
+    _change(client, name, "annotations", changes, output)
+
+
+def _change(
+    client: Client,
+    name: str,
+    field: Literal["labels", "annotations"],
+    changes: Sequence[str],
+    output: str,
+) -> None:
+    from leasehold_client.display.documents import echo_message
+
+    found = _update(client, name, field, changes)
+    if output == "json":
+        echo_message(found)
+        return
+    texts = found.labels if field == "labels" else found.annotations
+    echo(f"{found.name}: {', '.join(f'{key}={texts[key]}' for key in sorted(texts)) or f'no {field}'}")
+
+
+def _update(
+    client: Client, name: str, field: Literal["labels", "annotations"], changes: Sequence[str]
+) -> Workload:
+    """Reads the texts, changes some, and writes all if nobody else has changed them meanwhile."""
+    workload_id = name
+    for attempt in range(ATTEMPT_LIMIT):
+        known = client.workload(workload_id)
+        workload_id = known.workload_id
+        try:
+            if field == "labels":
+                return client.update_workload(
+                    workload_id, labels=changed(known.labels, changes), etag=known.etag
+                )
+            return client.update_workload(
+                workload_id, annotations=changed(known.annotations, changes), etag=known.etag
+            )
+        except LeaseholdError as error:
+            if error.reason != "ETAG_MISMATCH" or attempt == ATTEMPT_LIMIT - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def changed(texts: Mapping[str, str], changes: Sequence[str]) -> dict[str, str]:
+    """The labels or annotations after some changes.
+
+    Raises:
+        UsageError: A change is neither KEY=VALUE nor KEY-.
+    """
+    result = dict(texts)
+    for change in changes:
+        key, has_value, value = change.partition("=")
+        if has_value and key:
+            result[key] = value
+        elif not has_value and len(change) > 1 and change.endswith("-"):
+            result.pop(change[:-1], None)
+        else:
+            raise UsageError(f"invalid change {change!r}: write KEY=VALUE to set it, or KEY- to remove it")
+    return result

@@ -1,0 +1,75 @@
+"""The responses of a watch: a snapshot, then changes and deletions, with bookmarks and resume tokens."""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from leasehold.v1.command_service_pb2 import WatchCommandsResponse
+from leasehold.v1.event_service_pb2 import WatchEventsResponse
+from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
+from leasehold.v1.watch_pb2 import Bookmark
+from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
+
+from leasehold_coordinator.fleet.change_hub import Hub
+
+Response = TypeVar(
+    "Response", WatchFleetResponse, WatchWorkloadsResponse, WatchCommandsResponse, WatchEventsResponse
+)
+
+
+async def watch(
+    hub: Hub[Response],
+    kind: type[Response],
+    resume_token: str,
+    snapshot: Iterable[Sequence[tuple[str, Response]]] = (),
+    *,
+    key: str | None = None,
+    wants: Callable[[Response], bool] | None = None,
+    shown: Callable[[Response], Response] = lambda response: response,
+) -> AsyncGenerator[Response]:
+    """Yields the responses of a watch, until the watcher leaves or is too slow.
+
+    An entry of the snapshot is read when the watcher has taken the entries before it. Waiting changes of this
+    entry are then dropped, since they are older. The end of the snapshot follows all other waiting changes,
+    and carries the first token.
+
+    Args:
+        hub: The changes.
+        kind: The type of the responses.
+        resume_token: The changes after this token. Empty: a snapshot first.
+        snapshot: The entries with their keys, some at a time. Each item is built when it is asked for.
+        key: Only changes of this key. None: of all keys.
+        wants: Whether a response is for this watcher. None: each is.
+        shown: The response as this watcher gets it: itself, or the deletion of an entry that does not match.
+
+    Raises:
+        FleetError: INVALID_TOKEN, the token is of another coordinator or too old, or the watcher is too slow.
+    """
+    with hub.subscribe(key, wants) as subscription:
+        if resume_token:
+            for change in hub.since(resume_token):
+                if subscription.is_for_watcher(change):
+                    yield _with_token(kind, shown(change.message), hub.token(change.revision))
+        else:
+            for entries in snapshot:
+                for entry_key, _ in entries:
+                    subscription.drop(entry_key)
+                for _, response in entries:
+                    if shown(response) is response:
+                        yield response
+            complete = hub.revision
+            for change in subscription.until(complete):
+                yield shown(change.message)
+            yield kind(bookmark=Bookmark(snapshot_end=True), resume_token=hub.token(complete))
+        async for next_change in subscription.changes():
+            if next_change is not None:
+                yield _with_token(kind, shown(next_change.message), hub.token(next_change.revision))
+            else:  # no change waits, so all up to now were delivered
+                yield kind(bookmark=Bookmark(), resume_token=hub.token(hub.revision))
+
+
+def _with_token(kind: type[Response], shared: Response, token: str) -> Response:
+    """A copy of a response that watchers share, with a token."""
+    response = kind()
+    response.CopyFrom(shared)
+    response.resume_token = token
+    return response

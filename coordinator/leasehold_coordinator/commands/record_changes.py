@@ -1,0 +1,85 @@
+"""Changes of records that no worker takes part in: labels, annotations and deletions."""
+
+import logging
+from typing import final
+
+from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest, DeleteWorkerResponse
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import (
+    DeleteWorkloadRequest,
+    DeleteWorkloadResponse,
+    UpdateWorkloadRequest,
+)
+
+from leasehold_coordinator.commands.decisions import Decisions
+from leasehold_coordinator.core.workload_metadata import check_etag, updated
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.shielding import finish
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class RecordChanges:
+    """Changes records one at a time, and never beside the creation of a command.
+
+    A change that has begun is finished, also if its caller leaves.
+    """
+
+    def __init__(self, fleet: Fleet, decisions: Decisions) -> None:
+        self._fleet = fleet
+        self._decisions = decisions
+
+    async def update_workload(self, request: UpdateWorkloadRequest) -> Workload:
+        """Changes labels and annotations of a workload, and returns the workload.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT, ETAG_MISMATCH or STORAGE_UNAVAILABLE.
+        """
+
+        async def update() -> Workload:
+            async with self._decisions.alone():
+                known = await self._fleet.reader.find_workload(request.workload.workload_id)
+                check_etag(known, request.workload.etag)
+                mask = request.update_mask if request.HasField("update_mask") else None
+                workload = updated(known, request.workload, mask)
+                if workload != known:
+                    await self._fleet.update_workload(workload)
+                return workload
+
+        return await finish(update())
+
+    async def delete_workload(self, request: DeleteWorkloadRequest) -> DeleteWorkloadResponse:
+        """Deletes the record of a workload that has ended, and of its commands.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD, ETAG_MISMATCH, WRONG_STATE, WORKLOAD_BUSY or STORAGE_UNAVAILABLE.
+        """
+
+        async def delete() -> DeleteWorkloadResponse:
+            async with self._decisions.alone():
+                workload = await self._fleet.reader.find_workload(request.workload)
+                check_etag(workload, request.etag)
+                last = self._fleet.reader.view(workload)
+                count = await self._fleet.delete_workload(workload)
+                logger.info("workload %s (%s) was deleted", last.name, last.workload_id)
+                return DeleteWorkloadResponse(workload=last, deleted_command_count=count)
+
+        return await finish(delete())
+
+    async def delete_worker(self, request: DeleteWorkerRequest) -> DeleteWorkerResponse:
+        """Deletes the record of a worker that is not connected, and fails its open workloads and commands.
+
+        Raises:
+            FleetError: UNKNOWN_WORKER, WORKER_CONNECTED or STORAGE_UNAVAILABLE.
+        """
+
+        async def delete() -> DeleteWorkerResponse:
+            async with self._decisions.alone():
+                known = self._fleet.registry.find(request.worker)
+                last = self._fleet.reader.worker(known)
+                failed = await self._fleet.delete_worker(known)
+                logger.info("worker %s (%s) was deleted", last.name, last.worker_id)
+                return DeleteWorkerResponse(worker=last, failed_workload_ids=failed)
+
+        return await finish(delete())

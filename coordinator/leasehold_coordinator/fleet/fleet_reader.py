@@ -1,0 +1,151 @@
+"""What is known of the fleet, for readers: workers, workloads and commands, in memory and in the store."""
+
+import time
+from collections import Counter
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2, worker_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import WatchCommandsResponse
+from leasehold.v1.event_service_pb2 import WatchEventsResponse
+from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
+
+from leasehold_coordinator.core.client_views import gpu_views, worker_view, workload_view
+from leasehold_coordinator.core.command_ledger import CommandLedger
+from leasehold_coordinator.core.known_worker import KnownWorker
+from leasehold_coordinator.core.worker_registry import Registry
+from leasehold_coordinator.errors import LONG_AWAY_RETRY_S, FleetError
+from leasehold_coordinator.fleet.change_hub import Hub
+from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
+from leasehold_coordinator.fleet.recent_commands import RecentCommands
+from leasehold_coordinator.fleet.session import Session
+from leasehold_coordinator.storage.store import Store
+
+NAMED_LIMIT: Final = 8
+"""Most ids that a refusal lists."""
+
+
+LONG_AWAY: Final = ("LOST", "DISCONNECTED", "unknown")
+"""States of a worker that does not come back by itself."""
+
+
+@final
+class FleetReader:
+    """The read model of the fleet. Only :class:`~leasehold_coordinator.fleet.fleet.Fleet` changes workloads.
+
+    Everything here runs on the event loop's thread.
+
+    Args:
+        store: The store.
+        load_interval_s: Time between two loads of a worker, in a small fleet.
+    """
+
+    def __init__(self, store: Store, load_interval_s: float) -> None:
+        self.store = store
+        self.registry = Registry(load_interval_s, time.monotonic())
+        self.sessions: dict[str, Session] = {}
+        """Live sessions by worker id."""
+        self.workloads = LiveWorkloads()
+        self.ledger = CommandLedger()
+        """Unfinished commands."""
+        self.recent = RecentCommands()
+        self.output_readers: Counter[str] = Counter()
+        """Number of readers of output, by worker id."""
+        self.fleet_hub: Hub[WatchFleetResponse] = Hub()
+        """Workers by id, and GPUs by UUID."""
+        self.workload_hub: Hub[WatchWorkloadsResponse] = Hub()
+        self.command_hub: Hub[WatchCommandsResponse] = Hub()
+        self.event_hub: Hub[WatchEventsResponse] = Hub()
+
+    def worker(self, known: KnownWorker) -> Worker:
+        """A worker as clients see it."""
+        return worker_view(known, self.registry.state(known, time.monotonic()))
+
+    def gpus(self, known: KnownWorker) -> list[FleetGpu]:
+        """A worker's GPUs with the names of their holders."""
+        found = list(gpu_views(known))
+        for gpu in found:
+            holder = self.workloads.get(gpu.lease.workload_id)
+            if holder is not None:
+                gpu.workload_name = holder.name
+        return found
+
+    def view(self, workload: Workload) -> Workload:
+        """A workload as clients see it."""
+        known = self.registry.get(workload.worker_id)
+        in_contact = self.is_in_contact(workload.worker_id)
+        return workload_view(workload, in_contact=in_contact, seen=known.last_seen_time if known else None)
+
+    def is_current(self, session: Session) -> bool:
+        """Whether a session is live: neither ended nor superseded."""
+        return self.sessions.get(session.hello.worker_id) is session
+
+    def is_in_contact(self, worker_id: str) -> bool:
+        """Whether the worker has a session whose loads come in time."""
+        known = self.registry.get(worker_id)
+        return (
+            known is not None
+            and worker_id in self.sessions
+            and self.registry.state(known, time.monotonic()) == worker_pb2.WORKER_STATE_CONNECTED
+        )
+
+    def holders(self, known: KnownWorker) -> list[Workload]:
+        """The workloads that hold GPUs of a worker, as it last reported, oldest first."""
+        holder_ids = {lease.workload_id for lease in known.leases}
+        found = [self.workloads[holder_id] for holder_id in holder_ids if holder_id in self.workloads]
+        return sorted(found, key=lambda found: (found.create_time.ToNanoseconds(), found.workload_id))
+
+    def contact(self, worker_id: str) -> Session:
+        """The session of a worker that is in contact.
+
+        Raises:
+            FleetError: WORKER_UNAVAILABLE.
+        """
+        if self.is_in_contact(worker_id):
+            return self.sessions[worker_id]
+        known = self.registry.get(worker_id)
+        name = known.hello.name if known else worker_id
+        state = worker_pb2.WorkerState.Name(self.worker(known).state)[13:] if known else "unknown"
+        raise FleetError(
+            errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+            f"worker {name} is {state}: start it again, or wait until it is connected",
+            retry_after_s=LONG_AWAY_RETRY_S if state in LONG_AWAY else None,
+            worker=name,
+        )
+
+    async def find_workload(self, id_or_name: str) -> Workload:
+        """The workload with this id, or the newest with this name.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD, no workload fits, or several unfinished ones have the name. Workers
+                choose names without asking the coordinator.
+        """
+        live = self.workloads.get(id_or_name)
+        if live is None:
+            named = self.workloads.named(id_or_name)
+            if len(named) > 1:
+                ids = sorted(workload.workload_id for workload in named)
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+                    f"{len(named)} workloads that have not ended are named {id_or_name!r}: "
+                    f"give an id, one of {', '.join(ids[:NAMED_LIMIT])}",
+                    field="workload",
+                )
+            live = named[0] if named else None
+        found = live or await self.store.find_workload(id_or_name)
+        if found is None:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
+                f"no workload has the id or name {id_or_name!r}: `leasehold get workloads` lists them",
+                field="workload",
+            )
+        return found
+
+    async def find_command(self, command_id: str) -> Command | None:
+        """The command with this id as last stored. A step that is not on disk yet is not shown."""
+        stored = self.ledger.on_disk.get(command_id)
+        found = stored.command if stored is not None else self.recent.get(command_id)
+        return found if found is not None else await self.store.find_command(command_id)

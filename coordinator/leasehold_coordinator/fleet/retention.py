@@ -1,0 +1,74 @@
+"""Deletes history: events, and commands and workloads that have ended."""
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from leasehold.v1.command_service_pb2 import WatchCommandsResponse
+from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
+
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.rows import OldRows, clock_row
+from leasehold_coordinator.storage.statements import DELETE_LIMIT
+from leasehold_coordinator.storage.store import ANY_AGE_S
+
+logger = logging.getLogger(__name__)
+
+HISTORY_LIMIT_BYTES: Final = 8 * 2**30
+"""Size of a SQLite store from which on ended workloads, ended commands and events are deleted at any age."""
+
+PRUNE_ROUNDS: Final = 20
+"""Most deletions by which one call of :meth:`Fleet.prune` shrinks a store that is too large."""
+
+
+async def prune(reader: FleetReader, retention_s: float) -> None:
+    """Deletes events, ended commands and ended workloads that are older than the retention.
+
+    Age counts only time in which the store was served. If the store is too large, the oldest rows of the
+    largest table are deleted at any age: a peer may fill the store faster than rows grow old. The choice
+    of the largest table keeps a flood of events from deleting commands.
+    """
+    tables, store = (schema.commands, schema.workloads, schema.events), reader.store
+    await _delete(reader, *(OldRows(table, retention_s) for table in (*tables, schema.deletions)))
+    used_bytes = await store.used_bytes()
+    if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
+        return
+    logger.warning(
+        "the store has %d bytes, above its limit of %d: deleting the oldest of the most numerous among "
+        "events, ended commands and ended workloads",
+        used_bytes,
+        HISTORY_LIMIT_BYTES,
+    )
+    counts = dict(zip(tables, await store.ended_counts(tables), strict=True))
+    for _ in range(PRUNE_ROUNDS):
+        largest = max(tables, key=lambda table: counts[table])
+        await _delete(reader, OldRows(largest, ANY_AGE_S))
+        counts[largest] -= DELETE_LIMIT
+        before_bytes, used_bytes = used_bytes, await store.used_bytes()
+        if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES or used_bytes == before_bytes:
+            return
+
+
+async def _delete(reader: FleetReader, *old: OldRows) -> None:
+    """Deletes rows, and then tells watchers which."""
+    await reader.store.write(clock_row(), *old)
+    for rows in old:
+        if rows.table is schema.commands:
+            publish_deleted_commands(reader, rows.deleted)
+        elif rows.table is schema.workloads:
+            publish_deleted_workloads(reader, rows.deleted)
+
+
+def publish_deleted_commands(reader: FleetReader, command_ids: Iterable[str]) -> None:
+    """Tells watchers of commands that are not in the store any more, and drops them from memory."""
+    for command_id in command_ids:
+        reader.recent.discard(command_id)
+        reader.command_hub.publish(command_id, WatchCommandsResponse(deleted_command_id=command_id))
+
+
+def publish_deleted_workloads(reader: FleetReader, workload_ids: Iterable[str]) -> None:
+    """Tells watchers of workloads that are not in the store any more."""
+    for workload_id in workload_ids:
+        response = WatchWorkloadsResponse(deleted_workload_id=workload_id)
+        reader.workload_hub.publish(workload_id, response)

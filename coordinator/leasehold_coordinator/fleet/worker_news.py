@@ -1,0 +1,119 @@
+"""What watchers and events are told of workers and their GPUs."""
+
+import logging
+import time
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2, worker_pb2
+from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
+from leasehold.v1.worker_pb2 import WorkerState
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import Hello
+
+from leasehold_coordinator.core.gpu_conditions import Conditions, against, changes
+from leasehold_coordinator.core.known_worker import KnownWorker
+from leasehold_coordinator.core.worker_registry import LOST_MIN_S
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.event_log import Events
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
+
+logger = logging.getLogger(__name__)
+
+SILENT: Final = (worker_pb2.WORKER_STATE_STALE, worker_pb2.WORKER_STATE_LOST)
+
+
+@final
+class WorkerNews:
+    """Publishes workers and GPUs, and their deletions."""
+
+    def __init__(self, reader: FleetReader, events: Events) -> None:
+        self._reader = reader
+        self._events = events
+        self._published_states: dict[str, WorkerState.ValueType] = {}
+        self._published_hellos: dict[str, Hello] = {}
+        """The hello at the last publication, by worker id. Reveals removed GPUs."""
+        self._told_conditions: dict[str, Conditions] = {}
+        """The published conditions, by worker id. A restart of the coordinator publishes all again."""
+
+    def publish(self, known: KnownWorker) -> None:
+        """Publishes a worker and its GPUs to watchers."""
+        worker, gpus = self._reader.worker(known), self._reader.gpus(known)
+        if known.reported:
+            self._publish_gone_gpus(worker.worker_id, known.hello)
+        if self._published_states.get(worker.worker_id) != worker.state:
+            self._events.worker(known, worker.state)
+        self._published_states[worker.worker_id] = worker.state
+        self._tell_conditions(known)
+        self._reader.fleet_hub.publish(worker.worker_id, WatchFleetResponse(worker=worker))
+        for gpu in gpus:
+            self._reader.fleet_hub.publish(gpu.gpu.uuid, WatchFleetResponse(gpu=gpu))
+
+    def publish_deleted(self, known: KnownWorker) -> None:
+        """Tells watchers and events of a worker that the registry does not have any more."""
+        worker_id = known.hello.worker_id
+        self._publish_gone_gpus(worker_id, Hello())
+        self._published_hellos.pop(worker_id, None)
+        self._published_states.pop(worker_id, None)
+        self._told_conditions.pop(worker_id, None)
+        self._events.worker_deleted(known)
+        self._reader.fleet_hub.publish(worker_id, WatchFleetResponse(deleted_worker_id=worker_id))
+
+    def _publish_gone_gpus(self, worker_id: str, hello: Hello) -> None:
+        """Tells watchers of GPUs that a worker had and that no worker has any more."""
+        before = self._published_hellos.get(worker_id)
+        if before is hello:
+            return
+        self._published_hellos[worker_id] = hello
+        if before is None:
+            return
+        left = {gpu.uuid for gpu in before.gpus} - {gpu.uuid for gpu in hello.gpus}
+        for uuid in sorted(left):
+            if self._reader.registry.owner(uuid) is None:
+                self._reader.fleet_hub.publish(uuid, WatchFleetResponse(deleted_gpu_uuid=uuid))
+
+    def _tell_conditions(self, known: KnownWorker) -> None:
+        worker_id, now = known.hello.worker_id, known.conditions
+        slots = {gpu.uuid: gpu.slot for gpu in known.hello.gpus}
+        for change in changes(self._told_conditions.get(worker_id, Conditions()), now):
+            if change.gpu is None:
+                self._events.condition(known, change)
+                continue
+            slot = slots.get(change.gpu.gpu_uuid, change.gpu.slot)
+            self._events.condition(known, change, slot, self._reader.workloads.get(change.gpu.workload_id))
+        self._told_conditions.pop(worker_id, None)
+        if (told := against(now)) is not None:
+            self._told_conditions[worker_id] = told
+
+    def publish_silent_workers(self) -> None:
+        """Publishes workers whose state has changed only by the passing of time."""
+        now, registry = time.monotonic(), self._reader.registry
+        for known in registry:
+            worker_id, state = known.hello.worker_id, registry.state(known, now)
+            if self._published_states.get(worker_id) != state:
+                logger.info("worker %s is %s", known.hello.name, WorkerState.Name(state))
+                self._published_states[worker_id] = state
+                if state in SILENT:
+                    registry.note_silence(known)
+                self._events.worker(known, state)
+                response = WatchFleetResponse(worker=self._reader.worker(known))
+                self._reader.fleet_hub.publish(worker_id, response)
+
+    def end_lost_sessions(self) -> None:
+        """Ends the streams of LOST workers: gRPC answers pings also for an agent that hangs.
+
+        Commands of a worker become UNKNOWN only once the worker has no stream.
+        """
+        now = time.monotonic()
+        for session in self._reader.sessions.values():
+            if (known := session.known) is None or now - known.last_seen < LOST_MIN_S:
+                continue  # the common case: this runs twice per second for each worker
+            if self._reader.registry.state(known, now) == worker_pb2.WORKER_STATE_LOST:
+                silent_s = now - known.last_seen
+                session.end(
+                    session_pb2.GOODBYE_REASON_UNSPECIFIED,
+                    FleetError(
+                        errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
+                        f"worker {session.hello.name} sent nothing for {silent_s:.0f} s: connect again",
+                        worker=session.hello.name,
+                    ),
+                )

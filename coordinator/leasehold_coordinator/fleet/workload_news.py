@@ -1,0 +1,119 @@
+"""What the reports of a worker change of the known workloads."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from leasehold.v1 import errors_pb2
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_coordinator.core.hello_rules import WORKLOAD_LIMIT, check_workload
+from leasehold_coordinator.core.operation_rules import creates_workload
+from leasehold_coordinator.core.workload_reports import failed, is_presumed, registered, reported_again
+from leasehold_coordinator.core.workload_states import is_ended
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.session import Session
+from leasehold_coordinator.timestamps import now_timestamp
+
+logger = logging.getLogger(__name__)
+
+GONE: Final = FleetError(
+    errors_pb2.ERROR_REASON_INTERRUPTED,
+    "the worker restarted and has lost the workload: look for its processes on the host, then run it again",
+    concluded_by="coordinator",
+)
+"""The error of a workload that a worker's hello lacks. The end is only presumed: see :func:`is_presumed`."""
+
+
+async def find_ended(reader: FleetReader, reports: Sequence[Workload]) -> dict[str, Workload | None]:
+    """The records of reported workloads that have ended, by id. None: it was deleted.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION, a report is invalid. STORAGE_UNAVAILABLE.
+    """
+    for reported in reports:
+        check_workload(reported)
+    unknown = [one.workload_id for one in reports if one.workload_id not in reader.workloads]
+    if not unknown:
+        return {}
+    deleted = dict.fromkeys(await reader.store.find_deletions(unknown))
+    return deleted | {one.workload_id: one for one in await reader.store.find_workloads(unknown)}
+
+
+def news(
+    reader: FleetReader,
+    reports: Sequence[Workload],
+    over: Mapping[str, Workload | None],
+    session: Session,
+    *,
+    is_complete: bool = False,
+) -> list[Workload]:
+    """The new records of workloads that a worker's reports change. The caller saves them.
+
+    Args:
+        reader: What is known.
+        reports: The workloads.
+        over: The result of :func:`find_ended`.
+        session: The session that they came on.
+        is_complete: Whether the worker has no others: those that it lacks have failed.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION, the worker has too many unfinished workloads.
+    """
+    worker_id, now = session.hello.worker_id, now_timestamp()
+    changed: list[Workload] = []
+    new = 0
+    for reported in reports:
+        known = reader.workloads.get(reported.workload_id)
+        owner = known or over.get(reported.workload_id)
+        if owner is not None and owner.worker_id != worker_id:
+            logger.warning("worker %s reported %s of another worker", worker_id, owner.workload_id)
+        elif known is not None:
+            if reported.status.generation > known.status.generation:
+                changed.append(reported_again(known, reported))
+        elif owner is None and _is_name_elsewhere(reader, reported.workload_id, worker_id):
+            # Requests find ids before names: a request for the other workload would reach this one.
+            logger.warning(
+                "worker %s reported the id %s, which is the name of another worker's workload",
+                worker_id,
+                reported.workload_id,
+            )
+        elif owner is None and reported.workload_id in over and is_ended(reported.status.state):
+            continue  # a client deleted it
+        elif owner is None:
+            changed.append(registered(reported, worker_id, now))
+            new += not is_ended(reported.status.state)
+        elif is_presumed(owner) and not is_presumed(reported):
+            logger.warning("workload %s had not ended: its worker reported it again", owner.workload_id)
+            changed.append(reported_again(owner, reported))
+    if (
+        new
+        and (count := len(reader.workloads.of_worker(worker_id)) + new) > WORKLOAD_LIMIT
+        and not is_complete
+    ):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+            f"{count} workloads that have not ended are too many for one worker: the limit is "
+            f"{WORKLOAD_LIMIT}",
+            field="workload",
+        )
+    if is_complete:
+        reported_ids = {one.workload_id for one in reports}
+        changed += [
+            failed(workload, GONE.to_proto(), now)
+            for workload in reader.workloads.of_worker(worker_id)
+            if workload.workload_id not in reported_ids and not _is_being_started(reader, workload)
+        ]
+    return changed
+
+
+def _is_name_elsewhere(reader: FleetReader, name: str, worker_id: str) -> bool:
+    return any(one.worker_id != worker_id for one in reader.workloads.named(name))
+
+
+def _is_being_started(reader: FleetReader, workload: Workload) -> bool:
+    return any(
+        creates_workload(stored.command.operation)
+        for stored in reader.ledger.of_workload(workload.workload_id)
+    )

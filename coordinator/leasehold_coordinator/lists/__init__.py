@@ -1,0 +1,1 @@
+"""Lists of the API: filters, orders and pages. Pure."""

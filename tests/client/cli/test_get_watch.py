@@ -1,0 +1,73 @@
+"""``leasehold get --watch``: one line per entry, change and deletion."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from leasehold.v1.command_pb2 import COMMAND_STATE_RUNNING
+from leasehold.v1.command_service_pb2 import WatchCommandsRequest, WatchCommandsResponse
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.event_service_pb2 import WatchEventsRequest, WatchEventsResponse
+from leasehold.v1.fleet_service_pb2 import WatchFleetRequest, WatchFleetResponse
+from leasehold.v1.watch_pb2 import Bookmark
+from leasehold.v1.worker_pb2 import WORKER_STATE_CONNECTED, Worker
+from leasehold.v1.workload_service_pb2 import WatchWorkloadsRequest, WatchWorkloadsResponse
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import GPUS, ScriptedCoordinator, command, workload
+
+BOOKMARK = Bookmark(snapshot_end=True)
+
+
+@pytest.fixture
+def watched(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
+    """Watches of a few changes, which then end."""
+
+    def fleet(request: WatchFleetRequest, _: object) -> Iterator[WatchFleetResponse]:
+        yield WatchFleetResponse(worker=Worker(name="alpha", state=WORKER_STATE_CONNECTED))
+        yield WatchFleetResponse(gpu=GPUS[0])
+        yield WatchFleetResponse(bookmark=BOOKMARK)
+        yield WatchFleetResponse(deleted_gpu_uuid="GPU-1")
+        yield WatchFleetResponse(deleted_worker_id="w-1")
+
+    def workloads(request: WatchWorkloadsRequest, _: object) -> Iterator[WatchWorkloadsResponse]:
+        yield WatchWorkloadsResponse(workload=workload())
+        yield WatchWorkloadsResponse(bookmark=BOOKMARK)
+        yield WatchWorkloadsResponse(deleted_workload_id="id-of-one")
+
+    def commands(request: WatchCommandsRequest, _: object) -> Iterator[WatchCommandsResponse]:
+        yield WatchCommandsResponse(command=command(COMMAND_STATE_RUNNING))
+
+    def events(request: WatchEventsRequest, _: object) -> Iterator[WatchEventsResponse]:
+        yield WatchEventsResponse(event=Event(message="worker\nalpha is in contact"))
+
+    scripted.answers |= {
+        "WatchFleet": fleet,
+        "WatchWorkloads": workloads,
+        "WatchCommands": commands,
+        "WatchEvents": events,
+    }
+    return scripted
+
+
+def test_each_change_is_a_line(leasehold: CommandLine, watched: ScriptedCoordinator) -> None:
+    assert leasehold("get", "workers", "--watch").stdout == "alpha CONNECTED\nw-1 deleted\n"
+    gpu, deleted = leasehold("get", "gpus", "-w").stdout.splitlines()
+    assert gpu.startswith("alpha/0 ")
+    assert deleted == "GPU-1 deleted"
+    assert leasehold("get", "workloads", "-w").stdout == "one RUNNING\nid-of-one deleted\n"
+    assert leasehold("get", "commands", "-w").stdout.startswith("c-1 suspend RUNNING")
+    [event] = leasehold("get", "events", "-w").stdout.splitlines()
+    assert event.endswith("alpha is in contact")
+    lines = leasehold("get", "workloads", "-w", "-o", "json").stdout.splitlines()
+    assert json.loads(lines[0])["workload"]["name"] == "one"
+    assert json.loads(lines[1]) == {"deleted_workload_id": "id-of-one"}
+
+
+@pytest.mark.parametrize("arguments", ["checkpoints", "gpus alpha/0", "workers alpha"])
+def test_what_can_not_be_watched_is_a_usage_error(
+    leasehold: CommandLine, watched: ScriptedCoordinator, arguments: str
+) -> None:
+    done = leasehold("get", *arguments.split(), "--watch")
+    assert (done.code, done.stdout) == (2, "")
+    assert "--watch" in done.stderr

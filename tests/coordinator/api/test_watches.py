@@ -1,0 +1,428 @@
+"""Watches: a snapshot, then changes and deletions, with tokens to resume from, and never an older state."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import grpc
+import pytest
+from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
+from leasehold.v1.command_service_pb2 import WatchCommandsRequest, WatchCommandsResponse
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.event_service_pb2 import ListEventsRequest, WatchEventsRequest
+from leasehold.v1.event_service_pb2_grpc import EventServiceStub
+from leasehold.v1.fleet_service_pb2 import (
+    DeleteWorkerRequest,
+    GetGpuRequest,
+    ListGpusRequest,
+    WatchFleetRequest,
+    WatchFleetResponse,
+)
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_pb2 import WORKER_STATE_DISCONNECTED
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold.v1.workload_service_pb2 import (
+    DeleteWorkloadRequest,
+    UpdateWorkloadRequest,
+    WatchWorkloadsRequest,
+    WatchWorkloadsResponse,
+)
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkerLoad, WorkloadEvent
+from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.api.watch_stream import watch
+from leasehold_coordinator.api.workload_service import WorkloadService
+from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.fleet.change_hub import Hub
+from leasehold_coordinator.fleet.retention import prune
+from leasehold_coordinator.storage import schema
+
+from tests.coordinator.api.test_command_service import ended, refusal, reported, start, suspend
+from tests.coordinator.bench import Bench, on_bench, workload
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.stories.test_lifecycle import until
+from tests.coordinator.stories.test_newcomers import alpha_state
+
+RUNNING, SUSPENDED, EXITED = (
+    workload_pb2.WORKLOAD_STATE_RUNNING,
+    workload_pb2.WORKLOAD_STATE_SUSPENDED,
+    workload_pb2.WORKLOAD_STATE_EXITED,
+)
+CPU = WorkloadSpec(arguments=["program"])
+
+Response = TypeVar(
+    "Response", WatchFleetResponse, WatchWorkloadsResponse, WatchCommandsResponse, WatchWorkloadsResponse
+)
+
+
+def snapshot(responses: Iterable[Response]) -> list[Response]:
+    """The responses up to the end of the snapshot. Only the last one has a token."""
+    found = []
+    for response in responses:
+        found.append(response)
+        assert bool(response.resume_token) == response.bookmark.snapshot_end
+        if response.bookmark.snapshot_end:
+            break
+    return found
+
+
+def leave(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    """A worker says goodbye."""
+    worker.up.put(ConnectRequest(goodbye=Goodbye()))
+    worker.wait_end()
+    until(lambda: alpha_state(coordinator) == WORKER_STATE_DISCONNECTED)
+
+
+def test_a_gpu_that_is_gone_is_a_deletion_also_for_a_watch_that_is_resumed(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    watching = coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=20)
+    token = snapshot(watching)[-1].resume_token
+    worker.up.put(ConnectRequest(hello=make_hello(gpu_count=1)))
+    for again in (watching, coordinator.fleet.WatchFleet(WatchFleetRequest(resume_token=token), timeout=20)):
+        assert next(again).deleted_gpu_uuid == "GPU-alpha-1"
+        assert next(again).worker.gpu_count == 1
+        assert next(again).gpu.gpu.uuid == "GPU-alpha-0"
+        again.cancel()
+    assert len(coordinator.fleet.ListGpus(ListGpusRequest()).gpus) == 1
+
+
+def deletions(responses: Iterable[WatchFleetResponse], last: str) -> list[str]:
+    """What is deleted, up to the last one."""
+    gone: list[str] = []
+    for response in responses:
+        gone += [one for one in (response.deleted_gpu_uuid, response.deleted_worker_id) if one]
+        if last in gone:
+            break
+    return gone
+
+
+def test_a_deleted_worker_goes_with_its_gpus(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    watching = coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=20)
+    token = snapshot(watching)[-1].resume_token
+    leave(coordinator, worker)
+    coordinator.fleet.DeleteWorker(DeleteWorkerRequest(worker="alpha"))
+    for again in (watching, coordinator.fleet.WatchFleet(WatchFleetRequest(resume_token=token), timeout=20)):
+        assert deletions(again, "worker-alpha") == ["GPU-alpha-0", "GPU-alpha-1", "worker-alpha"]
+        again.cancel()
+    left = snapshot(coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=20))
+    assert [response.WhichOneof("change") for response in left] == ["bookmark"]
+
+
+def test_a_gpu_that_another_worker_has_now_is_not_deleted(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    leave(coordinator, worker)
+    watching = coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=20)
+    snapshot(watching)
+    taker = make_hello("beta", gpu_count=1)
+    taker.gpus[0].uuid = taker.gpu_leases[0].gpu_uuid = "GPU-alpha-0"
+    coordinator.connect(taker).welcome()
+    coordinator.fleet.DeleteWorker(DeleteWorkerRequest(worker="alpha"))
+    assert deletions(watching, "worker-alpha") == ["GPU-alpha-1", "worker-alpha"]
+    watching.cancel()
+    left = snapshot(coordinator.fleet.WatchFleet(WatchFleetRequest(), timeout=20))
+    assert [response.gpu.worker_name for response in left if response.HasField("gpu")] == ["beta"]
+
+
+def test_a_slow_reader_of_the_fleet_never_gets_an_older_state_after_a_newer_one(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    """The snapshot is larger than what gRPC keeps for a reader, so its end is read late."""
+    labels = {f"label-{number}": "x" * 200 for number in range(120)}
+    for number in range(20):
+        coordinator.connect(make_hello(f"a{number:02}", gpu_count=0, labels=labels)).welcome()
+    late = coordinator.connect(make_hello("zulu", gpu_count=1))
+    late.welcome()
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384)]
+    channel = grpc.insecure_channel(coordinator.address, options=options)
+    watching = FleetServiceStub(channel).WatchFleet(WatchFleetRequest(), timeout=60)
+    next(watching)
+    for sequence in range(1, 21):
+        lease = GpuLease(
+            gpu_uuid="GPU-zulu-0", state=lease_pb2.SLOT_STATE_LEASED, workload_id=f"w-{sequence:02}"
+        )
+        late.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=sequence, gpu_leases=[lease])))
+    gpu = GetGpuRequest(uuid="GPU-zulu-0")
+    until(lambda: coordinator.fleet.GetGpu(gpu).gpu.lease.workload_id == "w-20")
+    holders: list[str] = []
+    for response in watching:
+        if response.gpu.gpu.uuid == "GPU-zulu-0":
+            holders.append(response.gpu.lease.workload_id)
+        if response.bookmark.snapshot_end:
+            break
+    assert holders == sorted(holders)
+    assert holders[-1] == "w-20"
+    resumed = coordinator.fleet.WatchFleet(WatchFleetRequest(resume_token=response.resume_token), timeout=20)
+    late.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=21)))
+    change = next(one for one in resumed if one.worker.name == "zulu" or one.gpu.gpu.uuid == "GPU-zulu-0")
+    assert change.worker.name == "zulu", "no state of the GPU from before the token comes again"
+    watching.cancel()
+    resumed.cancel()
+    channel.close()
+
+
+async def read(responses: AsyncGenerator[Response], count: int) -> list[Response]:
+    async with asyncio.timeout(20):
+        return [await anext(responses) for _ in range(count)]
+
+
+def test_changes_that_come_while_a_snapshot_is_read_are_sent_before_its_end() -> None:
+    async def scenario() -> None:
+        hub: Hub[WatchWorkloadsResponse] = Hub()
+        state = {"a": 1, "b": 1, "c": 1}
+
+        def shown(key: str) -> WatchWorkloadsResponse:
+            found = WatchWorkloadsResponse(workload=Workload(workload_id=key))
+            found.workload.status.generation = state[key]
+            return found
+
+        def change(key: str) -> None:
+            state[key] += 1
+            hub.publish(key, shown(key))
+
+        entries = ([(key, shown(key))] for key in ("a", "b"))
+        responses = watch(hub, WatchWorkloadsResponse, "", entries)
+        [first] = await read(responses, 1)
+        for key in ("b", "a", "c", "b"):
+            change(key)
+        hub.publish("d", WatchWorkloadsResponse(deleted_workload_id="d"))
+        rest = await read(responses, 5)
+        told = [(one.workload.workload_id, one.workload.status.generation) for one in (first, *rest)]
+        assert told == [("a", 1), ("b", 3), ("a", 2), ("c", 2), ("", 0), ("", 0)]
+        assert rest[-2].deleted_workload_id == "d"
+        assert rest[-1].bookmark.snapshot_end
+        assert hub.since(rest[-1].resume_token) == []
+        await responses.aclose()
+
+    asyncio.run(scenario())
+
+
+def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
+    requests = CommandCreation(bench.fleet, bench.dispatcher)
+    reader = bench.fleet.reader
+    service = WorkloadService(
+        reader, requests, RecordChanges(bench.fleet, requests.decisions), Plans(reader, bench.dispatcher)
+    )
+    watching = service.WatchWorkloads(WatchWorkloadsRequest(workload=wanted), cast("Context", None))
+    return cast("AsyncGenerator[WatchWorkloadsResponse]", watching)
+
+
+def test_a_workload_is_shown_as_it_is_on_disk_and_never_goes_back(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.fleet.save_workload(workload(RUNNING, 1))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            writes = bench.hold_writes(monkeypatch, schema.workloads)
+            saving = [
+                asyncio.create_task(bench.fleet.apply_workload(workload(state, generation), bench.session))
+                for state, generation in ((SUSPENDED, 2), (RUNNING, 3), (EXITED, 4))
+            ]
+            await writes.reached.wait()
+            responses = watch_workloads(bench)
+            told = await read(responses, 2)
+            writes.opened.set()
+            await asyncio.gather(*saving)
+        told += await read(responses, 3)
+        assert [one.workload.status.generation for one in told] == [1, 0, 2, 3, 4]
+        await responses.aclose()
+        responses = watch_workloads(bench)
+        assert (await read(responses, 1))[0].bookmark.snapshot_end
+        await responses.aclose()
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_workload_that_changes_while_the_store_is_read_is_shown_as_it_is_now(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.fleet.save_workload(workload(EXITED, 2))
+        find_now = bench.store.find_workload
+        later = [workload(EXITED, 3)]
+
+        async def find(id_or_name: str) -> Workload | None:
+            found = await find_now(id_or_name)
+            if later:
+                await bench.fleet.save_workload(later.pop())
+            return found
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(bench.store, "find_workload", find)
+            responses = watch_workloads(bench, "w-1")
+            assert [one.workload.status.generation for one in await read(responses, 2)] == [3, 0]
+            await responses.aclose()
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_workload_that_is_being_stored_for_the_first_time_is_not_shown(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            writes = bench.hold_writes(monkeypatch, schema.workloads)
+            saving = asyncio.create_task(bench.fleet.save_workload(workload(RUNNING, 1)))
+            await writes.reached.wait()
+            responses = watch_workloads(bench)
+            assert (await read(responses, 1))[0].bookmark.snapshot_end
+            writes.opened.set()
+            await saving
+        assert (await read(responses, 1))[0].workload.workload_id == "w-1"
+        await responses.aclose()
+
+    on_bench(tmp_path, scenario)
+
+
+def exit_workload(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, running: Workload, generation: int = 2
+) -> None:
+    """The program of a workload ends."""
+    over = reported(running, EXITED, generation)
+    worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=over)))
+    watching = coordinator.workloads.WatchWorkloads(
+        WatchWorkloadsRequest(workload=running.workload_id), timeout=20
+    )
+    while next(watching).workload.status.state != EXITED:
+        pass
+    watching.cancel()
+
+
+def test_commands_are_watched_and_their_deletion_too(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    one, other = (start(coordinator, worker, name, CPU) for name in ("one", "other"))
+    pending = suspend(coordinator, "one")
+    watching = coordinator.commands.WatchCommands(WatchCommandsRequest(), timeout=20)
+    first = snapshot(watching)
+    assert [response.command.command_id for response in first] == [pending.command_id, ""]
+    by_workload = coordinator.commands.WatchCommands(
+        WatchCommandsRequest(worker="alpha", workload="other"), timeout=20
+    )
+    assert len(snapshot(by_workload)) == 1
+    worker.succeed("suspend", reported(one, SUSPENDED, 2))
+    later = suspend(coordinator, "other")
+    revisions = []
+    while True:
+        command = next(watching).command
+        if command.command_id == later.command_id:
+            break
+        assert command.command_id == pending.command_id
+        revisions.append(command.revision)
+    assert revisions == sorted({*revisions})
+    assert command.state in (command_pb2.COMMAND_STATE_DISPATCHED, command_pb2.COMMAND_STATE_PENDING)
+    assert next(by_workload).command.command_id == later.command_id
+    worker.wait(lambda frame: frame.command.command.command_id == later.command_id)
+    worker.update(later.command_id, command_pb2.COMMAND_STATE_SUCCEEDED, reported(other, SUSPENDED, 2))
+    assert ended(coordinator, later.command_id)
+    exit_workload(coordinator, worker, other, generation=3)
+    deleted = coordinator.workloads.DeleteWorkload(DeleteWorkloadRequest(workload="other"))
+    assert deleted.deleted_command_count == 2
+    resumed = coordinator.commands.WatchCommands(
+        WatchCommandsRequest(resume_token=first[-1].resume_token), timeout=20
+    )
+    for responses in (watching, by_workload, resumed):
+        gone = {next(one.deleted_command_id for one in responses if one.deleted_command_id) for _ in "12"}
+        assert later.command_id in gone
+        assert len(gone) == 2
+        responses.cancel()
+
+
+def test_events_are_watched_from_a_bookmark_on(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    stub = EventServiceStub(coordinator.channel)
+    watching = stub.WatchEvents(WatchEventsRequest(), timeout=20)
+    bookmark = next(watching)
+    assert bookmark.bookmark.snapshot_end
+    started = start(coordinator, worker, "one", CPU)
+    beta = coordinator.connect(make_hello("beta"))
+    beta.welcome()
+    of_workload = WatchEventsRequest(resume_token=bookmark.resume_token, workload="one")
+    of_worker = WatchEventsRequest(resume_token=bookmark.resume_token, worker="beta")
+    for request, subject in ((of_workload, started.workload_id), (of_worker, "worker-beta")):
+        events: list[Event] = []
+        responses = stub.WatchEvents(request, timeout=20)
+        count = 3 if request is of_workload else 1
+        while len(events) < count:
+            events.append(next(responses).event)
+        responses.cancel()
+        assert all(subject in (event.workload_id, event.worker_id) for event in events)
+        listed = stub.ListEvents(ListEventsRequest(worker=request.worker, workload=request.workload)).events
+        assert list(reversed(listed))[-count:] == events
+    assert next(watching).event.event_id
+    watching.cancel()
+
+
+def test_a_watch_of_what_is_not_known_is_refused(coordinator: CoordinatorProcess) -> None:
+    events = EventServiceStub(coordinator.channel)
+    for call in (
+        lambda: next(coordinator.commands.WatchCommands(WatchCommandsRequest(resume_token="x.1"))),
+        lambda: next(events.WatchEvents(WatchEventsRequest(resume_token="x.1"))),
+    ):
+        assert refusal(call)[1] == "INVALID_TOKEN"
+    watch_worker: Any = coordinator.commands.WatchCommands(WatchCommandsRequest(worker="x"))
+    assert refusal(lambda: next(watch_worker))[1] == "UNKNOWN_WORKER"
+    watch_workload: Any = events.WatchEvents(WatchEventsRequest(workload="x"))
+    assert refusal(lambda: next(watch_workload))[1] == "UNKNOWN_WORKLOAD"
+
+
+def test_what_retention_deletes_is_told(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        reader = bench.fleet.reader
+        await bench.send()
+        await bench.update(command_pb2.COMMAND_STATE_SUCCEEDED, workload(EXITED, 2))
+        with reader.workload_hub.subscribe("w-1") as workloads, reader.command_hub.subscribe() as commands:
+            await prune(reader, 3600)
+            await prune(reader, -1)
+            deletion = await anext(workloads.changes())
+            assert deletion is not None
+            assert deletion.message.deleted_workload_id == "w-1"
+            gone = await anext(commands.changes())
+            assert gone is not None
+            assert gone.message.deleted_command_id == "c-1"
+        assert await reader.find_command("c-1") is None
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_label_is_a_change_and_a_deleted_workload_is_a_deletion(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    started = start(coordinator, worker, "one", CPU)
+    watching = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(), timeout=20)
+    token = snapshot(watching)[-1].resume_token
+    change = Workload(workload_id="one", labels={"team": "a"})
+    coordinator.workloads.UpdateWorkload(UpdateWorkloadRequest(workload=change))
+    assert dict(next(watching).workload.labels) == {"team": "a"}
+    exit_workload(coordinator, worker, started)
+    coordinator.workloads.DeleteWorkload(DeleteWorkloadRequest(workload="one"))
+    resumed = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(resume_token=token), timeout=20)
+    for responses, expected in ((watching, 2), (resumed, 3)):
+        told = [next(responses) for _ in range(expected)]
+        assert told[-1].deleted_workload_id == started.workload_id
+        assert told[-2].workload.status.state == EXITED
+        responses.cancel()
+
+
+def test_an_entry_that_does_not_match_the_filter_any_more_is_a_deletion(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    started = start(coordinator, worker, "one", CPU)
+    matching, other = (
+        coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(filter=text), timeout=20)
+        for text in ("state = RUNNING", "state = SUSPENDED")
+    )
+    assert len(snapshot(matching)) == 2
+    assert len(snapshot(other)) == 1
+    suspend(coordinator, "one")
+    worker.succeed("suspend", reported(started, SUSPENDED, 2))
+    assert next(matching).deleted_workload_id == started.workload_id
+    assert next(other).workload.status.state == SUSPENDED
+    beta = WatchFleetRequest(filter="name = beta")
+    fleet = coordinator.fleet.WatchFleet(beta, timeout=20)
+    assert len(snapshot(fleet)) == 1
+    coordinator.connect(make_hello("beta", gpu_count=1)).welcome()
+    while next(fleet).worker.name != "beta":
+        pass
+    for responses in (matching, other, fleet):
+        responses.cancel()

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 from leasehold.v1 import errors_pb2, lease_pb2, worker_pb2
 from leasehold.v1.fleet_service_pb2 import GetGpuRequest, GetWorkerRequest, ListGpusRequest, WatchFleetRequest

@@ -29,10 +29,10 @@ def hold_gpus(gpu_uuids: Collection[str]) -> Iterator[None]:
     """Holds the locks of GPUs, all or none, until the context ends.
 
     Raises:
-        StartError: Another worker serves one of them.
+        StartError: Another worker serves one of the GPUs.
     """
     with ExitStack() as locks:
-        # One order for everybody: of two workers that start at once, one gets them all.
+        # Every worker locks in this order. Of two workers that start at once, one gets all locks.
         for gpu_uuid in sorted(gpu_uuids):
             locks.enter_context(_lock(gpu_uuid))
         yield

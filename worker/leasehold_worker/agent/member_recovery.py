@@ -137,10 +137,10 @@ class MemberRecovery:
     ) -> tuple[OperationError | None, str]:
         """Settles an interrupted operation.
 
-        Fully suspended members stay suspended. If only some are suspended, or some are locked, all are made
-        to run, on the side of the operation's goal or back. Members that ran before a remap are made to run
-        even if all are suspended; their workload keeps its old GPUs until they do. The same holds for members
-        that were to become an image, and ran or slept before.
+        If all members are suspended, they stay suspended. If some members are suspended or locked, all members
+        are made to run, on the new or the old GPUs. Members that ran before a remap are made to run even if all
+        are suspended. Their workload keeps its old GPUs until then. Members that were running or sleeping before
+        the dump of an image are made to run too.
 
         Args:
             intent: The last intent of the operation.

@@ -178,7 +178,7 @@ def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) 
     listed = [uuid for uuid, gpu in inventory.usage().items() if pids & gpu.processes.keys()]
     visible = [uuid for uuid in started_with if uuid in inventory.chips]
     gpu_uuids = visible if not listed or set(listed) == set(visible) else listed
-    # A program can change what the kernel shows as its environment, and a coordinator takes no odd name.
+    # A program can change its environment in /proc, and the coordinator refuses invalid names.
     told = variable_of(program.pid, "LEASEHOLD_WORKLOAD")
     name = told if _NAME.fullmatch(told) else workload_id
     unique = tuple(dict.fromkeys(gpu_uuids))

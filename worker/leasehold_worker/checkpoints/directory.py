@@ -121,7 +121,8 @@ class CheckpointDirectory:
 
     def _free_bytes(self) -> int:
         """Free space of the disk, less the reserve and unwritten reservations. May be negative."""
-        unwritten = self._rooms.unwritten_bytes  # before the disk is asked, which has what is written since
+        # Read before the free space: bytes written in between then count twice instead of not at all.
+        unwritten = self._rooms.unwritten_bytes
         volume = self._application_store.disk_space()
         kept_free = max(volume.total_bytes * KEPT_FREE_PERCENT // 100, self._reserve_bytes)
         return volume.available_bytes - kept_free - unwritten
@@ -175,7 +176,7 @@ class CheckpointDirectory:
         for checkpoint_id, workload in tuple(self._expected.items()):
             if workload.state != SUSPENDING:
                 self._expected.pop(checkpoint_id, None)
-        # In this order: what a workload is parked as is known before its state says so.
+        # In this order: a workload records its image before its state becomes suspended.
         return set(self._expected) | {
             parked.checkpoint_id
             for workload in self._workloads.all()

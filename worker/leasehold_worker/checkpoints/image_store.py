@@ -152,7 +152,7 @@ class ImageStore:
                 sync(final_path.parent)
                 sync(self.root)
             except OSError:
-                # Its processes would be ended for what a loss of power may take away.
+                # Otherwise the processes would be killed although a power failure could still destroy the image.
                 final_path.rename(partial.path)
                 raise
         partial.close()

@@ -290,7 +290,7 @@ class Group:
         """The step with a timeout for its bytes, after a check of device memory.
 
         Raises:
-            OperationError: INSUFFICIENT_DEVICE_MEMORY: the driver would wedge the members for ever.
+            OperationError: INSUFFICIENT_DEVICE_MEMORY: the driver would wedge the members forever.
         """
         if step.call not in TRANSFERS or not concerned:
             return step

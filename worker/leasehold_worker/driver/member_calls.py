@@ -286,7 +286,7 @@ async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueTyp
 
 
 async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
-    """Unlocks a LOCKED member once more: its CUDA calls would hang for ever."""
+    """Unlocks a LOCKED member once more: its CUDA calls would hang forever."""
     # The first error is the one that is told.
     with suppress(DriverError, DriverCallUnansweredError, DriverUnavailableError):
         await process.unlock()

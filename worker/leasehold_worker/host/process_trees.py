@@ -136,7 +136,7 @@ def _descend(
     members = below.grow({root.pid} - fences, fences) if alive else set()
     if reaper is not None and reaper.pid != _INIT and _is_in(reaper, stats):
         members |= below.grow({reaper.pid}, fences | members) - {reaper.pid}
-    # Init is given orphans of everybody, so that what is below it says nothing.
+    # Init adopts the orphans of all programs, so a parent that is init proves nothing.
     theirs = below.grow(fences - {_INIT}, members) | fences
     leaders = {other.pid for other in without if other != root and not _is_reused(other, stats)}
     theirs |= below.grow({stat.pid for stat in stats.values() if stat.session_id in leaders}, members)

@@ -35,11 +35,11 @@ class GpuPool:
 
     Args:
         gpus: The GPUs, in slot order.
-        keep: Receives the changed standing of a GPU, and under "" that of the worker.
+        keep: Receives the UUID of a GPU with its changed standing. "" as UUID: the standing of the worker.
         start_number: Number of the worker's starts. So fencing tokens are greater than those of every earlier
             start, independent of the clock.
         keep_hold: Receives the id of a changed hold, and the hold or None at its end.
-        clock: Seconds, which never run backwards.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(

@@ -194,7 +194,7 @@ class LocalSocket:
                 nursery.start_soon(_pump, connection, inner, nursery.cancel_scope)
                 nursery.start_soon(_pump, inner, connection, nursery.cancel_scope)
         finally:
-            # Forgotten before the name is free: whoever took it next would be taken for this peer.
+            # Removed before the address is free. Otherwise its next user would have the identity of this peer.
             self._peers.pop(name, None)
             inner.close()
 

@@ -163,7 +163,7 @@ class OperationHooks:
         workload.note_hooks(workload.hooked or Hooked(context.policy, ()))
         try:
             await runner.down(context)
-        except BaseException:  # it is undone, as far as it could be
+        except BaseException:  # the runner has rolled back the hooks where that was possible
             _forget_if_undone(workload)
             raise
 

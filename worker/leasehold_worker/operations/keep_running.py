@@ -107,7 +107,7 @@ class KeepRunning:
         """The memory that the workload keeps on its GPUs, by GPU.
 
         Raises:
-            OperationError: MEMORY_NOT_FREED: it is more than the limit. The hooks are rolled back.
+            OperationError: MEMORY_NOT_FREED: the kept memory is above the limit. The hooks are rolled back.
         """
         try:
             kept = await self._verification.kept_bytes(target.members, target.home)

@@ -204,7 +204,7 @@ def lock_timeout_s(operation: operation_pb2.SuspendOperation | operation_pb2.Rem
     """Time for submitted work to finish.
 
     Raises:
-        OperationError: INVALID_ARGUMENT; 0 would mean "wait for ever" to the driver.
+        OperationError: INVALID_ARGUMENT; 0 would mean "wait forever" to the driver.
     """
     if not operation.HasField("lock_timeout"):
         return DEFAULT_LOCK_TIMEOUT_S

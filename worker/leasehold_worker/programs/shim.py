@@ -114,7 +114,7 @@ def restore() -> None:
         return accepted
 
     def child_ended(_number: int, _frame: object) -> None:
-        # CRIU can't see this, because it is our child and not CRIU's, and would wait for ever.
+        # The process is a child of the shim, not of CRIU. So CRIU can't see its end and would wait forever.
         if not restored and has_ended(int(pid)):
             raise RestoreError("the process ended while it was being restored")
 

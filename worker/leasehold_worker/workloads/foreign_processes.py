@@ -50,7 +50,7 @@ ENDING_S: Final = 0.05
 LOOK_TIMEOUT_S: Final = 15.0
 TELL_TIMEOUT_S: Final = 4.0
 """Time for reading the facts of processes that NVML does not report. Reading the arguments of a process that
-is stuck in the kernel can take for ever, and so can a directory service that looks up a user's name."""
+is stuck in the kernel can take forever, and so can a directory service that looks up a user's name."""
 
 PROCESSES_LIMIT: Final = 16
 """Foreign processes that are reported per GPU: all of them might not fit into a frame."""
@@ -68,7 +68,7 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
         pid: The process.
         workloads: The workloads; ended ones are ignored.
         marked_id: The workload id that the process was started with, "" for none. None: the call reads it,
-            which can take for ever.
+            which can take forever.
     """
     living = {workload.workload_id: workload for workload in workloads if workload.state not in ENDED}
     return living.get(_holder_id(pid, _holders(living.values()), marked_id))
@@ -154,7 +154,7 @@ class ForeignWatch:
         self._kept_back: dict[str, list[ProcessIdentity]] = {}
         """GPUs that a workload has left and that were not listed since, with the remaining processes."""
         self._telling = trio.CapacityLimiter(1)
-        """Held while all facts of processes are read, and for ever by a thread that hangs."""
+        """Held while all facts of processes are read, and forever by a thread that hangs."""
         self._sorting = trio.CapacityLimiter(1)
         """Held while only facts are read that the kernel gives without waiting."""
 
@@ -267,7 +267,7 @@ class ForeignWatch:
         """Keeps a GPU from other workloads while its processes are unknown.
 
         A GPU whose processes NVML never lists is not kept back if no process of the workload is known to
-        live: that would last for ever.
+        live: that would last forever.
         """
         living = [identity for identity in left if _may_live(identity)]
         if not living and gpu_uuid not in self._listed:
@@ -333,7 +333,7 @@ class _Sorting:
         ours: The workloads, whose processes are not foreign.
         lessees: Id of the workload that leases a GPU, by GPU. Empty: none, and all processes there are
             foreign.
-        fully: Read also the facts that can take for ever: marks, arguments and users' names.
+        fully: Read also the facts that can take forever: marks, arguments and users' names.
     """
 
     usage: Mapping[str, GpuUsage]

@@ -91,7 +91,7 @@ def _require_own_images(path: Path) -> None:
     try:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         require_private(path, "image directory", may_be_roots=True)
-    except OSError as error:  # a volume that is not there now may be there later
+    except OSError as error:  # the volume may be mounted later
         logger.warning("the image directory %s can't be checked: %s", path, error.strerror)
 
 

@@ -193,7 +193,7 @@ class DiskRecovery:
             The error of the command. None: the image is gone.
         """
         if await self._parts.image_checkpoint.find_kept(parked.checkpoint_id) is None:
-            return None  # its processes are all that there is of it
+            return None  # there is no image, so the processes must be kept
         progress = Progress.unheard()
         await self._parts.image_checkpoint.put_back(workload, parked, workload.members, progress)
         return _interrupted(f"workload {workload.name} is suspended as before")

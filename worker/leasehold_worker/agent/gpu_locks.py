@@ -42,7 +42,7 @@ def _lock(gpu_uuid: str) -> socket.socket:
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(_NAME.format(uuid=gpu_uuid))
-        lock.listen(1)  # so that others can ask for our process id
+        lock.listen(1)  # lets other workers read our process id
     except OSError as error:
         lock.close()
         if error.errno != errno.EADDRINUSE:

@@ -119,7 +119,7 @@ class Strays:
                 require_folder_name(folder.name)
                 who = None if folder.name in known else launched(folder)
             except OperationError:
-                continue  # we have started nothing there
+                continue  # no program was started from this folder
             except OSError as error:
                 logger.error(
                     "the record of the program started in %s can't be read: %s", folder, error.strerror
@@ -152,7 +152,7 @@ class Strays:
         workload = self._parts.programs.workload(
             stray.workload_id, stray.name, spec, stray.program, lease, None
         )
-        workload.mark_restored()  # perhaps: nobody knows
+        workload.mark_restored()  # possibly restored: without a journal this is unknown
         self._parts.host_shares.take_back(workload)
         self._parts.exit_monitor.add(workload)
         logger.warning(

@@ -138,7 +138,7 @@ class CheckpointDirectory:
     def _spare_images(self) -> list[StoredItem]:
         """This worker's images that no workload needs."""
         images = self._own_images()
-        in_use = self.in_use()  # asked after them: a new one is expected before it is there
+        in_use = self.in_use()  # read after the images: an image counts as in use before it exists
         return [_kept_image(image) for image in images if image.manifest.image_id not in in_use]
 
     def used_bytes(self) -> int:
@@ -335,7 +335,8 @@ class CheckpointDirectory:
         try:
             self._application_store.delete(checkpoint_id)
         except OperationError as error:
-            if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT:  # else somebody else was quicker
+            # UNKNOWN_CHECKPOINT: another caller has deleted it.
+            if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT:
                 logger.warning("checkpoint %s could not be deleted: %s", checkpoint_id, error.message)
 
     def _tell_damaged(self, found: Iterable[StoredImage | StoredCheckpoint | DamagedCheckpoint]) -> None:

@@ -219,5 +219,5 @@ async def _progress(directory: Path, progress: Callable[[int], None]) -> None:
             with os.scandir(directory) as entries:
                 progress(sum(entry.stat(follow_symlinks=False).st_size for entry in entries))
         except FileNotFoundError:
-            return  # it is final, and has another name
+            return  # the image is complete and has been renamed
         await trio.sleep(PROGRESS_INTERVAL_S)

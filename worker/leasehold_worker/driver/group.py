@@ -147,8 +147,8 @@ class Group:
                     concerned = [o for o in left if next_call(o.standing, self._target(o)) is call]
                     await self._take_back(call, concerned)
                     moved |= {id(outcome) for outcome in concerned}
-                # What the driver said on the way may have been wrong; only who is elsewhere gets more calls,
-                # and who got none.
+                # Errors of earlier calls may have been wrong. Only members in a wrong state, and members
+                # without a call so far, get more calls.
                 left = await self._left_behind(held_up=bool(moved)) if left is self.outcomes else []
             stranded = [o for o in self.outcomes if (o.standing, self._target(o)) == (LOCKED, CHECKPOINTED)]
             await self._take_back(DriverCall.UNLOCK, stranded)

@@ -145,7 +145,7 @@ def _exchange(
 ) -> HttpAnswer:
     try:
         connection.connect()
-        if given_up.is_set():  # nobody waits any more, and what is asked might be done after it was undone
+        if given_up.is_set():  # the call was cancelled: a late request could take effect after the rollback
             raise ConnectionAbortedError("the call was cancelled while it connected")
         connection.request(method, target, body, headers)
         with connection.getresponse() as response:

@@ -16,8 +16,8 @@ and its issues report decides how it is called:
   arbitrary content, and the server's answers are wrong (issues 6367, 19442). So offload requires that
   setting, and discard loads the weights by ``POST /update_weights_from_disk`` with ``{"model_path": …}``.
 * Nothing is freed without ``--enable-memory-saver``.
-* ``GET /get_server_info`` (newer: ``/server_info``) reports these settings, ``model_path`` and the state of the
-  scheduler.
+* ``GET /get_server_info`` (newer: ``/server_info``) reports these settings, ``model_path`` and the state of
+  the scheduler.
 * ``POST /continue_generation`` admits requests again, and does nothing if the server is not paused. Servers
   older than pause_generation answer 404 to both. There a request at the wrong moment can still end the
   scheduler, unless the hook drains.
@@ -73,7 +73,7 @@ async def down(turn: Turn) -> None:
     tags = _tags(turn)
     discards = strategy == eviction_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags
     _require_settings(turn, await _server_info(turn), tags, discards)
-    # First what is under way may end by itself. Then the door is shut: that aborts what came in between.
+    # Running requests may finish first. The pause then aborts requests that came in between.
     await _until_idle(turn)
     await _post_if_offered(turn, "/pause_generation", {"mode": "abort"})
     await _until_idle(turn)
@@ -84,7 +84,7 @@ async def down(turn: Turn) -> None:
     await record.add(_note(turn, f"{RELEASING}{held_bytes or ''}"))
     answer = await _post(turn, "/release_memory_occupation", {"tags": tags})
     if not answer.good:
-        if answer.status < 500:  # refused before it came to the scheduler
+        if answer.status < 500:  # refused before the scheduler saw it
             await _forget_release(turn)
             await record.remove(_note(turn, DROPPED))
         raise _refused(turn, "/release_memory_occupation", answer)
@@ -114,10 +114,10 @@ async def up(turn: Turn) -> None:
 
 
 async def _is_released(turn: Turn) -> bool:
-    """Whether the server has released its memory, by the notes, or else by NVML.
+    """Whether the server has released its memory, according to the record or else to NVML.
 
     Raises:
-        HookFailedError: Both leave it open, or the server does not answer.
+        HookFailedError: Record and NVML do not decide, or the server does not answer.
     """
     record = turn.context.record
     before, after = _held(turn, RELEASING), _held(turn, RELEASED)
@@ -125,7 +125,7 @@ async def _is_released(turn: Turn) -> bool:
         return False
     if record.known and after is not None and _held(turn, RESUMING) is None:
         return True
-    await _server_info(turn)  # whatever it was told before is done now, or will never be
+    await _server_info(turn)  # earlier requests have taken effect by now, or never will
     verdict = _by_memory(_bytes(before), _bytes(after), await turn.context.measure())
     if verdict is None:
         await _post_if_offered(turn, "/continue_generation", {})

@@ -226,9 +226,9 @@ def _scan(stats: dict[Pid, ProcessStat], deadline: float) -> tuple[dict[Pid, Pro
         }
         missed = False
         ended: set[Pid] = set()
-        for pid in sorted(unread, reverse=True):  # the youngest are the first to end
+        for pid in sorted(unread, reverse=True):  # young processes tend to end first
             stat = read_stat(pid)
-            if stat is None:  # it has ended, or it is not for us to see
+            if stat is None:  # it has ended, or the worker may not see it
                 stats.pop(pid, None)
                 unreadable.add(pid)
                 missed = True

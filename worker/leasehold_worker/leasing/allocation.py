@@ -264,7 +264,7 @@ class Resources:
             if lease is not None:
                 self._roll_back(lease, error)
             raise
-        if self._claims:  # what they lack may be another thing now
+        if self._claims:  # the resource that claims wait for may have changed
             self._pool.slots.note_change()
         return self._allocation(workload_id, lease, host)
 

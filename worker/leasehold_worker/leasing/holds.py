@@ -175,7 +175,7 @@ class Holds:
         if hold_id is not None:
             if done or not self._slots_of(hold_id):
                 self._leave(workload_id, hold_id)
-            self._changed.set()  # its time counts again
+            self._changed.set()  # the hold's expiry applies again
 
     def _leave(self, workload_id: str, hold_id: str) -> None:
         """Ends a hold, unless the workload is one of several that were suspended for it."""

@@ -299,7 +299,7 @@ class GpuPool:
         """Grants the claims that can be granted."""
         if self.slots.worker_cordon is not None:
             return
-        waiting = tuple(self._queue)  # helpers are last
+        waiting = tuple(self._queue)  # preemptible workloads are last
         kept = self._serve(takewhile(lambda waiter: not waiter.helper, waiting), Kept())
         if waiting and waiting[-1].helper and not self.holds_back_helpers:
             self._serve((waiter for waiter in waiting if waiter.helper), Kept(host=kept.host))

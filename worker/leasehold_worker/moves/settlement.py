@@ -175,7 +175,8 @@ class Settlement:
             if not states or (kept and states == {CHECKPOINTED}):
                 certain[workload_id] = set(target.workload.gpu_uuids)
             if target.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
-                certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease
+                # A sleeping workload keeps a CUDA context, but no lease.
+                certain[workload_id], possible[workload_id] = set(), set()
         for stray in self._targets:
             for holder in self._targets:
                 shared = certain[stray.workload.workload_id] & set(holder.home) - set(stray.home)
@@ -215,7 +216,7 @@ class Settlement:
         if kept is not None:
             state = WORKLOAD_CHECKPOINTED
         if state == SUSPENDED and workload.lease is not None:
-            state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
+            state = WORKLOAD_UNKNOWN  # the driver reports CHECKPOINTED, but NVML reports used memory
         parked = workload.parked
         if workload.lease is not None or state == WORKLOAD_RUNNING:
             parked = None

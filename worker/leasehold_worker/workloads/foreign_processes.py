@@ -172,7 +172,7 @@ class ForeignWatch:
         slots = self._pool.slots.snapshot().slots
         try:
             found = [identify(process.pid) for slot in slots for process in slot.foreign]
-        except OSError as error:  # for want of descriptors or memory
+        except OSError as error:  # too few descriptors or too little memory
             logger.warning("foreign processes can't be listed for now: %s", error)
             return []
         return [identity for identity in found if identity is not None]
@@ -212,7 +212,7 @@ class ForeignWatch:
             usage = await trio.to_thread.run_sync(_usage, self._inventory, abandon_on_cancel=True)
             ours = _holders(workload for workload in workloads.all() if workload is not leaving)
             found = await self._sort(usage, ours, lessees)
-        except OSError as error:  # for want of descriptors or memory
+        except OSError as error:  # too few descriptors or too little memory
             logger.warning("the processes on the GPUs can't be listed for now: %s", error)
             usage, found = {}, _Found({}, {})
         now = self._leases()
@@ -295,14 +295,14 @@ class ForeignWatch:
 async def _left(leaving: Workload) -> list[ProcessIdentity]:
     try:
         return await leaving.find_processes()
-    except OSError:  # for want of descriptors or memory
+    except OSError:  # too few descriptors or too little memory
         return [leaving.root]
 
 
 def _may_live(identity: ProcessIdentity) -> bool:
     try:
         return is_alive(identity)
-    except OSError:  # for want of descriptors or memory
+    except OSError:  # too few descriptors or too little memory
         return True
 
 
@@ -381,7 +381,8 @@ class _Sorting:
 def _kept_bytes(gpu: GpuUsage, sleepers: Collection[str], holder_ids: Mapping[int, str]) -> int | None:
     """Memory that sleeping workloads keep on a GPU. None: unknown to NVML."""
     pids = [pid for pid in gpu.processes if holder_ids[pid] in sleepers]
-    if len({holder_ids[pid] for pid in pids}) < len(sleepers):  # each keeps a context, and NVML hides one
+    # Every sleeping workload keeps a context, and NVML does not list all of them.
+    if len({holder_ids[pid] for pid in pids}) < len(sleepers):
         return gpu.used_bytes
     return gpu.held_bytes(pids)
 

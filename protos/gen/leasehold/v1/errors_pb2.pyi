@@ -62,7 +62,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_DUPLICATE_GPU: _ErrorReason.ValueType  # 15
     """Two pairs name the same source or the same destination."""
     ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY: _ErrorReason.ValueType  # 16
-    """A destination has too little free memory; restoring there would wedge the process for ever."""
+    """A destination has too little free memory; restoring there would wedge the process forever."""
     ERROR_REASON_INSUFFICIENT_HOST_MEMORY: _ErrorReason.ValueType  # 17
     """The host, or the workload's cgroup, has too little memory to park the bytes."""
     ERROR_REASON_INSUFFICIENT_RESOURCES: _ErrorReason.ValueType  # 18
@@ -231,7 +231,7 @@ ERROR_REASON_INCOMPATIBLE_GPU: ErrorReason.ValueType  # 14
 ERROR_REASON_DUPLICATE_GPU: ErrorReason.ValueType  # 15
 """Two pairs name the same source or the same destination."""
 ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY: ErrorReason.ValueType  # 16
-"""A destination has too little free memory; restoring there would wedge the process for ever."""
+"""A destination has too little free memory; restoring there would wedge the process forever."""
 ERROR_REASON_INSUFFICIENT_HOST_MEMORY: ErrorReason.ValueType  # 17
 """The host, or the workload's cgroup, has too little memory to park the bytes."""
 ERROR_REASON_INSUFFICIENT_RESOURCES: ErrorReason.ValueType  # 18

@@ -45,7 +45,7 @@ def _serve(config: WorkerConfig) -> None:
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)
-    # The default place of the socket is reached by users whom the socket lets in.
+    # The default socket is in the state directory. Its users must be able to pass through.
     mode = PASSABLE if config.socket_path.parent == config.state_dir else PRIVATE
     with open_state_directory(config.state_dir, mode) as state_directory:
         if config.image_dir is not None:

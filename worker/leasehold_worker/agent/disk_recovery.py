@@ -179,7 +179,7 @@ class DiskRecovery:
             rebooted = OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why)
             self._parts.exit_monitor.end(workload, FAILED, rebooted)
             return
-        # Else who watches it would wait for the end of an operation.
+        # Otherwise the exit monitor would wait for the end of an operation.
         self._go_on(workload, RUNNING)
 
     async def _put_back(self, workload: Workload, parked: Parked) -> OperationError | None:

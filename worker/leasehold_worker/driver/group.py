@@ -303,10 +303,10 @@ class Group:
             pids = {outcome.member.identity.pid for outcome in self.outcomes}
             check_memory(wanted, await trio.to_thread.run_sync(self._inventory.room, pids), needed)
         if not all(member.device_memory_bytes for member in members):
-            # What is parked fits into the host's memory, whatever NVML does not tell of a GPU.
+            # Upper bound for unknown sizes: parked bytes fit into the host's memory.
             most = memory_bytes("MemTotal") or 0
             needed = {gpu.uuid: gpu.memory_total_bytes or most for gpu in self._inventory.gpus}
-        # Members that are called at once share the host's memory, so each may take the time of all.
+        # Concurrent calls share the host's memory bandwidth, so each may take the time of all.
         chip = self._inventory.chips.get(next(iter(needed), ""), "")
         return replace(step, extra_s=self._rates.extra_s(chip, step.call, sum(needed.values())))
 

@@ -181,7 +181,7 @@ class OperationHooks:
                 target.workload.note_hooks(None)
             except OperationError as error:
                 errors.append(error)
-                # Gone again by the next wake, also where a hook of one call was at fault.
+                # The next successful restore removes this record.
                 target.workload.note_hooks(target.workload.hooked or Hooked(context.policy, ()))
         if errors:
             raise errors[0]

@@ -148,7 +148,7 @@ class CudaSuspend:
         search = await search_members(self._driver, await workload.find_processes())
         usage = await self._verification.usage()
         require_open(search, usage)
-        # Members on GPUs without a lease are to come home; the plan has warned of them.
+        # Members on GPUs without a lease return to leased GPUs later; the plan has a warning.
         return await find_displaced(
             sized(search.members, usage, home_of(workload)),
             workload.gpu_uuids,

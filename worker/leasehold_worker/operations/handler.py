@@ -258,7 +258,7 @@ class Operations:
                     plan = await self.preflight.suspend(workload_id, operation, tried)
                     plan.require_room()
                 if not self._is_settled(plan, progress):
-                    # Kept with the states that follow; who was parked as a helper stays one.
+                    # A preemptible workload that had yielded before stays so.
                     stays_yielded = plan.is_parked and workload.yielded
                     workload.note_yield(yielded=operation.gives_way or stays_yielded)
                     await self._suspend(plan, progress)

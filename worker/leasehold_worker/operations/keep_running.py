@@ -74,7 +74,7 @@ class KeepRunning:
         self._workloads.set_state(workload, SUSPENDING)
         try:
             operation_hooks = self._hook_factory.operation_hooks(plan.targets, policy, progress)
-            # At most all of it goes to host memory: only the framework knows how much it drops.
+            # Upper bound: only the framework knows how much it drops instead of offloading.
             offloaded = plan.bytes_by_pid if policy.weight_strategy == OFFLOAD else {}
             with self._host_memory.charged(offloaded):
                 self._host_shares.limit_memory(workload, sum(offloaded.values()))

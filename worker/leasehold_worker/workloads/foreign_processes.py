@@ -219,7 +219,7 @@ class ForeignWatch:
         changed = _changed(ours, workloads)
         for workload_id in found.present - changed:
             self._note_cuda(workloads.get(workload_id), workloads)
-        # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
+        # GPUs whose lease has changed meanwhile are left out: the rightful user is unknown.
         # NVML lists the GPUs of other workers of this host too.
         ours_now = now.keys() & found.foreign.keys()
         same = {gpu_uuid for gpu_uuid in ours_now if before.get(gpu_uuid) == now[gpu_uuid]}

@@ -75,7 +75,7 @@ def _exit(returncode: int) -> workload_pb2.Exit:
 
 
 def parked_workload_messages(records: Iterable[Workload]) -> list[session_pb2.ParkedWorkload]:
-    """The suspended ones of the workloads."""
+    """The suspended workloads, as messages of a load."""
     return [
         session_pb2.ParkedWorkload(
             workload_id=record.workload_id,

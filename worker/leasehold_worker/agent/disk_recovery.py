@@ -89,10 +89,10 @@ class DiskRecovery:
                 self._parts.pool.release(lease)
 
     async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
-        """Its processes were being told to end. If they end, the workload is stopped.
+        """Settles a workload whose processes were being ended. If they end, the workload is stopped.
 
-        A workload that could end by itself, does not, and was perhaps not told to, continues as before: a
-        saved application has continued since it lost the worker, and its work since then would be lost.
+        A saved application continues once it loses the worker. If SIGTERM was perhaps not sent and the
+        application does not end by itself, it keeps running, since a kill would lose its newest work.
         """
         parts, (target,) = self._parts, intent.targets
         parts.workloads.set_state(workload, SUSPENDING)  # another recovery may have settled the state before

@@ -1,4 +1,4 @@
-"""Recovery of members that a crash of the worker left as they were, perhaps halfway."""
+"""Recovery of members whose operation was interrupted by a crash of the worker."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -126,7 +126,7 @@ class MemberRecovery:
             self._settle(plan, found, reserved, members, occupancies, error, keep=left_parked)
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
-        """Reserves the GPUs that a workload without a lease uses, as far as they are free."""
+        """Reserves the free GPUs among those that a workload without a lease uses."""
         free = {slot.gpu_uuid for slot in self._parts.pool.slots.snapshot().slots if slot.lease is None}
         mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
         if workload.lease is not None or not mine:

@@ -367,7 +367,7 @@ class Resources:
         return Allocation(workload_id, lease, host, self._pool, self._ledger)
 
     def _roll_back(self, lease: Lease, cause: Exception) -> None:
-        """Releases GPUs. A failure becomes a note of the cause, which is reported."""
+        """Releases GPUs after an error. A failure of the release is added to the error as a note."""
         try:
             self._pool.release(lease)
         except Exception as error:

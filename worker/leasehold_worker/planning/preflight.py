@@ -337,7 +337,7 @@ class Preflight:
         self._driver_checks.driver(findings, cuda_version)
         await both(partial(self._look_at_gpus, plan), partial(_list_processes, plan))
         for target in plan.targets:
-            # An image holds any program, and then there is nothing for the driver to do.
+            # CRIU can dump a program without CUDA too. The driver then has no members to suspend.
             held = target.workload.lease is not None or target.workload.is_asleep
             with findings.about(target.workload):
                 await self._members.find(findings, target, needs_cuda=held or verb != "checkpointed")

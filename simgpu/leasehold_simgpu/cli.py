@@ -261,7 +261,7 @@ def fault_clear(directory: Path, fault_id: int | None, call: str | None, pid: in
 
 @command.command("busy")
 @directory_option
-@click.option("--off", is_flag=True, help="Let its work drain again.")
+@click.option("--off", is_flag=True, help="End this work, so that a lock succeeds again.")
 @click.argument("pid", type=int)
 def busy(directory: Path, off: bool, pid: int) -> None:
     """Give process PID work that never drains: its lock waits or times out."""

@@ -12,8 +12,7 @@ program from an image as a child of the shim, under this pid. Standard input hol
 
 The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
 link(2) makes the first, so only one process can: a worker that gives up a start makes it, and the program
-never runs. While the file of a restored program is made, CRIU holds the program, and ends it if it was given
-up.
+never runs. CRIU holds a restored program until its file exists, and ends the program if it was given up.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.core.workload_metadata import check_etag, updated
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.shielding import finish
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 class RecordChanges:
     """Changes records one at a time, and never beside the creation of a command.
 
-    A change that has begun is finished, also if its caller leaves.
+    A change that has begun is finished, also if its caller leaves, or is refused since the disk hangs.
     """
 
     def __init__(self, fleet: Fleet, decisions: Decisions) -> None:
@@ -47,7 +46,7 @@ class RecordChanges:
                     await self._fleet.update_workload(workload)
                 return workload
 
-        return await finish(update())
+        return await self._fleet.store.health.unless_stalled(update())
 
     async def delete_workload(self, request: DeleteWorkloadRequest) -> DeleteWorkloadResponse:
         """Deletes the record of a workload that has ended, and of its commands.
@@ -65,7 +64,7 @@ class RecordChanges:
                 logger.info("workload %s (%s) was deleted", last.name, last.workload_id)
                 return DeleteWorkloadResponse(workload=last, deleted_command_count=count)
 
-        return await finish(delete())
+        return await self._fleet.store.health.unless_stalled(delete())
 
     async def delete_worker(self, request: DeleteWorkerRequest) -> DeleteWorkerResponse:
         """Deletes the record of a worker that is not connected, and fails its open workloads and commands.
@@ -82,4 +81,4 @@ class RecordChanges:
                 logger.info("worker %s (%s) was deleted", last.name, last.worker_id)
                 return DeleteWorkerResponse(worker=last, failed_workload_ids=failed)
 
-        return await finish(delete())
+        return await self._fleet.store.health.unless_stalled(delete())

@@ -1,5 +1,6 @@
 """Changes of records that no worker takes part in: labels, annotations and deletions."""
 
+import asyncio
 import logging
 from typing import final
 
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @final
 class RecordChanges:
-    """Changes records one at a time, and never beside the creation of a command.
+    """Changes records one at a time. Deletions exclude the creation of commands; updates do not wait for it.
 
     A change that has begun is finished, also if its caller leaves, or is refused since the disk hangs.
     """
@@ -28,6 +29,7 @@ class RecordChanges:
     def __init__(self, fleet: Fleet, decisions: Decisions) -> None:
         self._fleet = fleet
         self._decisions = decisions
+        self._changing = asyncio.Lock()
 
     async def update_workload(self, request: UpdateWorkloadRequest) -> Workload:
         """Changes labels and annotations of a workload, and returns the workload.
@@ -37,8 +39,8 @@ class RecordChanges:
         """
 
         async def update() -> Workload:
-            async with self._decisions.alone():
-                known = await self._fleet.reader.find_workload(request.workload.workload_id)
+            async with self._changing:
+                known = await self._find_current(request.workload.workload_id)
                 check_etag(known, request.workload.etag)
                 mask = request.update_mask if request.HasField("update_mask") else None
                 workload = updated(known, request.workload, mask)
@@ -48,6 +50,27 @@ class RecordChanges:
 
         return await self._fleet.store.health.unless_stalled(update())
 
+    async def _find_current(self, id_or_name: str) -> Workload:
+        """A workload whose creation is on disk, and which no report has changed since it was read.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD or STORAGE_UNAVAILABLE.
+        """
+        reader = self._fleet.reader
+        while True:
+            revision = reader.workload_hub.revision
+            found = await reader.find_workload(id_or_name)
+            live = reader.workloads.get(found.workload_id)
+            if live is not None and reader.workloads.on_disk(found.workload_id) is None:
+                async with self._decisions.alone():  # its creation is on disk now, or undone
+                    live = reader.workloads.get(found.workload_id)
+                if live is not None:
+                    return live
+                continue
+            has_changed = reader.workload_hub.has_changed(found.workload_id, revision)
+            if live is found or (live is None and not has_changed):
+                return found
+
     async def delete_workload(self, request: DeleteWorkloadRequest) -> DeleteWorkloadResponse:
         """Deletes the record of a workload that has ended, and of its commands.
 
@@ -56,7 +79,7 @@ class RecordChanges:
         """
 
         async def delete() -> DeleteWorkloadResponse:
-            async with self._decisions.alone():
+            async with self._changing, self._decisions.alone():
                 workload = await self._fleet.reader.find_workload(request.workload)
                 check_etag(workload, request.etag)
                 last = self._fleet.reader.view(workload)
@@ -74,7 +97,7 @@ class RecordChanges:
         """
 
         async def delete() -> DeleteWorkerResponse:
-            async with self._decisions.alone():
+            async with self._changing, self._decisions.alone():
                 known = self._fleet.registry.find(request.worker)
                 last = self._fleet.reader.worker(known)
                 failed = await self._fleet.delete_worker(known)

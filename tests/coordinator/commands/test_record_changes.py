@@ -11,9 +11,11 @@ from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import DeleteWorkloadRequest, UpdateWorkloadRequest
 from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.decisions import Decision
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.shielding import settle
+from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Change, workload_row
 
 from tests.coordinator.bench import Bench, Gate, on_bench
@@ -56,5 +58,70 @@ def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
             bench.store.health._stalled.clear()
             gate.opened.set()
             await settle()
+
+    on_bench(tmp_path, scenario)
+
+
+def test_updates_on_a_slow_disk_hold_up_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(bench: Bench) -> None:
+        decisions = CommandCreation(bench.fleet, bench.dispatcher).decisions
+        records = RecordChanges(bench.fleet, decisions)
+        ended = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
+        ended.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+        await bench.store.write(workload_row(ended))
+        gate = bench.hold_writes(monkeypatch, schema.workloads)
+        wanted = Workload(workload_id="w-1", labels={"team": "red"})
+        update = asyncio.create_task(records.update_workload(UpdateWorkloadRequest(workload=wanted)))
+        await gate.reached.wait()
+
+        async def decide() -> Decision[str]:
+            return Decision("made")
+
+        try:
+            assert await asyncio.wait_for(decisions.decide(decide), 10) == "made"
+        finally:
+            gate.opened.set()
+        assert (await update).labels == {"team": "red"}
+
+    on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "being stored"])
+def test_an_update_never_ends_a_workload_that_its_worker_reports_again_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        lives = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
+        lives.status.state = workload_pb2.WORKLOAD_STATE_RUNNING
+        ended = Workload()
+        ended.CopyFrom(lives)
+        ended.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+        await bench.store.write(workload_row(ended))
+        gate, find_now = Gate(), bench.store.find_workload
+
+        async def find(id_or_name: str) -> Workload | None:
+            found = await find_now(id_or_name)
+            await gate()
+            return found
+
+        monkeypatch.setattr(bench.store, "find_workload", find)
+        wanted = Workload(workload_id="w-1", labels={"team": "red"})
+        update = asyncio.create_task(records.update_workload(UpdateWorkloadRequest(workload=wanted)))
+        await gate.reached.wait()
+        if is_stored:
+            await bench.fleet.save_workload(lives)
+            gate.opened.set()
+        else:
+            writing = bench.hold_writes(monkeypatch, schema.workloads)
+            reported = asyncio.create_task(bench.fleet.save_workload(lives))
+            await writing.reached.wait()
+            gate.opened.set()
+            await asyncio.sleep(0)  # the update goes on
+            writing.opened.set()
+            await reported
+        updated = await update
+        assert updated.status.state == workload_pb2.WORKLOAD_STATE_RUNNING
+        assert bench.fleet.workloads["w-1"].labels == {"team": "red"}
 
     on_bench(tmp_path, scenario)

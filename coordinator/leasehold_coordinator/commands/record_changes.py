@@ -1,5 +1,6 @@
 """Changes of records that no worker takes part in: labels, annotations and deletions."""
 
+import asyncio
 import logging
 from typing import final
 
@@ -14,21 +15,21 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.core.workload_metadata import check_etag, updated
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.shielding import finish
 
 logger = logging.getLogger(__name__)
 
 
 @final
 class RecordChanges:
-    """Changes records one at a time, and never beside the creation of a command.
+    """Changes records one at a time. Deletions exclude the creation of commands; updates do not wait for it.
 
-    A change that has begun is finished, also if its caller leaves.
+    A change that has begun is finished, also if its caller leaves, or is refused since the disk hangs.
     """
 
     def __init__(self, fleet: Fleet, decisions: Decisions) -> None:
         self._fleet = fleet
         self._decisions = decisions
+        self._changing = asyncio.Lock()
 
     async def update_workload(self, request: UpdateWorkloadRequest) -> Workload:
         """Changes labels and annotations of a workload, and returns the workload.
@@ -38,8 +39,8 @@ class RecordChanges:
         """
 
         async def update() -> Workload:
-            async with self._decisions.alone():
-                known = await self._fleet.reader.find_workload(request.workload.workload_id)
+            async with self._changing:
+                known = await self._find_current(request.workload.workload_id)
                 check_etag(known, request.workload.etag)
                 mask = request.update_mask if request.HasField("update_mask") else None
                 workload = updated(known, request.workload, mask)
@@ -47,7 +48,28 @@ class RecordChanges:
                     await self._fleet.update_workload(workload)
                 return workload
 
-        return await finish(update())
+        return await self._fleet.store.health.unless_stalled(update())
+
+    async def _find_current(self, id_or_name: str) -> Workload:
+        """A workload whose creation is on disk, and which no report has changed since it was read.
+
+        Raises:
+            FleetError: UNKNOWN_WORKLOAD or STORAGE_UNAVAILABLE.
+        """
+        reader = self._fleet.reader
+        while True:
+            revision = reader.workload_hub.revision
+            found = await reader.find_workload(id_or_name)
+            live = reader.workloads.get(found.workload_id)
+            if live is not None and reader.workloads.on_disk(found.workload_id) is None:
+                async with self._decisions.alone():  # its creation is on disk now, or undone
+                    live = reader.workloads.get(found.workload_id)
+                if live is not None:
+                    return live
+                continue
+            has_changed = reader.workload_hub.has_changed(found.workload_id, revision)
+            if live is found or (live is None and not has_changed):
+                return found
 
     async def delete_workload(self, request: DeleteWorkloadRequest) -> DeleteWorkloadResponse:
         """Deletes the record of a workload that has ended, and of its commands.
@@ -57,7 +79,7 @@ class RecordChanges:
         """
 
         async def delete() -> DeleteWorkloadResponse:
-            async with self._decisions.alone():
+            async with self._changing, self._decisions.alone():
                 workload = await self._fleet.reader.find_workload(request.workload)
                 check_etag(workload, request.etag)
                 last = self._fleet.reader.view(workload)
@@ -65,7 +87,7 @@ class RecordChanges:
                 logger.info("workload %s (%s) was deleted", last.name, last.workload_id)
                 return DeleteWorkloadResponse(workload=last, deleted_command_count=count)
 
-        return await finish(delete())
+        return await self._fleet.store.health.unless_stalled(delete())
 
     async def delete_worker(self, request: DeleteWorkerRequest) -> DeleteWorkerResponse:
         """Deletes the record of a worker that is not connected, and fails its open workloads and commands.
@@ -75,11 +97,11 @@ class RecordChanges:
         """
 
         async def delete() -> DeleteWorkerResponse:
-            async with self._decisions.alone():
+            async with self._changing, self._decisions.alone():
                 known = self._fleet.registry.find(request.worker)
                 last = self._fleet.reader.worker(known)
                 failed = await self._fleet.delete_worker(known)
                 logger.info("worker %s (%s) was deleted", last.name, last.worker_id)
                 return DeleteWorkerResponse(worker=last, failed_workload_ids=failed)
 
-        return await finish(delete())
+        return await self._fleet.store.health.unless_stalled(delete())

@@ -191,8 +191,7 @@ class Hub(Generic[Message]):
 
     def has_changed(self, key: str, revision: int) -> bool:
         """Whether a key has, or may have, a change after a revision."""
-        oldest = self._history[0].revision if self._history else self.revision + 1
-        return oldest > revision + 1 or any(
+        return self._oldest > revision + 1 or any(
             kept.key == key for kept in self._history if kept.revision > revision
         )
 
@@ -200,24 +199,37 @@ class Hub(Generic[Message]):
         """The resume token for the changes after a revision."""
         return f"{self._instance}.{revision}"
 
-    def since(self, token: str) -> list[Change[Message]]:
-        """The changes after a token.
+    def since(self, token: str) -> Iterator[Change[Message]]:
+        """The changes after a token, up to now. Each is read when it is its turn: hundreds may read none.
 
         Raises:
-            FleetError: INVALID_TOKEN, the token is too old or of another run of the coordinator.
+            FleetError: INVALID_TOKEN, the token is too old or of another run of the coordinator. The iterator
+                raises it too, once it is so slow that its next change is no longer kept.
         """
         instance, _, digits = token.partition(".")
         known = instance == self._instance and digits.isdecimal() and len(digits) <= REVISION_DIGITS
         revision = int(digits) if known else -1
-        oldest = self._history[0].revision if self._history else self.revision + 1
-        if not oldest <= revision + 1 <= self.revision + 1:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_INVALID_TOKEN,
-                f"the resume token {token!r} is unknown or too old: watch again, from a snapshot",
-                field="resume_token",
-            )
-        return [
-            Change(kept.revision, kept.key, kept.kind.FromString(kept.record), len(kept.record))
-            for kept in self._history
-            if kept.revision > revision
-        ]
+        if not self._oldest <= revision + 1 <= self.revision + 1:
+            raise _too_old(token)
+        return self._replay(revision, self.revision)
+
+    def _replay(self, revision: int, newest: int) -> Iterator[Change[Message]]:
+        while revision < newest:
+            revision += 1
+            if revision < self._oldest:
+                raise _too_old(self.token(revision - 1))
+            kept = self._history[revision - self._oldest]
+            yield Change(kept.revision, kept.key, kept.kind.FromString(kept.record), len(kept.record))
+
+    @property
+    def _oldest(self) -> int:
+        """Revision of the oldest change that is kept. Revisions have no gaps."""
+        return self._history[0].revision if self._history else self.revision + 1
+
+
+def _too_old(token: str) -> FleetError:
+    return FleetError(
+        errors_pb2.ERROR_REASON_INVALID_TOKEN,
+        f"the resume token {token[:64]!r} is unknown or too old: watch again, from a snapshot",
+        field="resume_token",
+    )

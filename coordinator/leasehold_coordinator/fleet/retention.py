@@ -23,20 +23,20 @@ PRUNE_ROUNDS: Final = 20
 
 
 async def prune(reader: FleetReader, retention_s: float) -> None:
-    """Deletes events, ended commands and ended workloads that are older than the retention.
+    """Deletes events, ended commands, ended workloads and remembered deletions older than the retention.
 
     Age counts only time in which the store was served. If the store is too large, the oldest rows of the
     largest table are deleted at any age: a peer may fill the store faster than rows grow old. The choice
-    of the largest table keeps a flood of events from deleting commands.
+    of the largest table keeps a flood of events or deletions from deleting commands.
     """
-    tables, store = (schema.commands, schema.workloads, schema.events), reader.store
-    await _delete(reader, *(OldRows(table, retention_s) for table in (*tables, schema.deletions)))
+    tables, store = (schema.commands, schema.workloads, schema.events, schema.deletions), reader.store
+    await _delete(reader, *(OldRows(table, retention_s) for table in tables))
     used_bytes = await store.used_bytes()
     if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
         return
     logger.warning(
         "the store has %d bytes, above its limit of %d: deleting the oldest of the most numerous among "
-        "events, ended commands and ended workloads",
+        "events, ended commands, ended workloads and remembered deletions",
         used_bytes,
         HISTORY_LIMIT_BYTES,
     )

@@ -41,7 +41,7 @@ def test_a_resumed_watch_misses_nothing() -> None:
     for number in range(5):
         hub.publish("a", named(str(number)))
     assert [change.message.name for change in hub.since(hub.token(2))] == ["2", "3", "4"]
-    assert hub.since(hub.token(5)) == []
+    assert list(hub.since(hub.token(5))) == []
 
 
 def test_a_token_of_another_start_or_too_old_means_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,22 @@ def test_a_token_of_another_start_or_too_old_means_start_over(monkeypatch: pytes
         with pytest.raises(FleetError) as error:
             hub.since(token)
         assert error.value.reason == errors_pb2.ERROR_REASON_INVALID_TOKEN
-    assert len(hub.since(hub.token(3))) == 2
+    assert len(list(hub.since(hub.token(3)))) == 2
+
+
+def test_resumed_watchers_that_read_nothing_share_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once held the parsed messages of the whole history: 500 watchers took gigabytes."""
+    monkeypatch.setattr(change_hub, "HISTORY_LIMIT", 3)
+    hub: Hub[Workload] = Hub()
+    for number in range(3):
+        hub.publish("a", named(str(number)))
+    idle, begun = hub.since(hub.token(0)), hub.since(hub.token(1))
+    assert next(begun).message.name == "1"
+    hub.publish("a", named("3"))
+    assert [change.message.name for change in begun] == ["2"], "what came later comes by the subscription"
+    with pytest.raises(FleetError) as error:
+        next(idle)
+    assert error.value.reason == errors_pb2.ERROR_REASON_INVALID_TOKEN
 
 
 def test_a_watcher_that_is_too_slow_is_told_to_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +109,12 @@ def test_what_can_be_resumed_from_is_bounded_by_its_size_too() -> None:
     for number in range(100):
         hub.publish("a", named("x" * 100))
         oldest = max(number - 2, 0)
-        assert len(hub.since(hub.token(oldest))) == min(number + 1, 3)
+        assert len(list(hub.since(hub.token(oldest)))) == min(number + 1, 3)
     with pytest.raises(FleetError):
         hub.since(hub.token(90))
     none: Hub[Workload] = Hub(history_bytes=0)
     none.publish("a", named("x"))
-    assert none.since(none.token(1)) == []
+    assert list(none.since(none.token(1))) == []
     with pytest.raises(FleetError):
         none.since(none.token(0))
 

@@ -40,7 +40,14 @@ from leasehold_coordinator.storage import (
 from leasehold_coordinator.storage import store as store_module
 from leasehold_coordinator.storage.database import READERS
 from leasehold_coordinator.storage.migrate import migrate
-from leasehold_coordinator.storage.rows import OldRows, command_row, event_row, worker_row, workload_row
+from leasehold_coordinator.storage.rows import (
+    OldRows,
+    command_row,
+    deletion_row,
+    event_row,
+    worker_row,
+    workload_row,
+)
 from leasehold_coordinator.storage.schema import METADATA, NEWEST
 from leasehold_coordinator.storage.statements import _old_keys
 from leasehold_coordinator.storage.store import Store
@@ -455,6 +462,26 @@ def test_a_flood_of_events_costs_no_history_of_commands(
             monkeypatch.setattr(module, "DELETE_LIMIT", 10)
         await prune(fleet.reader, RETENTION_S)
         tables = (schema.workloads, schema.commands, schema.events)
+        assert await store.ended_counts(tables) == [4, 4, 10]
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_flood_of_deletions_costs_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(store: Store) -> None:
+        fleet = Fleet(store, load_interval_s=5)
+        for number in range(4):
+            await store.write(
+                workload_row(workload(number, EXITED)), command_row(StoredCommand(command(number, SUCCEEDED)))
+            )
+        deleted = (Workload(workload_id=f"{number}" + "w" * 1_500) for number in range(100, 140))
+        await store.write(*map(deletion_row, deleted))
+        monkeypatch.setattr(retention, "HISTORY_LIMIT_BYTES", 0)
+        monkeypatch.setattr(retention, "PRUNE_ROUNDS", 3)
+        for module in (statements, retention):
+            monkeypatch.setattr(module, "DELETE_LIMIT", 10)
+        await prune(fleet.reader, RETENTION_S)
+        tables = (schema.workloads, schema.commands, schema.deletions)
         assert await store.ended_counts(tables) == [4, 4, 10]
 
     with_store(tmp_path / "store.sqlite3", scenario)

@@ -1,0 +1,127 @@
+"""Changes of records on a disk that hangs."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leasehold.v1 import workload_pb2
+from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import DeleteWorkloadRequest, UpdateWorkloadRequest
+from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.decisions import Decision
+from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.shielding import settle
+from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.rows import Change, workload_row
+
+from tests.coordinator.bench import Bench, Gate, on_bench
+from tests.coordinator.scripted_worker import make_hello
+
+
+@pytest.mark.parametrize("kind", ["update", "delete", "delete_worker"])
+def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        creation = CommandCreation(bench.fleet, bench.dispatcher)
+        records = RecordChanges(bench.fleet, creation.decisions)
+        bench.fleet.registry.add_stored(make_hello("gone"), 1)
+        ended = Workload(workload_id="w-1", name="one", worker_id="worker-gone")
+        ended.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+        await bench.store.write(workload_row(ended))
+        changed = Workload(workload_id="w-1", labels={"team": "red"})
+        gate, write_now = Gate(), bench.store.write
+
+        async def write(*rows: Change) -> None:
+            await gate()
+            await write_now(*rows)
+
+        monkeypatch.setattr(bench.store, "write", write)
+        change: Coroutine[Any, Any, object]
+        if kind == "update":
+            change = records.update_workload(UpdateWorkloadRequest(workload=changed))
+        elif kind == "delete":
+            change = records.delete_workload(DeleteWorkloadRequest(workload="w-1"))
+        else:
+            change = records.delete_worker(DeleteWorkerRequest(worker="gone"))
+        under_way = asyncio.create_task(change)
+        await gate.reached.wait()
+        bench.store.health._stalled.set()
+        try:
+            with pytest.raises(FleetError, match="whether the request was stored is unknown"):
+                await asyncio.wait_for(under_way, 10)
+        finally:
+            bench.store.health._stalled.clear()
+            gate.opened.set()
+            await settle()
+
+    on_bench(tmp_path, scenario)
+
+
+def test_updates_on_a_slow_disk_hold_up_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(bench: Bench) -> None:
+        decisions = CommandCreation(bench.fleet, bench.dispatcher).decisions
+        records = RecordChanges(bench.fleet, decisions)
+        ended = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
+        ended.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+        await bench.store.write(workload_row(ended))
+        gate = bench.hold_writes(monkeypatch, schema.workloads)
+        wanted = Workload(workload_id="w-1", labels={"team": "red"})
+        update = asyncio.create_task(records.update_workload(UpdateWorkloadRequest(workload=wanted)))
+        await gate.reached.wait()
+
+        async def decide() -> Decision[str]:
+            return Decision("made")
+
+        try:
+            assert await asyncio.wait_for(decisions.decide(decide), 10) == "made"
+        finally:
+            gate.opened.set()
+        assert (await update).labels == {"team": "red"}
+
+    on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "being stored"])
+def test_an_update_never_ends_a_workload_that_its_worker_reports_again_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        lives = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
+        lives.status.state = workload_pb2.WORKLOAD_STATE_RUNNING
+        ended = Workload()
+        ended.CopyFrom(lives)
+        ended.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+        await bench.store.write(workload_row(ended))
+        gate, find_now = Gate(), bench.store.find_workload
+
+        async def find(id_or_name: str) -> Workload | None:
+            found = await find_now(id_or_name)
+            await gate()
+            return found
+
+        monkeypatch.setattr(bench.store, "find_workload", find)
+        wanted = Workload(workload_id="w-1", labels={"team": "red"})
+        update = asyncio.create_task(records.update_workload(UpdateWorkloadRequest(workload=wanted)))
+        await gate.reached.wait()
+        if is_stored:
+            await bench.fleet.save_workload(lives)
+            gate.opened.set()
+        else:
+            writing = bench.hold_writes(monkeypatch, schema.workloads)
+            reported = asyncio.create_task(bench.fleet.save_workload(lives))
+            await writing.reached.wait()
+            gate.opened.set()
+            await asyncio.sleep(0)  # the update goes on
+            writing.opened.set()
+            await reported
+        updated = await update
+        assert updated.status.state == workload_pb2.WORKLOAD_STATE_RUNNING
+        assert bench.fleet.workloads["w-1"].labels == {"team": "red"}
+
+    on_bench(tmp_path, scenario)

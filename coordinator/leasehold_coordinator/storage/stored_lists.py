@@ -38,7 +38,7 @@ CLOCK_SLACK_NS: Final = 10**9
 @final
 @dataclass(frozen=True, slots=True)
 class StoredList:
-    """A table as clients list it.
+    """A table of the store with its list in the API.
 
     Attributes:
         table: The table.

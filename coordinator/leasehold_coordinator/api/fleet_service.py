@@ -154,6 +154,7 @@ class FleetService(FleetServiceServicer):
 
 def _after(workers: Sequence[KnownWorker], position: Position | None) -> Iterator[KnownWorker]:
     """The workers from a position of the default order on, which begins with a worker's name and id."""
+    first = None if position is None else tuple(part or "" for part in position[:2])
     for known in workers:
-        if position is None or (known.hello.name, known.hello.worker_id) >= position[:2]:
+        if first is None or (known.hello.name, known.hello.worker_id) >= first:
             yield known

@@ -1,5 +1,6 @@
 """The responses of a watch: a snapshot, then changes and deletions, with bookmarks and resume tokens."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -56,6 +57,7 @@ async def watch(
                 for _, response in entries:
                     if shown(response) is response:
                         yield response
+                await asyncio.sleep(0)  # a filter may match no entry, and the fleet may be large
             complete = hub.revision
             for change in subscription.until(complete):
                 yield shown(change.message)

@@ -20,7 +20,10 @@ from typing import Final, NoReturn, TypeAlias, final
 from leasehold_coordinator.errors import FleetError, invalid
 
 LENGTH_LIMIT: Final = 2_048
-"""Characters of a filter. The number of restrictions is bounded by that too."""
+"""Characters of a filter."""
+
+RESTRICTION_LIMIT: Final = 50
+"""Restrictions of a filter. Each takes about 1 us for each entry of a list and each change of a watch."""
 
 DEPTH_LIMIT: Final = 16
 """Parentheses within parentheses."""
@@ -125,6 +128,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._restriction_count = 0
 
     def whole(self) -> Expression:
         expression = self._expression(0)
@@ -166,6 +170,9 @@ class _Parser:
         return expression
 
     def _restriction(self) -> Restriction:
+        self._restriction_count += 1
+        if self._restriction_count > RESTRICTION_LIMIT:
+            self._refuse(f"more than {RESTRICTION_LIMIT} comparisons: use several filters")
         position = self._at + 1
         name = None if _KEYWORD.match(self._text, self._at) else self._take(_NAME)
         if name is None:

@@ -37,6 +37,9 @@ Found = TypeVar("Found")
 READ_LIMIT_S: Final = 10.0
 """The deadline of a read for a request. Reads at the start have none."""
 
+LIST_READERS: Final = 2
+"""Readers for the pages of lists. Other reads have readers of their own, and never wait for a page."""
+
 KEY_LIMIT: Final = 500
 """Most keys of one query."""
 
@@ -58,7 +61,8 @@ class Store:
         self._served_before_s = read_served_s(database)
         self._told_damage: set[tuple[str, str]] = set()
         """Table and key of damaged rows already in the log."""
-        self._readers = ThreadPoolExecutor(READERS, "store-reader")
+        self._readers = ThreadPoolExecutor(READERS - LIST_READERS, "store-reader")
+        self._list_readers = ThreadPoolExecutor(LIST_READERS, "store-list-reader")
         self.health = WriteHealth()
         self._writes = WriteQueue(database, self.health, lambda: self.served_s)
 
@@ -96,10 +100,14 @@ class Store:
         """Waits until everything is written."""
         self._writes.close()
         self._readers.shutdown()
+        self._list_readers.shutdown()
         self._database.close()
 
     async def _read(
-        self, query: Callable[[sa.Connection], Found], deadline_s: float | None = READ_LIMIT_S
+        self,
+        query: Callable[[sa.Connection], Found],
+        deadline_s: float | None = READ_LIMIT_S,
+        readers: ThreadPoolExecutor | None = None,
     ) -> Found:
         def run() -> Found:
             with self._database.read() as connection:
@@ -107,9 +115,9 @@ class Store:
 
         try:
             async with asyncio.timeout(deadline_s):
-                return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+                return await asyncio.get_running_loop().run_in_executor(readers or self._readers, run)
         except TimeoutError as error:
-            logger.error("the store's disk has not answered a read for %g s", deadline_s)
+            logger.error("the store has not answered a read for %g s", deadline_s)
             raise unavailable("read in time") from error
         except sa.exc.SQLAlchemyError as error:
             logger.error("the store can't be read: %s", error)
@@ -297,7 +305,8 @@ class Store:
             return self._decode_if_whole(kind, listed.table, row)
 
         return await self._read(
-            lambda connection: read_page(connection, listed, statement, page, wanted, decode)
+            lambda connection: read_page(connection, listed, statement, page, wanted, decode),
+            readers=self._list_readers,
         )
 
     def _decode_if_whole(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record | None:

@@ -29,6 +29,8 @@ from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.worker_registry import WORKER_LIMIT
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.lists import list_orders
+from leasehold_coordinator.lists.paging import PageRequest, page_request
 from leasehold_coordinator.storage import schema, stored_lists
 from leasehold_coordinator.storage.rows import Gone, command_row, event_row, workload_row
 from leasehold_coordinator.storage.schema import event_id_at
@@ -344,6 +346,38 @@ def test_a_page_looks_through_a_bounded_number_of_rows(
             if not token:
                 break
         assert (len(pages), sum(pages)) == (4, 5), "some pages are short, and the list goes on"
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_page_looks_through_rows_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_lists, "SCAN_LIMIT_S", -1.0)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.store.write(*(command_row(StoredCommand(a_command(number))) for number in range(5)))
+        page, token, found = Services(bench).list_commands(filter="command_id:c-003"), "", []
+        for is_last in (False, False, False, False, True):
+            ids, token = await page(100, token)
+            found += ids
+            assert (not token) == is_last, "each page looks at one row"
+        assert found == ["c-003"]
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_made_up_token_without_a_name_is_a_place_of_the_list(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await add(bench, "gpus", 1)
+        services = Services(bench)
+        for request, order, page in (
+            (ListWorkersRequest(), list_orders.WORKERS, services.list_workers()),
+            (ListGpusRequest(), list_orders.GPUS, services.list_gpus()),
+        ):
+            asked: PageRequest[Any] = page_request(request, order.parse(""))
+            token = asked.token((None,) * len(asked.order.keys))
+            assert (await page(100, token))[0]
 
     on_bench(tmp_path, scenario)
 

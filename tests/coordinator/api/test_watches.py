@@ -202,6 +202,32 @@ def test_changes_that_come_while_a_snapshot_is_read_are_sent_before_its_end() ->
     asyncio.run(scenario())
 
 
+def test_a_snapshot_without_matches_leaves_the_loop_to_others() -> None:
+    async def scenario() -> None:
+        hub: Hub[WatchWorkloadsResponse] = Hub()
+        turns = 0
+
+        async def tick() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        entries = (
+            [(str(number), WatchWorkloadsResponse(workload=Workload(workload_id=str(number))))]
+            for number in range(100)
+        )
+        responses = watch(hub, WatchWorkloadsResponse, "", entries, shown=lambda _: WatchWorkloadsResponse())
+        ticking = asyncio.create_task(tick())
+        [end] = await read(responses, 1)
+        ticking.cancel()
+        assert end.bookmark.snapshot_end
+        assert turns >= 100, "one for each entry"
+        await responses.aclose()
+
+    asyncio.run(scenario())
+
+
 def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
     requests = CommandCreation(bench.fleet, bench.dispatcher)
     reader = bench.fleet.reader

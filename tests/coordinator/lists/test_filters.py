@@ -17,6 +17,7 @@ from leasehold_coordinator.lists import list_fields
 from leasehold_coordinator.lists.filter_expression import (
     DEPTH_LIMIT,
     LENGTH_LIMIT,
+    RESTRICTION_LIMIT,
     And,
     Expression,
     Not,
@@ -155,6 +156,7 @@ def test_a_filter_that_does_not_match(text: str) -> None:
         ('name = "x', 'character 8: the string has no end: close it with "'),
         ("name = a=b", "character 9: '=b' follows a condition"),
         ("(" * (DEPTH_LIMIT + 1) + "name = x" + ")" * (DEPTH_LIMIT + 1), "more than 16 parentheses"),
+        (" OR ".join(["name = x"] * (RESTRICTION_LIMIT + 1)), "character 601: more than 50 comparisons"),
         ("name = " + "x" * LENGTH_LIMIT, "a filter of 2055 characters is too long: 2048 fit"),
     ],
 )
@@ -163,6 +165,10 @@ def test_a_refused_filter_names_position_rule_and_remedy(text: str, refusal: str
         matches_workload(text)
     assert error.value.reason == errors_pb2.ERROR_REASON_INVALID_ARGUMENT
     assert error.value.metadata["field"] == "filter"
+
+
+def test_a_filter_may_have_as_many_comparisons_as_the_limit() -> None:
+    assert matches_workload(" OR ".join(["name = train-7"] * RESTRICTION_LIMIT))
 
 
 def test_parentheses_may_be_as_deep_as_the_limit() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -17,6 +18,7 @@ from alembic.migration import MigrationContext
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError, StartError
@@ -25,6 +27,7 @@ from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.lists import list_orders
 from leasehold_coordinator.lists.filters import Filter
+from leasehold_coordinator.lists.paging import Page, page_request
 from leasehold_coordinator.storage import (
     database,
     row_digests,
@@ -34,6 +37,7 @@ from leasehold_coordinator.storage import (
     stored_lists,
     write_queue,
 )
+from leasehold_coordinator.storage import store as store_module
 from leasehold_coordinator.storage.database import READERS
 from leasehold_coordinator.storage.migrate import migrate
 from leasehold_coordinator.storage.rows import OldRows, command_row, event_row, worker_row, workload_row
@@ -582,5 +586,32 @@ def test_many_reads_use_few_connections(tmp_path: Path) -> None:
         pool = store._database.engine.pool
         assert isinstance(pool, sa.QueuePool)
         assert pool.checkedin() + pool.checkedout() <= READERS + 1
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_other_reads_never_wait_for_the_pages_of_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow filters of one client once refused every other read: nobody could create a command."""
+    may_end = threading.Event()
+
+    def slow_page(*_: object) -> Page[Workload]:
+        may_end.wait(30)
+        return Page([], None)
+
+    monkeypatch.setattr(store_module, "read_page", slow_page)
+
+    async def scenario(store: Store) -> None:
+        await store.write(workload_row(workload(1, RUNNING)))
+        asked = page_request(ListWorkloadsRequest(), list_orders.WORKLOADS.parse(""), "")
+        async with asyncio.TaskGroup() as lists:
+            for _ in range(2 * READERS):
+                lists.create_task(store.list_workloads(asked, Filter(), include_ended=True, worker_id=None))
+            await asyncio.sleep(0)  # the pages are asked for
+            try:
+                assert await store.find_workload("w-1")
+            finally:
+                may_end.set()
 
     with_store(tmp_path / "store.sqlite3", scenario)

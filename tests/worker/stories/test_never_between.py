@@ -133,6 +133,26 @@ def test_a_wake_from_an_image_that_is_undone_when_the_worker_dies_is_that_image_
     assert counts(read_output(again, "w"))[: len(before)] == before
 
 
+def test_a_program_that_dies_as_soon_as_its_image_is_woken_is_that_image_again(
+    start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    criu = real_criu()
+    if isinstance(criu, str):
+        pytest.skip(criu)
+    start_worker(host)
+    session = coordinator.next_session()
+    deadly = tmp_path / "deadly"
+    (root,) = start(session, [hook("up", AFTER, f"test ! -e {deadly} || sh {deadly}")])
+    assert suspend(session, "s", CHECKPOINT) == SUCCEEDED
+    deadly.write_text(f"kill -9 {root}; while test -e /proc/{root}/exe; do sleep 0.01; done")
+    failed = session.run("r", "w", restore=RestoreOperation())
+    assert failed.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED, failed.error
+    (parked,) = failed.workloads
+    assert parked.status.state == workload_pb2.WORKLOAD_STATE_CHECKPOINTED
+    assert parked.status.parked_by.process_strategy == CHECKPOINT
+    session.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(session) == [FREE, FREE])
+
+
 @pytest.mark.parametrize("policy", [CUDA_SUSPEND, CHECKPOINT, STOP], ids=["suspend", "checkpoint", "stop"])
 def test_who_has_ended_is_parked_by_nothing(
     start_worker: Start,

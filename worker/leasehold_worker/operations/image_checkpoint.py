@@ -44,7 +44,7 @@ from leasehold_worker.programs.programs import forget_start
 from leasehold_worker.workloads.eviction import CHECKPOINT, DISK
 from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import CHECKPOINTED, RESTORING
+from leasehold_worker.workloads.states import CHECKPOINTED, RESTORING, RUNNING
 from leasehold_worker.workloads.workload import Parked, Workload
 
 logger = logging.getLogger(__name__)
@@ -306,6 +306,8 @@ class ImageCheckpoint:
         self, workload: Workload, parked: Parked, members: tuple[Member, ...], progress: Progress
     ) -> None:
         """Ends the restored processes of a workload, which is an image again."""
+        if workload.state == RUNNING:  # its members were restored, and then something else failed
+            self._workloads.set_state(workload, RESTORING)
         try:
             await self._termination.end_processes(workload, progress, parked=True)
         except OperationError as error:

@@ -42,7 +42,7 @@ class ProcessTree:
     Attributes:
         processes: Living processes, by start time.
         group_ids: Process groups with processes of the tree only.
-        complete: No process of the tree can have been missed, because one that started it ended meanwhile.
+        complete: No process of the tree was missed. A parent that ends during the listing can hide its child.
         listed_s: Start of the listing, of the monotonic clock.
     """
 

@@ -35,7 +35,7 @@ class Waiter(Generic[Granted]):
         priority: Higher goes first.
         helper: The workload is preemptible.
         host: The requested host resources other than GPUs.
-        has_host: Whether these are available now, beside those reserved for other claims.
+        has_host: Whether the resources are available now, beside those reserved for other claims.
         take_host: Reserves these in the same step; False if they are not available.
         since: Time of its arrival.
         number: Its place among equals.

@@ -11,9 +11,8 @@ them.
 program from an image as a child of the shim, under this pid. Standard input holds the request for CRIU.
 
 The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
-link(2) creates ``process``, so only one process can create it. A worker that abandons a start creates the
-file itself, and the program never runs. CRIU keeps a restored program stopped until the shim has created the
-file, and kills the program if the worker has created it.
+link(2) creates ``process``, so only one process can. A worker that abandons a start creates the file, and the
+program never runs. CRIU stops a restored program until the file exists, and kills it if the worker made it.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ check: $(VENV)/.installed
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
 	$(BIN)/buf format protos --diff --exit-code
+	.ci/breaking
 	$(BIN)/python protos/generate.py --check
 
 bench: $(VENV)/.installed

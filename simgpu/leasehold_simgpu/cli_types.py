@@ -1,14 +1,19 @@
-"""Types of the options of `leasehold simgpu`."""
+"""Options of `leasehold simgpu`, and their types."""
 
 from __future__ import annotations
 
 import re
 import signal
-from typing import Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
 
+from leasehold_simgpu.host import DIRECTORY_VARIABLE
 from leasehold_simgpu.records import ThrottleReason
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _UNITS: Final = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -57,3 +62,15 @@ class ThrottleReasonType(click.ParamType[int]):
                 self.fail(f"unknown reason of throttling {name!r}: choose from none, {known}", param, ctx)
             reasons |= member
         return reasons
+
+
+def directory_option(command: _Command) -> _Command:
+    """The option --dir, for commands about an existing host."""
+    return click.option(
+        "--dir",
+        "directory",
+        envvar=DIRECTORY_VARIABLE,
+        type=click.Path(file_okay=False, path_type=Path),
+        required=True,
+        help=f"The host's directory. Default: ${DIRECTORY_VARIABLE}.",
+    )(command)

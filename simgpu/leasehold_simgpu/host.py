@@ -12,6 +12,7 @@ from leasehold_simgpu.chips import CHIPS
 from leasehold_simgpu.errors import InvalidSettingError
 from leasehold_simgpu.faults import FaultTable
 from leasehold_simgpu.libraries import build
+from leasehold_simgpu.live_processes import LiveProcesses, gpu_records
 from leasehold_simgpu.new_host import (
     DEFAULT_CONTEXT_BYTES,
     DEFAULT_DRIVER_VERSION,
@@ -19,8 +20,7 @@ from leasehold_simgpu.new_host import (
     store_timing,
     uuid_text,
 )
-from leasehold_simgpu.process_table import has_restore_thread
-from leasehold_simgpu.records import Fault, ProcessState, SimulatedGpu, SimulatedProcess
+from leasehold_simgpu.records import Fault, SimulatedGpu, SimulatedProcess
 from leasehold_simgpu.state_file import StateFile
 from leasehold_simgpu.timing import Timing
 
@@ -61,6 +61,7 @@ class SimulatedHost:
         self._file = file
         self._state = file.host
         self._faults = FaultTable(file)
+        self._live = LiveProcesses(file)
 
     @classmethod
     def create(
@@ -151,7 +152,7 @@ class SimulatedHost:
     @property
     def gpus(self) -> tuple[SimulatedGpu, ...]:
         """Its GPUs, in the order of NVML."""
-        used = self._used_bytes()
+        used = self._live.used_bytes()
         return tuple(
             SimulatedGpu(
                 index=index,
@@ -164,18 +165,18 @@ class SimulatedHost:
                 lost=bool(gpu.lost),
                 mig_enabled=bool(gpu.mig_enabled),
             )
-            for index, gpu in enumerate(self._gpu_records())
+            for index, gpu in enumerate(gpu_records(self._state))
         )
 
     def processes(self) -> tuple[SimulatedProcess, ...]:
         """Its live CUDA processes, which have called cuInit, ordered by pid."""
-        found = [self._describe(record) for record in self._live_records()]
+        found = [self._live.describe(record) for record in self._live.records()]
         return tuple(sorted(found, key=lambda process: process.pid))
 
     def process(self, pid: int) -> SimulatedProcess | None:
         """The live CUDA process with this pid. None: there is none."""
-        record = self._find_live_record(pid)
-        return None if record is None else self._describe(record)
+        record = self._live.find(pid)
+        return None if record is None else self._live.describe(record)
 
     def set_timing(self, timing: Timing) -> None:
         """Changes how long checkpoints and restores take, from the next call on."""
@@ -365,79 +366,19 @@ class SimulatedHost:
             record.xids[record.xids_raised % layout.XIDS_KEPT] = xid
             record.xids_raised = (record.xids_raised + 1) % 2**32
 
-    def _gpu_records(self) -> Sequence[layout.Gpu]:
-        records: Sequence[layout.Gpu] = self._state.gpus[: self._state.gpu_count]
-        return records
-
     def _gpu(self, gpu: int | str) -> layout.Gpu:
-        for index, record in enumerate(self._gpu_records()):
+        for index, record in enumerate(gpu_records(self._state)):
             if gpu in (index, uuid_text(record.uuid)):
                 return record
         raise InvalidSettingError(f"GPU {gpu!r} is not on the host in {self.directory}: see simgpu show")
 
-    def _live_records(self) -> list[layout.Process]:
-        with self._file.locked() as state:
-            return [record for record in state.processes if record.pid != 0 and _is_live(record)]
-
-    def _find_live_record(self, pid: int) -> layout.Process | None:
-        with self._file.locked() as state:
-            return next(
-                (record for record in state.processes if record.pid == pid and _is_live(record)), None
-            )
-
     def _live_record(self, pid: int) -> layout.Process:
-        record = self._find_live_record(pid)
+        record = self._live.find(pid)
         if record is not None:
             return record
         raise InvalidSettingError(
             f"pid {pid} is not a live CUDA process of the host in {self.directory}: see simgpu show"
         )
-
-    def _bytes_by_gpu(self, record: layout.Process) -> dict[int, int]:
-        row = record.placement[1 if record.status & layout.PLACEMENT else 0]
-        taken: dict[int, int] = {}
-        for ordinal in range(record.visible_count):
-            if record.contexts[ordinal]:
-                contexts = record.contexts[ordinal] * self._state.context_bytes
-                taken[row[ordinal]] = record.allocated_bytes[ordinal] + contexts
-        return taken
-
-    def _used_bytes(self) -> list[int]:
-        used: list[int] = [gpu.hogged_bytes for gpu in self._gpu_records()]
-        for record in self._live_records():
-            if record.status & layout.RESIDENT:
-                for index, taken in self._bytes_by_gpu(record).items():
-                    used[index] += taken
-        return used
-
-    def _peers(self, record: layout.Process) -> tuple[int, ...]:
-        if record.peer_group == 0:
-            return ()
-        group = {other.pid for other in self._live_records() if other.peer_group == record.peer_group}
-        return tuple(sorted(group - {record.pid}))
-
-    def _describe(self, record: layout.Process) -> SimulatedProcess:
-        gpus = self._gpu_records()
-        return SimulatedProcess(
-            pid=record.pid,
-            state=ProcessState(record.status & layout.STATE_MASK),
-            restore_thread_id=record.restore_tid,
-            gpu_bytes={uuid_text(gpus[gpu].uuid): size for gpu, size in self._bytes_by_gpu(record).items()},
-            resident=bool(record.status & layout.RESIDENT),
-            wedged=bool(record.status & layout.WEDGED),
-            busy=bool(record.busy),
-            mps_client=bool(record.mps_client),
-            multicast=bool(record.multicast),
-            partial_passthrough=bool(record.partial_passthrough),
-            peers=self._peers(record),
-            controller_pid=record.channel_pid or None,
-            calls=dict(zip(layout.CHECKPOINT_CALLS, record.calls, strict=True)),
-        )
-
-
-def _is_live(record: layout.Process) -> bool:
-    """Like `simgpu_record_is_live` of the libraries: an exec keeps the pid, but ends the thread."""
-    return has_restore_thread(record.pid, record.restore_tid)
 
 
 def _short_name(name: str) -> str:

@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import sqlalchemy as sa
 from leasehold.v1 import errors_pb2, workload_pb2
@@ -22,6 +24,8 @@ from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.store import Store
 
 from .scripted_worker import make_hello
+
+CONNECT = "/leasehold.worker.v1.SessionService/Connect"
 
 FULL = FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
 
@@ -133,3 +137,17 @@ def on_bench(path: Path, scenario: Callable[[Bench], Awaitable[None]]) -> None:
 def workload(state: workload_pb2.WorkloadState.ValueType, generation: int) -> Workload:
     status = WorkloadStatus(state=state, generation=generation)
     return Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)
+
+
+@asynccontextmanager
+async def session_streams(
+    bench: Bench,
+) -> AsyncIterator[grpc.aio.StreamStreamMultiCallable[bytes, bytes]]:
+    """Serves the sessions of this bench, and opens streams to it."""
+    server = grpc.aio.server()
+    bench.service.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel.stream_stream(CONNECT)
+    await server.stop(None)

@@ -100,8 +100,9 @@ def asked(weights: str, process: str) -> list[str]:
 def plan_is_told(model: Model, weights: str, process: str, *force: str) -> None:
     """The dry run says what would be done, and where the bytes would be."""
     plan = verb(model.fleet, "suspend", model.name, *asked(weights, process), *force, "--dry-run")
-    assert "refusals" not in plan
+    assert not plan["refusals"]
     assert plan["policy"] == {
+        "escalate_to": "PROCESS_STRATEGY_UNSPECIFIED",
         "weight_strategy": f"WEIGHT_STRATEGY_{weights.upper()}",
         "process_strategy": f"PROCESS_STRATEGY_{process.upper()}",
     }
@@ -128,7 +129,7 @@ def cell(model: Model, weights: str, process: str, *force: str) -> None:
         assert float(up["estimate"]["duration"].rstrip("s")) > 0
         woken = verb(model.fleet, "wake", model.name)
         assert woken["state"] == "COMMAND_STATE_SUCCEEDED"
-        assert "warnings" not in woken["result"], woken
+        assert not woken["result"]["warnings"], woken
         if process == "stop" and not model.kernel:
             model.requests = 0
         model.wait_served()

@@ -1,4 +1,4 @@
-"""Two independent questions, asked at the same time."""
+"""Two independent functions that run concurrently."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -15,12 +15,12 @@ Answer = TypeVar("Answer")
 async def both(
     first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
 ) -> tuple[First, Second]:
-    """Asks both at once, and returns both answers.
+    """Runs both functions concurrently, and returns both results.
 
-    Neither question ends the other, so that the result does not depend on their speed.
+    An error does not cancel the other function, so the reported error does not depend on timing.
 
     Raises:
-        OperationError: The error of the first question, or else of the second. Both have ended.
+        OperationError: The error of the first function, or else of the second. Both have ended.
     """
     firsts: list[First] = []
     seconds: list[Second] = []

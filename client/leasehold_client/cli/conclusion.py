@@ -84,7 +84,7 @@ def _wait_with_retries(
 
 
 def conclude_ready(client: Client, workload: Workload, options: CommandOptions) -> None:
-    """Waits until a started workload is ready, and prints this."""
+    """Waits until a started workload is ready, and prints that it is ready."""
     limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s
     client.wait_workload(workload.workload_id, timeout_s=limit_s)
     if not options.json:

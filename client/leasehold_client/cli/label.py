@@ -76,7 +76,7 @@ def _change(
 def _update(
     client: Client, name: str, field: Literal["labels", "annotations"], changes: Sequence[str]
 ) -> Workload:
-    """Reads the texts, changes some, and writes all if nobody else has changed them meanwhile."""
+    """Reads the labels or annotations, changes some, and writes them unless they have changed meanwhile."""
     workload_id = name
     for attempt in range(ATTEMPT_LIMIT):
         known = client.workload(workload_id)

@@ -104,7 +104,7 @@ class CommandService(CommandServiceServicer):
     def _snapshot(
         self, wants: Callable[[WatchCommandsResponse], bool]
     ) -> Iterator[list[tuple[str, WatchCommandsResponse]]]:
-        """The commands that have not ended, each as it is on disk, oldest first."""
+        """The commands that have not ended, in their stored states, oldest first."""
         on_disk = self.fleet.ledger.on_disk
         for command_id in list(on_disk):
             if (stored := on_disk.get(command_id)) is not None:

@@ -147,7 +147,7 @@ class WorkloadService(WorkloadServiceServicer):
                 return found
 
     def _snapshot(self, wanted: Workload | None) -> Iterator[list[tuple[str, WatchWorkloadsResponse]]]:
-        """The workloads that have not ended, or the wanted one, each as it is on disk."""
+        """The workloads that have not ended, or the wanted workload, in their stored states."""
         workloads = self.fleet.workloads
         for workload_id in workloads.ids_on_disk() if wanted is None else [wanted.workload_id]:
             workload = workloads.on_disk(workload_id) or wanted

@@ -15,7 +15,7 @@ from leasehold_coordinator.fleet.fleet_reader import FleetReader
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An operation and its workloads, as they were at the time of the request.
+    """An operation, and its workloads in their states at the time of the request.
 
     Attributes:
         operation: The operation, with ids in place of names.

@@ -68,7 +68,7 @@ def check_workload(reported: Workload) -> None:
 
 
 def check_hello(hello: Hello) -> None:
-    """Refuses a hello that can't be shown, stored or told from another.
+    """Refuses a hello with missing, duplicate or too large values.
 
     Raises:
         FleetError: PROTOCOL_VIOLATION, which names the field.

@@ -144,7 +144,7 @@ def check_operation(operation: Operation) -> None:
 
 
 def check_hold(suspend: SuspendOperation) -> None:
-    """Refuses a hold that is too long or has no duration, and an owner of no hold.
+    """Refuses a hold with an invalid duration, and `held_by` without a hold.
 
     Raises:
         FleetError: INVALID_ARGUMENT, which names the field.

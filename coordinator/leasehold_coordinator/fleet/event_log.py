@@ -84,7 +84,7 @@ class Events:
         self._add(event_pb2.EVENT_KIND_WORKER_REFUSED, error.message, worker_id, worker_name)
 
     def refusals_left_out(self, message: str) -> None:
-        """Adds an event: refusals above the limit were counted and not listed one by one."""
+        """Adds an event with the number of refusals above the limit, which have no events of their own."""
         self._add(event_pb2.EVENT_KIND_WORKER_REFUSED, message)
 
     def protocol_error(self, error: FleetError, worker_id: str, worker_name: str) -> None:

@@ -210,7 +210,7 @@ class Fleet:
 
     @contextmanager
     def workload_being_created(self, workload: Workload) -> Iterator[None]:
-        """The context of the write of a new workload, which watchers are told of after it."""
+        """The context of the write of a new workload. Watchers get the workload after the write."""
         workload_id = workload.workload_id
         try:
             with self.workloads.being_stored({workload_id: None}, {workload_id: workload}):

@@ -16,7 +16,7 @@ class LiveWorkloads(MutableMapping[str, Workload]):
 
     The index by worker keeps lookups fast when thousands of workers reconnect.
 
-    Decisions count a workload as it is here. Watchers are told a workload as it is on disk.
+    Decisions count a workload as it is here. Watchers get a workload in its stored state.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class LiveWorkloads(MutableMapping[str, Workload]):
     def being_stored(
         self, before: Mapping[str, Workload | None], after: Mapping[str, Workload]
     ) -> Iterator[None]:
-        """The context of a write. Workloads are on disk as they are after, unless an exception leaves it.
+        """The context of a write. At its end, the new states count as stored, except after an exception.
 
         Args:
             before: By id: each workload before this change. None: there was none that had not ended.

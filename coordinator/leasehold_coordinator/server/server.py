@@ -104,7 +104,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(_tick(_watches(fleet))),
-                tasks.create_task(_tick(_writes(fleet, dispatcher))),  # apart: a disk may not answer
+                # A task of its own, since the disk may not answer.
+                tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(_prune(fleet, config.retention_s)),
             ]

@@ -1,7 +1,7 @@
 """The writes to the store: one thread commits them in batches, on one connection.
 
-Each batch is one transaction. A batch collects, in order, the writes that arrive during the previous commit,
-and after it until a turn of the event loop adds no write. A write returns only when it is on disk
+Each batch is one transaction. A batch collects, in order, the writes that arrive during the previous commit.
+It also takes later writes, until a turn of the event loop adds none. A write returns only when it is on disk
 (``synchronous=FULL``).
 """
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 from leasehold.v1 import errors_pb2, lease_pb2, worker_pb2
 from leasehold.v1.fleet_service_pb2 import GetGpuRequest, GetWorkerRequest, ListGpusRequest, WatchFleetRequest
@@ -27,9 +26,8 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.server import server
 
-from tests.coordinator.bench import Bench, on_bench
+from tests.coordinator.bench import Bench, on_bench, session_streams
 from tests.coordinator.conftest import CoordinatorProcess
-from tests.coordinator.fleet.test_callers import CONNECT
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
 
@@ -253,12 +251,7 @@ def test_a_stream_keeps_no_more_of_its_hello_than_the_description(tmp_path: Path
     """A hello may have 2,048 workloads, and there may be 10,000 streams."""
 
     async def scenario(bench: Bench) -> None:
-        server = grpc.aio.server()
-        bench.service.add_to(server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+        async with session_streams(bench) as connect:
             call = connect()
             await call.write(ConnectRequest(hello=make_hello("large")).SerializeToString())
             welcome = await call.read()
@@ -268,6 +261,5 @@ def test_a_stream_keeps_no_more_of_its_hello_than_the_description(tmp_path: Path
             assert [len(one.gpus) for one in hellos] == [2], "one description"
             assert [len(one.gpu_leases) for one in hellos] == [0]
             call.cancel()
-        await server.stop(None)
 
     on_bench(tmp_path, scenario)

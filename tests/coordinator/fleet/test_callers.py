@@ -18,7 +18,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, host_of
 
 from tests.coordinator.api.test_command_service import refusal
-from tests.coordinator.bench import Bench, on_bench
+from tests.coordinator.bench import Bench, on_bench, session_streams
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 from tests.coordinator.stories.test_lifecycle import until
@@ -29,8 +29,6 @@ DEAF: Final = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 """Options of a client that lets a server send hardly anything, unless the client reads."""
-
-CONNECT = "/leasehold.worker.v1.SessionService/Connect"
 
 
 @pytest.mark.parametrize(
@@ -195,12 +193,7 @@ def test_a_stream_whose_hello_is_late_is_not_refused(tmp_path: Path, monkeypatch
     """After a refusal a worker stays away for a minute. A busy coordinator may be the one that is late."""
 
     async def scenario(bench: Bench) -> None:
-        server = grpc.aio.server()
-        bench.service.add_to(server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+        async with session_streams(bench) as connect:
             call = connect()
             with pytest.raises(grpc.aio.AioRpcError, match=r"no hello came within 0\.05 s: connect again"):
                 await call.read()
@@ -212,7 +205,6 @@ def test_a_stream_whose_hello_is_late_is_not_refused(tmp_path: Path, monkeypatch
             assert isinstance(answer, bytes)
             assert ConnectResponse.FromString(answer).HasField("welcome")
             again.cancel()
-        await server.stop(None)
 
     monkeypatch.setattr(session_service, "HELLO_TIMEOUT_S", 0.05)
     on_bench(tmp_path, scenario)
@@ -222,18 +214,12 @@ def test_streams_that_never_say_hello_are_their_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        server = grpc.aio.server()
-        bench.service.add_to(server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
+        async with session_streams(bench) as connect:
             calls = [connect() for _ in range(5)]
             ended, _ = await asyncio.wait(
                 [asyncio.ensure_future(call.code()) for call in calls], return_when=asyncio.FIRST_COMPLETED
             )
             assert ended.pop().result() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        await server.stop(None)
 
     monkeypatch.setattr(session_service, "HELLO_LIMIT", 8)
     on_bench(tmp_path, scenario)

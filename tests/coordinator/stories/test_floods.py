@@ -10,8 +10,8 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator.api import session_service
 from leasehold_coordinator.fleet.session import FRAME_LIMIT
 
-from tests.coordinator.bench import Bench, on_bench
-from tests.coordinator.fleet.test_callers import CONNECT, DEAF
+from tests.coordinator.bench import CONNECT, Bench, on_bench
+from tests.coordinator.fleet.test_callers import DEAF
 from tests.coordinator.scripted_worker import make_hello
 
 

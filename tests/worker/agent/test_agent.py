@@ -319,8 +319,10 @@ count = os.open("forks", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 if os.fork() and sys.argv[1] == "stays":
     print("up", flush=True)
     time.sleep(1000)
-for _ in range(50_000):
+for number in range(50_000):
     if os.fork():
+        while not (number or os.fstat(count).st_size):
+            time.sleep(0.001)  # the first process leaves a chain that has begun
         break
     os.write(count, b".")
     if sys.argv[2] == "own":

@@ -702,12 +702,13 @@ class PoolMachine(RuleBasedStateMachine):
                 taken.append(lease)
 
         self.do(take)
+        if taken:
+            self.leases += taken
+            self.oracle.take(holder, taken[0].gpu_uuids)
         for other in [other for other, end_s in self.oracle.holds.items() if end_s <= self.now_s]:
             if other != hold_id:
                 self.oracle.end_hold(other)
         if taken:
-            self.leases += taken
-            self.oracle.take(holder, taken[0].gpu_uuids)
             self.oracle.end_hold(hold_id)
         self.pass_time(0)
 

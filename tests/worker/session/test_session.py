@@ -29,6 +29,7 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.host.processes import command_line
 from leasehold_worker.session import session as coordinator_session
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.outbox import FRAME_LIMIT
@@ -194,7 +195,16 @@ def read_much(late: LateCoordinator, session: Session, folder: Path) -> list[Out
     session.run("c3", "w1", stop=StopOperation(force=True))
     with session.arrived:
         assert session.arrived.wait_for(lambda: len(chunks(session)) >= QUESTIONS_LIMIT, TIMEOUT_S)
+    wait_for_launchers(folder)
     return chunks(session)
+
+
+def wait_for_launchers(folder: Path) -> None:
+    """Waits until no launcher of a workload is left: the worker is in this process, which must reap them."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(str(folder) in " ".join(command_line(int(path.name))) for path in Path("/proc").glob("[0-9]*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def chunks(session: Session) -> list[OutputChunk]:

@@ -202,6 +202,6 @@ async def _end_workloads(parts: Parts, commands: Commands, how: StopWorkloads) -
             if how == "park":
                 wanted = workload.state == RUNNING and workload.lease is not None
             else:
-                wanted = workload.origin not in LET_GO  # those we did not start
+                wanted = workload.origin not in LET_GO  # adopted and claiming processes are left alone
             if how != "leave" and wanted and workload.state not in ENDED:
                 nursery.start_soon(end, workload)

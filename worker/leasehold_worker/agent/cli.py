@@ -68,8 +68,9 @@ def command(
     moves them. Without a coordinator it keeps reconnecting. Workloads outlive the worker. A worker that is
     started again on the same state directory finds them, and settles interrupted commands.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the agent listens: without a traceback
-    gc.disable()  # nothing that is imported is garbage, and looking for some is a tenth of the start
+    # Until the agent listens, SIGINT ends it without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.disable()  # imports make no garbage, and collections take a tenth of the start
     from leasehold_worker.agent import daemon  # late: `leasehold worker --help` needs nothing of it
 
     gc.freeze()  # modules stay, so no later collection has to visit their objects

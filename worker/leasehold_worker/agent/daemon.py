@@ -45,7 +45,7 @@ def _serve(config: WorkerConfig) -> None:
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)
-    # The default place of the socket is reached by users whom the socket lets in.
+    # The default socket is in the state directory. Its users must be able to pass through.
     mode = PASSABLE if config.socket_path.parent == config.state_dir else PRIVATE
     with open_state_directory(config.state_dir, mode) as state_directory:
         if config.image_dir is not None:
@@ -91,7 +91,7 @@ def _require_own_images(path: Path) -> None:
     try:
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         require_private(path, "image directory", may_be_roots=True)
-    except OSError as error:  # a volume that is not there now may be there later
+    except OSError as error:  # the volume may be mounted later
         logger.warning("the image directory %s can't be checked: %s", path, error.strerror)
 
 

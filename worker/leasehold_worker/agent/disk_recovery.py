@@ -89,10 +89,10 @@ class DiskRecovery:
                 self._parts.pool.release(lease)
 
     async def _finish_ending(self, workload: Workload, intent: Intent) -> tuple[OperationError | None, str]:
-        """Its processes were being told to end. If they end, the workload is stopped.
+        """Settles a workload whose processes were being ended. If they end, the workload is stopped.
 
-        A workload that could end by itself, does not, and was perhaps not told to, continues as before: a
-        saved application has continued since it lost the worker, and its work since then would be lost.
+        A saved application continues once it loses the worker. If SIGTERM was perhaps not sent and the
+        application does not end by itself, it keeps running, since a kill would lose its newest work.
         """
         parts, (target,) = self._parts, intent.targets
         parts.workloads.set_state(workload, SUSPENDING)  # another recovery may have settled the state before
@@ -179,7 +179,7 @@ class DiskRecovery:
             rebooted = OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why)
             self._parts.exit_monitor.end(workload, FAILED, rebooted)
             return
-        # Else who watches it would wait for the end of an operation.
+        # Otherwise the exit monitor would wait for the end of an operation.
         self._go_on(workload, RUNNING)
 
     async def _put_back(self, workload: Workload, parked: Parked) -> OperationError | None:
@@ -193,7 +193,7 @@ class DiskRecovery:
             The error of the command. None: the image is gone.
         """
         if await self._parts.image_checkpoint.find_kept(parked.checkpoint_id) is None:
-            return None  # its processes are all that there is of it
+            return None  # there is no image, so the processes must be kept
         progress = Progress.unheard()
         await self._parts.image_checkpoint.put_back(workload, parked, workload.members, progress)
         return _interrupted(f"workload {workload.name} is suspended as before")

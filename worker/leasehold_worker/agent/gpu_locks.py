@@ -29,10 +29,10 @@ def hold_gpus(gpu_uuids: Collection[str]) -> Iterator[None]:
     """Holds the locks of GPUs, all or none, until the context ends.
 
     Raises:
-        StartError: Another worker serves one of them.
+        StartError: Another worker serves one of the GPUs.
     """
     with ExitStack() as locks:
-        # One order for everybody: of two workers that start at once, one gets them all.
+        # Every worker locks in this order. Of two workers that start at once, one gets all locks.
         for gpu_uuid in sorted(gpu_uuids):
             locks.enter_context(_lock(gpu_uuid))
         yield
@@ -42,7 +42,7 @@ def _lock(gpu_uuid: str) -> socket.socket:
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(_NAME.format(uuid=gpu_uuid))
-        lock.listen(1)  # so that others can ask for our process id
+        lock.listen(1)  # lets other workers read our process id
     except OSError as error:
         lock.close()
         if error.errno != errno.EADDRINUSE:

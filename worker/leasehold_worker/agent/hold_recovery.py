@@ -29,7 +29,7 @@ class HoldRecovery:
         for entry in self._commands.open_entries:
             command = entry.command
             if entry.command_id not in self._contents.intents:
-                continue  # it begins anew, or never
+                continue  # not begun: it begins anew, or not at all
             if terms := HoldTerms.of(command):
                 self._holds.expect(command.workload_id, terms)
             taken_id = command.operation.run.hold_id or command.operation.restore.hold_id

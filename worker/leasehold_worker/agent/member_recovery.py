@@ -1,4 +1,4 @@
-"""Recovery of members that a crash of the worker left as they were, perhaps halfway."""
+"""Recovery of members whose operation was interrupted by a crash of the worker."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ class MemberRecovery:
             if was_halfway:
                 self._parts.workloads.set_state(workload, WORKLOAD_RUNNING)
             return
-        async with workload.ending:  # nobody kills members between two calls to them
+        async with workload.ending:  # prevents a kill of members between two driver calls
             await self._look_at_members(workload, home, was_halfway=was_halfway)
 
     async def _look_at_members(self, workload: Workload, home: tuple[str, ...], *, was_halfway: bool) -> None:
@@ -96,7 +96,8 @@ class MemberRecovery:
             found = {workload.workload_id: await self._observe(target, ())}
             crash_point("workload-probed")
             if was_halfway:
-                workload.mark_restored()  # perhaps: nobody has written down how far it went
+                # Possibly restored: the journal does not say how far the operation went.
+                workload.mark_restored()
                 await self._bring_together(plan, found)
             elif left_parked and _all_parked(found):
                 workload.mark_restored()
@@ -120,12 +121,12 @@ class MemberRecovery:
             "suspends or restores it",
         )
         members, occupancies = await where_members_are(self._parts.verification, plan, found, done=False)
-        if _standing(workload) == before:  # else somebody has begun something with it
+        if _standing(workload) == before:  # otherwise a new operation has begun meanwhile
             reserved = self._reserve_occupied(workload, occupancies[workload.workload_id].listed)
             self._settle(plan, found, reserved, members, occupancies, error, keep=left_parked)
 
     def _reserve_occupied(self, workload: Workload, occupied: set[str]) -> list[Lease]:
-        """Reserves the GPUs that a workload without a lease uses, as far as they are free."""
+        """Reserves the free GPUs among those that a workload without a lease uses."""
         free = {slot.gpu_uuid for slot in self._parts.pool.slots.snapshot().slots if slot.lease is None}
         mine = [gpu_uuid for gpu_uuid in home_of(workload) if gpu_uuid in occupied & free]
         if workload.lease is not None or not mine:
@@ -137,10 +138,10 @@ class MemberRecovery:
     ) -> tuple[OperationError | None, str]:
         """Settles an interrupted operation.
 
-        Fully suspended members stay suspended. If only some are suspended, or some are locked, all are made
-        to run, on the side of the operation's goal or back. Members that ran before a remap are made to run
-        even if all are suspended; their workload keeps its old GPUs until they do. The same holds for members
-        that were to become an image, and ran or slept before.
+        If all members are suspended, they stay suspended. If some members are suspended or locked, all
+        members are made to run, on the new or the old GPUs. Members that ran before a remap are made to run
+        even if all are suspended. Their workload keeps its old GPUs until then. Members that were running or
+        sleeping before the dump of an image are made to run too.
 
         Args:
             intent: The last intent of the operation.
@@ -321,7 +322,7 @@ class MemberRecovery:
         settlement = Settlement(self._parts.workloads, pool, plan, outcomes, reserved)
         settlement.settle(members, occupancies, error, Progress.unheard(), keep=keep)
         for lease in reserved:
-            pool.release(lease)  # what was used has been exchanged, and is not released by this
+            pool.release(lease)  # a lease that the settlement took over stays
 
 
 def _standing(workload: Workload) -> tuple[object, ...]:

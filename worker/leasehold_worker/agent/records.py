@@ -28,7 +28,7 @@ class Records:
         self._boot_id = boot_id()
 
     def keep_workload(self, workload: Workload) -> None:
-        """Stores a workload as it is now, and reports it once it is on disk."""
+        """Stores the current state of a workload, and reports the state once it is on disk."""
         message = workload_message(workload, self._worker_id)
         event = WorkloadEvent(kind=_event_kind(workload), workload=message)
         statements = journal_file.keep_workload(workload_record(workload, self._boot_id))

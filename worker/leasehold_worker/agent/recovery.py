@@ -197,10 +197,11 @@ class Recovery:
                 if workload.state not in ENDED and workload.workload_id not in concerned:
                     nursery.start_soon(self._look_at, workload)
         self._holds.end_parts(waiting)
-        for entry in self._commands.open_entries:  # after their suspends
+        for entry in self._commands.open_entries:  # preempting commands are settled after their suspends
             if entry.command_id in begun and preempted_by(entry.command):
                 await self._settle_command(entry, begun[entry.command_id])
-        for entry in self._commands.open_entries:  # as they are now: some may be cancelled meanwhile
+        # Read again, since some commands may have been cancelled meanwhile.
+        for entry in self._commands.open_entries:
             if entry.command_id in waiting:
                 self._commands.resume(entry)
 

@@ -119,7 +119,7 @@ class Strays:
                 require_folder_name(folder.name)
                 who = None if folder.name in known else launched(folder)
             except OperationError:
-                continue  # we have started nothing there
+                continue  # no program was started from this folder
             except OSError as error:
                 logger.error(
                     "the record of the program started in %s can't be read: %s", folder, error.strerror
@@ -152,7 +152,7 @@ class Strays:
         workload = self._parts.programs.workload(
             stray.workload_id, stray.name, spec, stray.program, lease, None
         )
-        workload.mark_restored()  # perhaps: nobody knows
+        workload.mark_restored()  # possibly restored: without a journal this is unknown
         self._parts.host_shares.take_back(workload)
         self._parts.exit_monitor.add(workload)
         logger.warning(
@@ -178,7 +178,7 @@ def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) 
     listed = [uuid for uuid, gpu in inventory.usage().items() if pids & gpu.processes.keys()]
     visible = [uuid for uuid in started_with if uuid in inventory.chips]
     gpu_uuids = visible if not listed or set(listed) == set(visible) else listed
-    # A program can change what the kernel shows as its environment, and a coordinator takes no odd name.
+    # A program can change its environment in /proc, and the coordinator refuses invalid names.
     told = variable_of(program.pid, "LEASEHOLD_WORKLOAD")
     name = told if _NAME.fullmatch(told) else workload_id
     unique = tuple(dict.fromkeys(gpu_uuids))

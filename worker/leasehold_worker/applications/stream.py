@@ -67,7 +67,7 @@ class ApplicationStream:
             refusal: The reason of a refusal.
         """
         if refusal is not None and not self.gone.is_set():
-            with suppress(trio.WouldBlock):  # nobody reads: the end has to do
+            with suppress(trio.WouldBlock):  # the peer does not read, so it sees only the end of the stream
                 self._sent.send_nowait(refusal)
         self._sent.close()
         self._received.close()

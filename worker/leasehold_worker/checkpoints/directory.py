@@ -121,7 +121,8 @@ class CheckpointDirectory:
 
     def _free_bytes(self) -> int:
         """Free space of the disk, less the reserve and unwritten reservations. May be negative."""
-        unwritten = self._rooms.unwritten_bytes  # before the disk is asked, which has what is written since
+        # Read before the free space: bytes written in between then count twice instead of not at all.
+        unwritten = self._rooms.unwritten_bytes
         volume = self._application_store.disk_space()
         kept_free = max(volume.total_bytes * KEPT_FREE_PERCENT // 100, self._reserve_bytes)
         return volume.available_bytes - kept_free - unwritten
@@ -137,7 +138,7 @@ class CheckpointDirectory:
     def _spare_images(self) -> list[StoredItem]:
         """This worker's images that no workload needs."""
         images = self._own_images()
-        in_use = self.in_use()  # asked after them: a new one is expected before it is there
+        in_use = self.in_use()  # read after the images: an image counts as in use before it exists
         return [_kept_image(image) for image in images if image.manifest.image_id not in in_use]
 
     def used_bytes(self) -> int:
@@ -175,7 +176,7 @@ class CheckpointDirectory:
         for checkpoint_id, workload in tuple(self._expected.items()):
             if workload.state != SUSPENDING:
                 self._expected.pop(checkpoint_id, None)
-        # In this order: what a workload is parked as is known before its state says so.
+        # In this order: a workload records its image before its state becomes suspended.
         return set(self._expected) | {
             parked.checkpoint_id
             for workload in self._workloads.all()
@@ -334,7 +335,8 @@ class CheckpointDirectory:
         try:
             self._application_store.delete(checkpoint_id)
         except OperationError as error:
-            if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT:  # else somebody else was quicker
+            # UNKNOWN_CHECKPOINT: another caller has deleted it.
+            if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT:
                 logger.warning("checkpoint %s could not be deleted: %s", checkpoint_id, error.message)
 
     def _tell_damaged(self, found: Iterable[StoredImage | StoredCheckpoint | DamagedCheckpoint]) -> None:

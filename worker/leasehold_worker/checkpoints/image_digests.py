@@ -63,7 +63,7 @@ def verify_files(
     for name in sorted(found ^ expected.keys()):
         how = "is missing" if name in expected else "is not part of the image"
         raise corrupt(manifest.image_id, f"file {name!r} {how}")
-    for file in expected.values():  # all of them before the first is read, which can take long
+    for file in expected.values():  # all sizes are checked before the long read of contents
         _check_size(folder / file.name, manifest.image_id, file)
     done = 0
     for name, file in sorted(expected.items()):

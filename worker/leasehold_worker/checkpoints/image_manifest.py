@@ -196,7 +196,7 @@ class _Rule:
 
 
 def check_compatible(manifest: Manifest, here: HostFacts, models: Mapping[str, int]) -> None:
-    """Refuses an image that this host can't restore, as far as its manifest tells.
+    """Refuses an image whose manifest shows that this host can't restore it.
 
     Args:
         manifest: Manifest of the image.

@@ -152,7 +152,7 @@ class ImageStore:
                 sync(final_path.parent)
                 sync(self.root)
             except OSError:
-                # Its processes would be ended for what a loss of power may take away.
+                # Otherwise a power failure could still destroy the image after the kill.
                 final_path.rename(partial.path)
                 raise
         partial.close()
@@ -188,7 +188,7 @@ class ImageStore:
             try:
                 found.append(self._read(path))
             except OperationError as error:
-                if _is_folder(path):  # else it has just been deleted
+                if _is_folder(path):  # otherwise the image was just deleted
                     found.append(DamagedCheckpoint(path, path.name, error))
         return found
 
@@ -220,7 +220,7 @@ class ImageStore:
             with disk_errors(path.parent):
                 path.rename(gone)
                 sync(path.parent)
-                with suppress(FileNotFoundError):  # another worker's sweep may be at it, too
+                with suppress(FileNotFoundError):  # another worker may be deleting it too
                     remove_tree(gone)
             remove_if_empty(path.parent)
 
@@ -321,7 +321,7 @@ def _is_left(path: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # another user's
+        return False  # the file belongs to another user
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -243,7 +243,7 @@ class Commands:
             journal_file.keep_command(entry),
             partial(self._do, following),
             refused=partial(self._refuse, entry.command_id) if begins else None,
-            later=entry.acknowledged_s is not None,  # an outcome that is told twice is acknowledged twice
+            later=entry.acknowledged_s is not None,  # an outcome that was sent twice is acknowledged twice
         )
 
     def _do(self, effects: list[Effect]) -> None:

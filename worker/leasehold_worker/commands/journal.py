@@ -55,7 +55,7 @@ class Journal:
         self._later: dict[tuple[str, str], _Write] = {}
         """Writes for the next commit, which nothing waits for."""
         self._pause = trio.CancelScope()
-        """Ends once these writes have waited long enough."""
+        """The wait before a commit of later writes alone."""
         self._wake = trio.Event()
         self._settled = trio.Event()
         self._settled.set()

@@ -260,7 +260,7 @@ class JournalFile:
         self._number += 1
         try:
             self._seal.write(self._number)
-        except OSError as error:  # what is committed holds, and the next commit waits for the seal
+        except OSError as error:  # the commit is on disk; the next commit writes the seal
             logger.error("the number of a commit can't be stored beside the journal: %s", error.strerror)
 
     def _require_in_place(self) -> None:

@@ -133,7 +133,8 @@ class CommandLedger:
         self._acknowledged: dict[str, Entry] = {}
         self._refused: dict[str, CommandUpdate] = {}
         for entry in sorted(entries, key=lambda entry: entry.acknowledged_s or 0.0):
-            told = is_local(entry.command_id) and not entry.is_open  # whoever waited for it is gone
+            # Its caller ended with the previous agent.
+            told = is_local(entry.command_id) and not entry.is_open
             self._put(replace(entry, acknowledged_s=entry.acknowledged_s or 0.0) if told else entry)
 
     @property

@@ -105,8 +105,8 @@ def _options(root_pid: int, images: int, logs: int) -> CriuOptions:
         notify_scripts=True,
         file_locks=True,
         link_remap=True,
-        # Of connections with both ends in the tree: obstacles.py refuses others, also of a stopped tree. So
-        # nobody sends during the dump, and no firewall rule is needed, which would outlive the dump.
+        # obstacles.py permits only connections with both ends in the tree, also for a stopped tree. So no
+        # peer sends during the dump, and a firewall rule, which would outlive the dump, is unnecessary.
         tcp_established=True,
         network_lock=criu_pb2.CRIU_NETWORK_LOCK_SKIP,
         ghost_limit=GHOST_BYTES,
@@ -219,5 +219,5 @@ async def _progress(directory: Path, progress: Callable[[int], None]) -> None:
             with os.scandir(directory) as entries:
                 progress(sum(entry.stat(follow_symlinks=False).st_size for entry in entries))
         except FileNotFoundError:
-            return  # it is final, and has another name
+            return  # the image is complete and has been renamed
         await trio.sleep(PROGRESS_INTERVAL_S)

@@ -84,7 +84,7 @@ async def _look(name: str, look: Look, patient: Examination, timeout_s: float) -
             return Check(name, PASSED, look(patient))
         except NotOkError as error:
             return Check(name, error.result, str(error))
-        except (OSError, ValueError) as error:  # a host may be broken in ways that no check thinks of
+        except (OSError, ValueError) as error:  # a broken host can fail in unforeseen ways
             return Check(name, NOT_CHECKED, f"can't be read: {error}")
 
     late = Check(name, REFUSED, f"no answer within {timeout_s:g} s: look for hung tasks and Xid in dmesg")

@@ -55,7 +55,8 @@ def command(
     The command changes nothing, and a worker may run meanwhile. It exits with 1 if a check failed; warnings
     are not failures.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it changes nothing, and its children end with it
+    # Safe: the doctor changes nothing, and its children end with it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from leasehold_worker.diagnostics import doctor  # late: see above
 
     doctor.run(config_path, coordinator, state_dir, timeout_s, output)

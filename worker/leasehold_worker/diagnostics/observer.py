@@ -96,7 +96,7 @@ class Observer:
         await self._see_state(workload, ProcessState.CHECKPOINTED)
         before = self.rounds()
         await trio.sleep(STILL_S)
-        if self.rounds() > before + 1:  # what was counted before the lock may be told after it
+        if self.rounds() > before + 1:  # one count from before the lock may be reported late
             raise ValidationError(
                 "the program's counter advances, and should stop while the program is suspended"
             )

@@ -50,7 +50,7 @@ def command(gpu_uuid: str | None, size_bytes: int, output: str) -> None:
 
     It needs no coordinator and no worker. GPUs in use by others are shared with them meanwhile.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the validation listens
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the validation handles SIGINT
     from leasehold_worker.diagnostics import validate  # late: see above
 
     validate.run(gpu_uuid, size_bytes, output)

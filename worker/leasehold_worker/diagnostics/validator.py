@@ -108,7 +108,7 @@ class Validator:
         size = self._validation.size_bytes
         arguments = [sys.executable, "-m", "leasehold_worker.diagnostics.target_program"]
         arguments += ["--file", str(self._file), "--bytes", str(size), "--validator", str(os.getpid())]
-        # The one who validates has chosen the GPU, whoever else is on it.
+        # The operator has chosen the GPU, even if other processes use it.
         resources = workload_pb2.Resources(gpu_count=1, allow_foreign=True)
         spec = workload_pb2.WorkloadSpec(arguments=arguments, resources=resources)
         run = operation_pb2.RunOperation(name=TARGET, spec=spec, gpu_uuids=[gpu_uuid])

@@ -13,7 +13,7 @@ from leasehold_worker.gpus.facts import FreeMemory
 def check_memory(pairs: Sequence[GpuPair], room: FreeMemory, needed_bytes: Mapping[str, int]) -> None:
     """Refuses destinations with too little free memory, or with unknown free memory and other users.
 
-    A restore that runs out of device memory wedges the process for ever (NVIDIA/cuda-checkpoint issue 44).
+    A restore that runs out of device memory wedges the process forever (NVIDIA/cuda-checkpoint issue 44).
 
     Args:
         pairs: Old and new GPUs.

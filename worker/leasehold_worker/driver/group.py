@@ -147,8 +147,8 @@ class Group:
                     concerned = [o for o in left if next_call(o.standing, self._target(o)) is call]
                     await self._take_back(call, concerned)
                     moved |= {id(outcome) for outcome in concerned}
-                # What the driver said on the way may have been wrong; only who is elsewhere gets more calls,
-                # and who got none.
+                # Errors of earlier calls may have been wrong. Only members in a wrong state, and members
+                # without a call so far, get more calls.
                 left = await self._left_behind(held_up=bool(moved)) if left is self.outcomes else []
             stranded = [o for o in self.outcomes if (o.standing, self._target(o)) == (LOCKED, CHECKPOINTED)]
             await self._take_back(DriverCall.UNLOCK, stranded)
@@ -290,7 +290,7 @@ class Group:
         """The step with a timeout for its bytes, after a check of device memory.
 
         Raises:
-            OperationError: INSUFFICIENT_DEVICE_MEMORY: the driver would wedge the members for ever.
+            OperationError: INSUFFICIENT_DEVICE_MEMORY: the driver would wedge the members forever.
         """
         if step.call not in TRANSFERS or not concerned:
             return step
@@ -303,10 +303,10 @@ class Group:
             pids = {outcome.member.identity.pid for outcome in self.outcomes}
             check_memory(wanted, await trio.to_thread.run_sync(self._inventory.room, pids), needed)
         if not all(member.device_memory_bytes for member in members):
-            # What is parked fits into the host's memory, whatever NVML does not tell of a GPU.
+            # Upper bound for unknown sizes: parked bytes fit into the host's memory.
             most = memory_bytes("MemTotal") or 0
             needed = {gpu.uuid: gpu.memory_total_bytes or most for gpu in self._inventory.gpus}
-        # Members that are called at once share the host's memory, so each may take the time of all.
+        # Concurrent calls share the host's memory bandwidth, so each may take the time of all.
         chip = self._inventory.chips.get(next(iter(needed), ""), "")
         return replace(step, extra_s=self._rates.extra_s(chip, step.call, sum(needed.values())))
 

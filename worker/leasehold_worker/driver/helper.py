@@ -1,6 +1,6 @@
 """The child process that owns libcuda. Started by exec; it ends with the worker.
 
-A driver call can hang for ever and can't be cancelled (NVIDIA/cuda-checkpoint issues 30 and 45), so it is
+A driver call can hang forever and can't be cancelled (NVIDIA/cuda-checkpoint issues 30 and 45), so it is
 made here, where it can be killed. The bindings are called directly, one call per request line.
 """
 

@@ -28,7 +28,7 @@ class Request(msgspec.Struct, frozen=True):
     Attributes:
         call: The call.
         pid: The target.
-        lock_timeout_ms: For LOCK: at least 1, since the driver takes 0 for "wait for ever".
+        lock_timeout_ms: For LOCK: at least 1, since the driver takes 0 for "wait forever".
         gpu_pairs: For RESTORE: (old, new) UUIDs as NVML writes them; empty for no map.
         start_time_ticks: Start time of the target, in clock ticks since boot. 0: any process with the pid.
     """

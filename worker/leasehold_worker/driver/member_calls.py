@@ -286,8 +286,8 @@ async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueTyp
 
 
 async def _unlock_again(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:
-    """Unlocks a LOCKED member once more: its CUDA calls would hang for ever."""
-    # The first error is the one that is told.
+    """Unlocks a LOCKED member once more, since its CUDA calls would hang forever."""
+    # The error of this second attempt is dropped: the first error is reported.
     with suppress(DriverError, DriverCallUnansweredError, DriverUnavailableError):
         await process.unlock()
     return await _probe(process, pidfd)

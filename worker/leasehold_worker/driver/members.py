@@ -55,7 +55,7 @@ def member_state(state: ProcessState) -> MemberState.ValueType:
 def state_since(before: MemberState.ValueType, told: MemberState.ValueType) -> MemberState.ValueType:
     """The state of a member after another query of the driver.
 
-    The driver reports a wedged process as CHECKPOINTED for ever (NVIDIA/cuda-checkpoint issue 44).
+    The driver reports a wedged process as CHECKPOINTED forever (NVIDIA/cuda-checkpoint issue 44).
     """
     return WEDGED if before == WEDGED and told == CHECKPOINTED else told
 

@@ -21,7 +21,7 @@ from leasehold_worker.driver.helper_pool import (
 from leasehold_worker.driver.helper_protocol import DriverCall, Reply
 
 DEFAULT_LOCK_TIMEOUT_S: Final = 10.0
-"""The driver's own default is to wait for ever."""
+"""The driver's own default is to wait forever."""
 
 TRANSFER_TIMEOUT_S: Final = 600.0
 """Time of a checkpoint or restore call beyond the driver's floor, by default."""
@@ -60,7 +60,7 @@ class LockResult(enum.Enum):
 
 
 def lock_timeout_ms(timeout_s: float) -> int:
-    """A lock's timeout in the driver's unit, rounded up: never 0, which would mean "wait for ever".
+    """A lock's timeout in the driver's unit, rounded up: never 0, which would mean "wait forever".
 
     Raises:
         ValueError: The timeout is not finite, not greater than 0, or too long for the driver.
@@ -105,7 +105,7 @@ class CheckpointProcess:
 
     @classmethod
     def current(cls, driver: Driver) -> Self:
-        """The calling process. It must not lock itself: it would wait for its own helper for ever."""
+        """The calling process. It must not lock itself: it would wait for its own helper forever."""
         return cls(driver, os.getpid())
 
     def _request(
@@ -129,15 +129,15 @@ class CheckpointProcess:
         return ProcessState(value)
 
     async def is_running(self) -> bool:
-        """Whether it is RUNNING. An error is raised, never taken for False."""
+        """Whether the process is RUNNING. Raises DriverError if the state is unknown."""
         return await self.state() is ProcessState.RUNNING
 
     async def is_locked(self) -> bool:
-        """Whether it is LOCKED. An error is raised, never taken for False."""
+        """Whether the process is LOCKED. Raises DriverError if the state is unknown."""
         return await self.state() is ProcessState.LOCKED
 
     async def is_checkpointed(self) -> bool:
-        """Whether it is CHECKPOINTED. An error is raised, never taken for False."""
+        """Whether the process is CHECKPOINTED. Raises DriverError if the state is unknown."""
         return await self.state() is ProcessState.CHECKPOINTED
 
     async def wait_for_state(self, expected: ProcessState, timeout_s: float) -> ProcessState:
@@ -251,7 +251,7 @@ class CheckpointProcess:
                 await self._unlock_after(error)
 
     async def _unlock_after(self, cause: BaseException) -> None:
-        """Unlocks the process if it is LOCKED, in two attempts: its CUDA calls would hang for ever.
+        """Unlocks the process if it is LOCKED, in two attempts: its CUDA calls would hang forever.
 
         Raises:
             LeftLockedError: The process is still LOCKED, or its state is unknown.

@@ -172,7 +172,7 @@ def sized(members: Sequence[Member], usage: Usage, home: Sequence[str] = ()) -> 
 
     NVML can list a process without its size, and in a container with its own process namespace it lists none.
     Memory of such a GPU that belongs to no listed process then counts for one member. This is rather too much
-    than too little: a restore that runs out of device memory wedges the process for ever.
+    than too little: a restore that runs out of device memory wedges the process forever.
 
     Args:
         members: The members.

@@ -48,7 +48,7 @@ class Volume:
         self._directory = directory
         self._found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "no answer in time")
         self._limiter = trio.CapacityLimiter(1)
-        """Held by the running measurement, for ever if it hangs."""
+        """Held by the running measurement, forever if it hangs."""
 
     def space(self) -> DiskSpace:
         """The last measurement.

@@ -52,9 +52,9 @@ def read_kept(path: Path, limit_bytes: int, offset: int) -> tuple[int, bytes]:
         try:
             offset = os.lseek(descriptor, offset, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing is there or beyond
+            if error.errno == errno.ENXIO:  # no data at or after the offset
                 return offset, b""
-            if error.errno != errno.EINVAL:  # a file system without holes
+            if error.errno != errno.EINVAL:  # the file system does not support SEEK_DATA
                 raise
         return offset, os.pread(descriptor, limit_bytes, offset)
 

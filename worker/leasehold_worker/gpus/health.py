@@ -55,7 +55,7 @@ RESET_XIDS: Final[Mapping[int, str]] = {
     74: "an NVLink error",  # NVIDIA wants the link examined: it is often hardware, and takes the peers along
     79: "it has fallen off the bus",
     95: "a memory error that may have hit every application",
-    109: "a context switch timed out",  # the k8s-device-plugin still calls it an application's fault
+    109: "a context switch timed out",  # the k8s-device-plugin lists it as an application error
     110: "a security fault",
     119: "its firmware (GSP) does not answer",
     120: "its firmware (GSP) failed",
@@ -81,13 +81,13 @@ HARMLESS_XIDS: Final[Mapping[int, str]] = {
     43: "a program was stopped after its own error",
     44: "a program failed while it was switched out",
     45: "a program's channels were removed as it ended, or after another error",
-    63: "a bad row or page was recorded",  # whether it waits for a reset is what NVML's pending flags say
+    63: "a bad row or page was recorded",  # NVML's pending flags say whether a reset is needed
     68: "a program's video work failed",
     69: "a program's graphics commands were illegal",
     80: "the commands of a program were damaged in transit",
     92: "many memory errors, all of them corrected",
-    94: "a memory error that hit one application only",  # what it did to the memory, NVML's counters say
-    154: "the driver recommends another recovery action",  # speaks of another Xid, which came as well
+    94: "a memory error that hit one application only",  # NVML's counters show the memory errors
+    154: "the driver recommends another recovery action",  # accompanies another Xid
 }
 """Xids after which the GPU itself works on, with their meaning: the catalog's action is to restart the
 program, or none. An Xid in neither table excludes no GPU either: the readings show its effect."""

@@ -194,7 +194,7 @@ def examine(handle: Handle) -> Examination:
     if clocks is None:
         lacks["throttling"] = patient.problem
     mig = patient.ask(pynvml.nvmlDeviceGetMigMode)
-    if mig is None and not patient.unsupported:  # else it has no MIG, which is no lack
+    if mig is None and not patient.unsupported:  # without MIG support, no reading is missing
         lacks["MIG mode"] = patient.problem
     reading = HealthReading(
         lost=patient.lost,

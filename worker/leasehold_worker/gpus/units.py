@@ -96,5 +96,5 @@ class GpuUnits:
 def _has_words(name: str, part: str) -> bool:
     """Whether the part occurs in the name as whole words, in any case of letters: an A100 is not an A10."""
     if part.lower() not in name.lower():
-        return False  # as most are: an expression for each would take a good part of a worker's start
+        return False  # the common case, much faster than a regular expression
     return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", name, re.IGNORECASE) is not None

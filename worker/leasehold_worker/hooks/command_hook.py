@@ -38,8 +38,8 @@ except OSError as error:
 would wait for that volume with Python's lock held, between vfork and exec."""
 
 _WORKLOAD_VARIABLES: Final = frozenset({"LEASEHOLD_WORKLOAD", "LEASEHOLD_WORKLOAD_ID", "LEASEHOLD_LEASE_ID"})
-"""Variables that mark a process as the workload's. A hook is none, and must not be suspended or killed as
-one."""
+"""Variables that mark a process as the workload's. A hook does not get them, since it must not be suspended
+or killed with the workload."""
 
 
 async def run(turn: Turn) -> None:

@@ -90,7 +90,7 @@ class HookRecord:
             self._notes.add(note)
             try:
                 await self._keep()
-            except BaseException:  # a cancellation too: then the step is not made
+            except BaseException:  # also if cancelled: the step is not made then
                 self._notes.remove(note)
                 raise
 

@@ -114,7 +114,7 @@ async def call(method: str, url: str, body: bytes | None = None, *, token: str |
     """
     parts = check_url(url)
     remaining_s = trio.current_effective_deadline() - trio.current_time()
-    # The cancel scope decides. The socket's timeout only ends the thread when nothing else did.
+    # The cancel scope is the deadline. The socket's longer timeout only ends an abandoned thread.
     socket_timeout_s = _NO_DEADLINE_S if math.isinf(remaining_s) else max(remaining_s, 0.0) + 1.0
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=socket_timeout_s)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -145,7 +145,7 @@ def _exchange(
 ) -> HttpAnswer:
     try:
         connection.connect()
-        if given_up.is_set():  # nobody waits any more, and what is asked might be done after it was undone
+        if given_up.is_set():  # the call was cancelled: a late request could take effect after the rollback
             raise ConnectionAbortedError("the call was cancelled while it connected")
         connection.request(method, target, body, headers)
         with connection.getresponse() as response:

@@ -44,7 +44,7 @@ async def drain(turn: Turn) -> None:
 
 
 async def admit_again(turn: Turn) -> None:
-    """Has the server admit requests again, if it was told to stop.
+    """Makes a drained server admit requests again.
 
     Raises:
         HookFailedError: The server did not.

@@ -169,7 +169,7 @@ async def _go_back(
         except OperationError as error:
             failures.append(error)
             broken.add(hook.name)
-        except Exception as error:  # the others are undone all the same
+        except Exception as error:  # the other hooks are still rolled back
             logger.error("hook %s of workload %s", hook.name, context.workload_name, exc_info=error)
             text = (
                 f"hook {hook.name} {_WAYS[phase]} failed because of a defect ({error!r}): see the "
@@ -212,7 +212,7 @@ async def _limited(turn: Turn, action: Callable[[Turn], Awaitable[None]]) -> Non
             "give a longer timeout"
         )
         raise _failed(turn, text) from error
-    except (HookFailedError, ValueError) as error:  # one that was never checked may have no template
+    except (HookFailedError, ValueError) as error:  # an unchecked hook may have an invalid template
         raise _failed(turn, f"failed: {error}") from error
     except OperationError as error:
         raise OperationError(

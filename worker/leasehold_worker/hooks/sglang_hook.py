@@ -3,25 +3,24 @@
 What its sources say (``srt/entrypoints/http_server.py``, ``srt/managers/scheduler_update_weights_mixin.py``)
 and its issues report decides how it is called:
 
-* ``POST /release_memory_occupation`` with ``{"tags": ["kv_cache", "weights"]}``: 200 with ``null``. Called
-  while a request is under way it fails an assertion that **ends the scheduler** (pull request 24123). So
-  requests are held back by ``POST /pause_generation``, and ``GET /flush_cache`` is asked until it says 200,
-  which it does when nothing is under way or waits (400 else).
-* ``POST /resume_memory_occupation`` with the same tags. Called for a tag that was not released it **ends the
-  scheduler** too (a KeyError, ibid.), so does a second release, and no route tells what is released. So both
-  are noted before they are made, with the memory that was held. Where one may have been made or not, the
-  scheduler is asked something else, which it answers once it has done what came before, and then NVML's
-  figure says which: neither is ever called again on a mere suspicion.
-* Released weights come back as they were only with ``--enable-weights-cpu-backup``; without it memory is
-  mapped anew with whatever it holds, and the server answers nonsense (issues 6367, 19442). So offload
-  requires that setting, and discard loads them by ``POST /update_weights_from_disk`` with ``{"model_path":
-  …}``.
-* Nothing is freed at all without ``--enable-memory-saver``.
-* ``GET /get_server_info`` (newer: ``/server_info``) tells these settings and ``model_path``, and the state of
-  the scheduler, which it asks.
-* ``POST /continue_generation`` admits again, and does nothing where nothing was paused. Servers that are
-  older than pause_generation answer 404 to both: then a request that comes in at the wrong moment can still
-  end the scheduler, unless the hook drains.
+* ``POST /release_memory_occupation`` with ``{"tags": ["kv_cache", "weights"]}``: 200 with ``null``. A call
+  during a request fails an assertion that **ends the scheduler** (pull request 24123). So the hook stops new
+  requests by ``POST /pause_generation``, and repeats ``GET /flush_cache`` until the server is idle: 200, and
+  400 before.
+* ``POST /resume_memory_occupation`` with the same tags. A resume of a tag that is not released **ends the
+  scheduler** too (a KeyError, ibid.), and so does a second release. No route reports what is released. So the
+  hook records each call before it is made, with the memory then in use. If a recorded call may or may not
+  have arrived, the hook sends another query. The scheduler answers queries in order, so NVML's figure then
+  shows whether the call took effect. Neither call is ever repeated without this check.
+* Released weights are restored only with ``--enable-weights-cpu-backup``. Without it the new memory has
+  arbitrary content, and the server's answers are wrong (issues 6367, 19442). So offload requires that
+  setting, and discard loads the weights by ``POST /update_weights_from_disk`` with ``{"model_path": …}``.
+* Nothing is freed without ``--enable-memory-saver``.
+* ``GET /get_server_info`` (newer: ``/server_info``) reports these settings, ``model_path`` and the state of
+  the scheduler.
+* ``POST /continue_generation`` admits requests again, and does nothing if the server is not paused. Servers
+  older than pause_generation answer 404 to both. There a request at the wrong moment can still end the
+  scheduler, unless the hook drains.
 """
 
 import json
@@ -74,7 +73,7 @@ async def down(turn: Turn) -> None:
     tags = _tags(turn)
     discards = strategy == eviction_pb2.WEIGHT_STRATEGY_DISCARD and _WEIGHTS in tags
     _require_settings(turn, await _server_info(turn), tags, discards)
-    # First what is under way may end by itself. Then the door is shut: that aborts what came in between.
+    # Running requests may finish first. The pause then aborts requests that came in between.
     await _until_idle(turn)
     await _post_if_offered(turn, "/pause_generation", {"mode": "abort"})
     await _until_idle(turn)
@@ -85,7 +84,7 @@ async def down(turn: Turn) -> None:
     await record.add(_note(turn, f"{RELEASING}{held_bytes or ''}"))
     answer = await _post(turn, "/release_memory_occupation", {"tags": tags})
     if not answer.good:
-        if answer.status < 500:  # refused before it came to the scheduler
+        if answer.status < 500:  # refused before the scheduler saw it
             await _forget_release(turn)
             await record.remove(_note(turn, DROPPED))
         raise _refused(turn, "/release_memory_occupation", answer)
@@ -115,10 +114,10 @@ async def up(turn: Turn) -> None:
 
 
 async def _is_released(turn: Turn) -> bool:
-    """Whether the server has released its memory, by the notes, or else by NVML.
+    """Whether the server has released its memory, according to the record or else to NVML.
 
     Raises:
-        HookFailedError: Both leave it open, or the server does not answer.
+        HookFailedError: Record and NVML do not decide, or the server does not answer.
     """
     record = turn.context.record
     before, after = _held(turn, RELEASING), _held(turn, RELEASED)
@@ -126,7 +125,7 @@ async def _is_released(turn: Turn) -> bool:
         return False
     if record.known and after is not None and _held(turn, RESUMING) is None:
         return True
-    await _server_info(turn)  # whatever it was told before is done now, or will never be
+    await _server_info(turn)  # earlier requests have taken effect by now, or never will
     verdict = _by_memory(_bytes(before), _bytes(after), await turn.context.measure())
     if verdict is None:
         await _post_if_offered(turn, "/continue_generation", {})

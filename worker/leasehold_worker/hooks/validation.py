@@ -89,7 +89,7 @@ def check_foreign_hooks(hooks: Sequence[hook_pb2.Hook]) -> None:
 def _is_of_this_host(url: str) -> bool:
     try:
         return ipaddress.ip_address(check_url(url).hostname or "").is_loopback
-    except ValueError:  # a name may lead anywhere
+    except ValueError:  # a host name may resolve to any address
         return False
 
 

@@ -41,7 +41,7 @@ BACKOFF_S: Final = 0.2
 """Wait before the second attempt, doubled before the third, with up to half as long added."""
 
 LOOK_INTERVAL_S: Final = 0.2
-"""Interval of queries whether a server sleeps: its routes may answer before it does."""
+"""Interval of queries whether a server sleeps. Its routes may answer before it sleeps or wakes."""
 
 AWAKE_DEADLINE_S: Final = 10.0
 """Time for which a server may report that it sleeps after it was woken."""
@@ -108,8 +108,8 @@ def _sleep_note(turn: Turn) -> str:
 async def _wake(turn: Turn) -> None:
     tags = tuple(turn.hook.vllm.wake_tags)
     if turn.context.weight_strategy == eviction_pb2.WEIGHT_STRATEGY_DISCARD:
-        # Loaded while the rest still sleeps: a server that does not sleep any more has its weights, whoever
-        # was interrupted where.
+        # The weights are loaded while the rest still sleeps. So a server that is awake has its weights, also
+        # if an earlier wake was interrupted.
         await _control(turn, "POST", f"/wake_up?tags={_WEIGHTS}")
         await _remote_call(turn, "reload_weights")
         tags = tuple(tag for tag in tags or (_CACHE,) if tag != _WEIGHTS)

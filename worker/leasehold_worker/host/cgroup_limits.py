@@ -83,7 +83,7 @@ class ResourceLimits:
             return cls(None, refusal, refusal, files)
 
     def create(self, workload_id: str, cpu_millicores: int, memory_bytes: int) -> Path | None:
-        """Creates the group of a workload. An existing one of an earlier run is left as it is.
+        """Creates the group of a workload. An existing group of an earlier run is left unchanged.
 
         Args:
             workload_id: The workload.

@@ -85,7 +85,7 @@ def _lines(pid: int) -> list[str]:
         text = (_PROC / str(pid) / "cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
-    return text.split("\n")  # users name groups: with bytes that are no text, and other ends of lines
+    return text.split("\n")  # not splitlines(): the names of groups may contain other line separators
 
 
 def _version_1_root(controllers: str, controller: str) -> Path:
@@ -107,7 +107,7 @@ def _memory_limit(group: Path) -> MemoryLimit | None:
     ):
         limit = _number(group / limit_file)
         if limit is None or limit >= UNLIMITED_BYTES:
-            continue  # most groups: their usage says nothing
+            continue  # no limit, so the usage is irrelevant
         usage = _number(group / usage_file)
         if usage is not None:
             reclaimable = _inactive_file_bytes(group)

@@ -48,7 +48,8 @@ def by_pidfd(connection: trio.socket.SocketType) -> ProcessIdentity | None:
     try:
         data = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _INT.size)
     except OSError as error:
-        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENODATA):  # it has ended, by kernel
+        # Which error means an ended process depends on the kernel.
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENODATA):
             return None
         raise
     (pidfd,) = _INT.unpack(data)

@@ -73,17 +73,17 @@ def _parse_stat(pid: int, content: bytes) -> ProcessStat | None:
 def read_status(pid: int) -> dict[str, str]:
     """The fields of /proc/PID/status; none if it is not visible."""
     text = read_process_file(pid, "status").decode(errors="replace")
-    # A program's name is among them, and may hold what else ends a line for Python.
+    # Split at newlines only: a program's name may contain other characters that str.splitlines splits at.
     return dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
 
 
 def may_have_environment(pid: int) -> bool:
     """Whether a process whose environment was just read as empty has one nevertheless.
 
-    Within execve(2) a process gets a new memory, and the kernel copies the environment there. The kernel sets
-    the addresses of environment and program after that, the program's last (load_elf_binary in
-    fs/binfmt_elf.c of Linux). A process that is ending has no memory any more. Where the worker may not read
-    a process, the kernel shows 1 as the address of the program, and nobody can say more.
+    During execve(2), the kernel gives the process a new address space, copies the environment to it, and then
+    sets the addresses of the environment and at last of the program (load_elf_binary in fs/binfmt_elf.c of
+    Linux). An exiting process has no address space. If the worker may not read a process, the kernel reports
+    the program's address as 1, and the environment is unknown.
     """
     try:
         fields = stat_fields(_read_visible(f"{facts_folder(pid)}/stat").decode(errors="replace"))

@@ -1,6 +1,6 @@
 """Facts of processes of any user, read beside the worker's loop and with a deadline.
 
-Every user can make the reader of a process wait for ever: a page of the environment on a file system that
+Every user can make the reader of a process wait forever: a page of the environment on a file system that
 does not answer suffices, and so does a root directory there. Then the thread is abandoned. Each user has a
 few threads, so that one user's processes can't block the reading of another user's.
 """

@@ -136,7 +136,7 @@ def _descend(
     members = below.grow({root.pid} - fences, fences) if alive else set()
     if reaper is not None and reaper.pid != _INIT and _is_in(reaper, stats):
         members |= below.grow({reaper.pid}, fences | members) - {reaper.pid}
-    # Init is given orphans of everybody, so that what is below it says nothing.
+    # Init adopts the orphans of all programs, so a parent that is init proves nothing.
     theirs = below.grow(fences - {_INIT}, members) | fences
     leaders = {other.pid for other in without if other != root and not _is_reused(other, stats)}
     theirs |= below.grow({stat.pid for stat in stats.values() if stat.session_id in leaders}, members)
@@ -226,9 +226,9 @@ def _scan(stats: dict[Pid, ProcessStat], deadline: float) -> tuple[dict[Pid, Pro
         }
         missed = False
         ended: set[Pid] = set()
-        for pid in sorted(unread, reverse=True):  # the youngest are the first to end
+        for pid in sorted(unread, reverse=True):  # young processes tend to end first
             stat = read_stat(pid)
-            if stat is None:  # it has ended, or it is not for us to see
+            if stat is None:  # it has ended, or the worker may not see it
                 stats.pop(pid, None)
                 unreadable.add(pid)
                 missed = True

@@ -97,7 +97,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def why_blocked(identity: ProcessIdentity) -> str | None:
-    """Why the process can't answer the driver, whose calls would then block for ever. None: it can.
+    """Why the process can't answer the driver, whose calls would then block forever. None: it can.
 
     The driver talks to a thread inside the process, which must be able to run.
     """

@@ -15,7 +15,7 @@ NOTABLE_S: Final = 1.0
 """Shorter stalls are ignored."""
 
 AFTER_S: Final = 1.0
-"""Time after a stall in which arrivals count as having waited."""
+"""Time after a stall in which received messages count as having waited."""
 
 
 @final
@@ -33,7 +33,7 @@ class Stalls:
             await trio.sleep(INTERVAL_S)
 
     def waited_s(self) -> float:
-        """The longest possible wait of an arrival now. 0: there was no stall, or the task does not run."""
+        """How long a message received now may have waited. 0: no recent stall, or the task does not run."""
         if self._looked_s is not None:
             self._look()
         now_s = time.monotonic()

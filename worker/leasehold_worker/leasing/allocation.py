@@ -264,7 +264,7 @@ class Resources:
             if lease is not None:
                 self._roll_back(lease, error)
             raise
-        if self._claims:  # what they lack may be another thing now
+        if self._claims:  # the resource that claims wait for may have changed
             self._pool.slots.note_change()
         return self._allocation(workload_id, lease, host)
 
@@ -367,7 +367,7 @@ class Resources:
         return Allocation(workload_id, lease, host, self._pool, self._ledger)
 
     def _roll_back(self, lease: Lease, cause: Exception) -> None:
-        """Releases GPUs. A failure becomes a note of the cause, which is reported."""
+        """Releases GPUs after an error. A failure of the release is added to the error as a note."""
         try:
             self._pool.release(lease)
         except Exception as error:

@@ -157,7 +157,7 @@ class Holds:
         self._takers[workload_id] = hold_id
 
     def prepare_taking(self, workload_id: str, hold_id: str) -> None:
-        """As :meth:`begin_taking`, of a hold that may not exist yet, or that is taken."""
+        """As :meth:`begin_taking`, for a hold that may not exist yet or may already be taken."""
         self._takers[workload_id] = hold_id
 
     def settle(self, workload_id: str, *, done: bool) -> None:
@@ -165,9 +165,8 @@ class Holds:
 
         Args:
             workload_id: The workload.
-            done: Whether the operation succeeded. Then a hold that it took ends; otherwise one that it began.
-                A hold of several suspended workloads continues for the others if one of them took it, or
-                failed to begin it.
+            done: Whether the operation succeeded. After a success, the taken hold ends. After a failure, the
+                begun hold ends. A hold of several suspended workloads continues for the other workloads.
         """
         terms, hold_id = self._terms.pop(workload_id, None), self._takers.pop(workload_id, None)
         if terms is not None and not done and workload_id in self.suspended(terms.hold_id):
@@ -175,7 +174,7 @@ class Holds:
         if hold_id is not None:
             if done or not self._slots_of(hold_id):
                 self._leave(workload_id, hold_id)
-            self._changed.set()  # its time counts again
+            self._changed.set()  # the hold's expiry applies again
 
     def _leave(self, workload_id: str, hold_id: str) -> None:
         """Ends a hold, unless the workload is one of several that were suspended for it."""
@@ -260,8 +259,8 @@ class Holds:
     def adopt(self, hold: Hold) -> None:
         """Restores a hold with its remaining time after a restart of the worker.
 
-        GPUs that are leased, or that no longer exist, are left out. The remaining time is at most the whole
-        one, whatever happened to the wall clock.
+        GPUs that are leased, or that no longer exist, are left out. A change of the wall clock does not
+        lengthen the hold beyond its whole duration.
         """
         whole_s = (hold.expire_time - hold.create_time).total_seconds()
         left_s = (hold.expire_time - datetime.now(UTC)).total_seconds()

@@ -35,11 +35,11 @@ class GpuPool:
 
     Args:
         gpus: The GPUs, in slot order.
-        keep: Receives the changed standing of a GPU, and under "" that of the worker.
+        keep: Receives the UUID of a GPU with its changed standing. "" as UUID: the standing of the worker.
         start_number: Number of the worker's starts. So fencing tokens are greater than those of every earlier
             start, independent of the clock.
         keep_hold: Receives the id of a changed hold, and the hold or None at its end.
-        clock: Seconds, which never run backwards.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class GpuPool:
         """Grants the claims that can be granted."""
         if self.slots.worker_cordon is not None:
             return
-        waiting = tuple(self._queue)  # helpers are last
+        waiting = tuple(self._queue)  # preemptible workloads are last
         kept = self._serve(takewhile(lambda waiter: not waiter.helper, waiting), Kept())
         if waiting and waiting[-1].helper and not self.holds_back_helpers:
             self._serve((waiter for waiter in waiting if waiter.helper), Kept(host=kept.host))

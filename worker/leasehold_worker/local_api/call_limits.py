@@ -48,7 +48,7 @@ class CallLimits:
                 self._taken -= 1
                 if not peer.is_trusted:
                     self._by_user[peer.uid] -= 1
-                    self._by_user += Counter()  # without those that have none
+                    self._by_user += Counter()  # drops users with a count of 0
 
     def _require(self, peer: Peer) -> None:
         if self._taken >= self._limit:

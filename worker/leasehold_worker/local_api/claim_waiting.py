@@ -221,7 +221,7 @@ class ClaimWaiting:
             return self._take_at_once(workload_id, request, spec)
         granted: list[Allocation] = []
         refusals: list[OperationError] = []
-        # A nursery raises Cancelled in a group: whatever comes, nothing that was granted is left behind.
+        # A nursery raises Cancelled in a group: an exception returns everything that was granted.
         try:
             with trio.move_on_after(wait_s):
                 async with trio.open_nursery() as nursery:

@@ -332,7 +332,7 @@ async def serve_locally(
     executor = ThreadPoolExecutor(threads, thread_name_prefix="local-api")
     server = grpc.server(
         executor,
-        # What connections allow together: which calls are served is decided by who makes them.
+        # The limit of all connections together. CallLimits decides which calls are served.
         maximum_concurrent_rpcs=CONNECTIONS_LIMIT * STREAMS_LIMIT,
         options=[
             ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),

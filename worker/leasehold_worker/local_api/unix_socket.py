@@ -127,7 +127,8 @@ class LocalSocket:
                     connection = await _accept(listener)
                     nursery.start_soon(self._pass_on, connection, time.clock_gettime(_BOOT), limit, token)
         finally:
-            self.path.unlink(missing_ok=True)  # while it is still ours: the next worker may come at once
+            # Before the lock is released: the next worker may start immediately.
+            self.path.unlink(missing_ok=True)
             listener.close()
 
     def close(self) -> None:
@@ -194,7 +195,7 @@ class LocalSocket:
                 nursery.start_soon(_pump, connection, inner, nursery.cancel_scope)
                 nursery.start_soon(_pump, inner, connection, nursery.cancel_scope)
         finally:
-            # Forgotten before the name is free: whoever took it next would be taken for this peer.
+            # Removed before the address is free: its next user must not get the identity of this peer.
             self._peers.pop(name, None)
             inner.close()
 
@@ -285,7 +286,7 @@ def _listen(path: Path, gid: int) -> socket.socket:
         _make_public(path.parent)
         require_private(path.parent, "socket's directory", may_be_roots=True)
         _remove_stale(path)
-        mask = os.umask(0o777)  # nobody gets in before the mode is right
+        mask = os.umask(0o777)  # no access before the mode is set
         try:
             listener.bind(str(path))
         finally:
@@ -330,7 +331,7 @@ def _remove_stale(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except (BlockingIOError, TimeoutError):
-            pass  # somebody does, and others wait to be let in
+            pass  # a worker listens and has a full backlog
     raise StartError(f"another worker serves the socket {path}: {REMEDY}")
 
 

@@ -77,7 +77,7 @@ class MemberSuspend:
             try:
                 # Processes without CUDA run on during the checkpoint, which can take a minute.
                 now, found = await both(self._verification.usage, partial(self._search, move))
-                # NVML lists none that is checkpointed.
+                # NVML lists no checkpointed process, so each listed one is a newcomer.
                 group.refuse_newcomers(found.members(usage), "checkpointed")
                 members = [outcome.member for outcome in group.outcomes]
                 now = await self._verification.prove_freed(Before(members, found.pids, usage), now)

@@ -83,7 +83,7 @@ def occupied_gpus(
     for outcome in outcomes:
         if outcome.state_after in (RUNNING, LOCKED):
             places = possible.intersection(moved(target.home, outcome.displacement))
-            # A member on a GPU that the workload does not lease still needs those that it does.
+            # A member on a GPU without a lease still needs the leased GPUs.
             certain |= places or set(target.workload.gpu_uuids)
     states = {outcome.state_after for outcome in outcomes}
     if UNKNOWN in states:
@@ -170,12 +170,13 @@ class Settlement:
                 target, mine, occupancies[workload_id]
             )
             states = {outcome.state_after for outcome in mine} - {GONE}
-            # A restore of a workload that holds GPUs and was not parked brings back what a remap left parked.
+            # Such a restore repairs a remap that left members CHECKPOINTED. The workload keeps its GPUs.
             kept = keep or (target.workload.state == RESTORING and target.workload.parked is None)
             if not states or (kept and states == {CHECKPOINTED}):
                 certain[workload_id] = set(target.workload.gpu_uuids)
             if target.workload.is_asleep and {outcome.state_after for outcome in mine} <= {RUNNING}:
-                certain[workload_id], possible[workload_id] = set(), set()  # it keeps a context, and no lease
+                # A sleeping workload keeps a CUDA context, but no lease.
+                certain[workload_id], possible[workload_id] = set(), set()
         for stray in self._targets:
             for holder in self._targets:
                 shared = certain[stray.workload.workload_id] & set(holder.home) - set(stray.home)
@@ -215,7 +216,7 @@ class Settlement:
         if kept is not None:
             state = WORKLOAD_CHECKPOINTED
         if state == SUSPENDED and workload.lease is not None:
-            state = WORKLOAD_UNKNOWN  # the driver says parked, and NVML says that the memory is in use
+            state = WORKLOAD_UNKNOWN  # the driver reports CHECKPOINTED, but NVML reports used memory
         parked = workload.parked
         if workload.lease is not None or state == WORKLOAD_RUNNING:
             parked = None

@@ -163,7 +163,7 @@ class OperationHooks:
         workload.note_hooks(workload.hooked or Hooked(context.policy, ()))
         try:
             await runner.down(context)
-        except BaseException:  # it is undone, as far as it could be
+        except BaseException:  # the runner has rolled back the hooks where that was possible
             _forget_if_undone(workload)
             raise
 
@@ -181,7 +181,7 @@ class OperationHooks:
                 target.workload.note_hooks(None)
             except OperationError as error:
                 errors.append(error)
-                # Gone again by the next wake, also where a hook of one call was at fault.
+                # The next successful restore removes this record.
                 target.workload.note_hooks(target.workload.hooked or Hooked(context.policy, ()))
         if errors:
             raise errors[0]

@@ -70,7 +70,7 @@ class Acquisition:
         except OperationError as error:
             if not self._may_claim(operation, request, error):
                 raise
-            # A claim that waits is what helpers make room for.
+            # Preemptible workloads make room for a waiting claim.
             with trio.move_on_after(HELPERS_TIMEOUT_S):
                 return await self._resources.claim(workload_id, request, priority=spec.priority)
             raise

@@ -153,8 +153,8 @@ class Adoption:
         """Releases a workload: its processes keep running without a lease.
 
         Raises:
-            OperationError: WRONG_STATE if Leasehold started it or it does not run: a released suspended
-                process would wait for ever.
+            OperationError: WRONG_STATE if Leasehold started the workload, or if the workload is not running:
+                a suspended process would never be restored after its release.
         """
         workload = self._workloads.get(workload_id)
         if workload.state in ENDED:

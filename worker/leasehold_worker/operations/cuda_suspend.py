@@ -85,10 +85,10 @@ class CudaSuspend:
         self._member_restore = MemberRestore(inventory, verification)
 
     async def suspend(self, plan: Plan, progress: Progress) -> None:
-        """Suspends the members of a workload, or rolls that back.
+        """Suspends the members of a workload. After a failure, the suspend is rolled back.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the progress reports otherwise.
+            OperationError: The suspend failed and was rolled back, unless the progress reports otherwise.
         """
         async with self.suspended(plan, progress):
             pass
@@ -101,7 +101,7 @@ class CudaSuspend:
         context rolls the suspend back.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the progress reports otherwise.
+            OperationError: The suspend failed and was rolled back, unless the progress reports otherwise.
         """
         async with self._down(plan, SUSPENDING, [], progress) as move, self._settled(move):
             await self._member_suspend.suspend(move)
@@ -117,7 +117,7 @@ class CudaSuspend:
         Members on GPUs that they must leave are suspended first, as in a remap.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the progress reports otherwise.
+            OperationError: The suspend failed and was rolled back, unless the progress reports otherwise.
         """
         if plan.astray:
             await self.remap(plan, reserved, progress)
@@ -148,7 +148,7 @@ class CudaSuspend:
         search = await search_members(self._driver, await workload.find_processes())
         usage = await self._verification.usage()
         require_open(search, usage)
-        # Members on GPUs without a lease are to come home; the plan has warned of them.
+        # Members on GPUs without a lease return to leased GPUs later; the plan has a warning.
         return await find_displaced(
             sized(search.members, usage, home_of(workload)),
             workload.gpu_uuids,
@@ -218,7 +218,7 @@ class CudaSuspend:
     ) -> Move:
         """Begins a move of all members of the plan's workloads as one group."""
         lanes: list[Sequence[Member]] = []
-        with trio.CancelScope(shield=True):  # the states say already that the operation is under way
+        with trio.CancelScope(shield=True):  # shielded, since the states already show the operation
             for target in plan.targets:
                 one_by_one = await is_sequential(target.workload.spec, target.members)
                 lanes += [target.members] if one_by_one else [(member,) for member in target.members]

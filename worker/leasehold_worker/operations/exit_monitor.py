@@ -93,7 +93,7 @@ class ExitMonitor:
         Their GPUs are checked first, so that no claim is granted a GPU that they use.
         """
         await self._foreign.look(self._workloads, leaving=workload)
-        if workload.state not in ENDED:  # meanwhile
+        if workload.state not in ENDED:  # it may have ended during the scan
             self.stop(workload)
             self.end(workload, RELEASED)
 
@@ -118,7 +118,7 @@ class ExitMonitor:
             while True:
                 try:
                     await self._see_out(workload)
-                except OSError as error:  # for want of descriptors or memory
+                except OSError as error:  # too few descriptors or too little memory
                     logger.error("workload %s can't be monitored for now: %s", workload.name, error)
                     await trio.sleep(WATCH_AGAIN_S)
                 else:

@@ -212,7 +212,7 @@ class Operations:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
         for workload_id in operation.preempt:
             (await self.preflight.suspend(workload_id, operation_pb2.SuspendOperation())).require()
-        if not operation.preempt:  # else the resources are free only after the suspends
+        if not operation.preempt:  # with preempt, the resources are free only after the suspends
             await self._acquisition.check_run(operation)
 
     async def check_adoption(self, operation: operation_pb2.AdoptOperation) -> None:
@@ -258,7 +258,7 @@ class Operations:
                     plan = await self.preflight.suspend(workload_id, operation, tried)
                     plan.require_room()
                 if not self._is_settled(plan, progress):
-                    # Kept with the states that follow; who was parked as a helper stays one.
+                    # A preemptible workload that had yielded before stays so.
                     stays_yielded = plan.is_parked and workload.yielded
                     workload.note_yield(yielded=operation.gives_way or stays_yielded)
                     await self._suspend(plan, progress)
@@ -313,7 +313,7 @@ class Operations:
             try:
                 reserved = self._acquisition.reserve(plan)
                 break
-            except OperationError:  # somebody else was quicker
+            except OperationError:  # another claim was faster
                 if named or attempt == PLACEMENT_ATTEMPTS - 1:
                     raise
         await self._wake(plan, reserved, progress)

@@ -74,7 +74,7 @@ class KeepRunning:
         self._workloads.set_state(workload, SUSPENDING)
         try:
             operation_hooks = self._hook_factory.operation_hooks(plan.targets, policy, progress)
-            # At most all of it goes to host memory: only the framework knows how much it drops.
+            # Upper bound: only the framework knows how much it drops instead of offloading.
             offloaded = plan.bytes_by_pid if policy.weight_strategy == OFFLOAD else {}
             with self._host_memory.charged(offloaded):
                 self._host_shares.limit_memory(workload, sum(offloaded.values()))
@@ -107,7 +107,7 @@ class KeepRunning:
         """The memory that the workload keeps on its GPUs, by GPU.
 
         Raises:
-            OperationError: MEMORY_NOT_FREED: it is more than the limit. The hooks are rolled back.
+            OperationError: MEMORY_NOT_FREED: the kept memory is above the limit. The hooks are rolled back.
         """
         try:
             kept = await self._verification.kept_bytes(target.members, target.home)

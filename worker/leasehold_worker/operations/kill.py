@@ -168,7 +168,7 @@ async def _kill_all(workload: Workload) -> None:
 def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | None) -> None:
     """Kills the processes that it finds until a search finds no new one, for CHASE_S.
 
-    Call it in a thread: a marked process that is stuck in the kernel can make it wait for ever.
+    Call it in a thread: a marked process that is stuck in the kernel can make it wait forever.
     """
     killed: set[ProcessIdentity] = set()
     deadline = time.monotonic() + CHASE_S
@@ -181,7 +181,7 @@ def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | Non
             killed |= children
         tree = scan(0.0)
         if time.monotonic() > deadline:
-            return  # what it found may be long ago, and the ids of groups somebody else's by now
+            return  # the scan may be outdated, and the group ids reused by other processes
         kill_tree(tree)
         if tree.complete and killed.issuperset(tree.processes):
             return

@@ -71,7 +71,7 @@ class Placement:
                     await self.undo(hold_id, progress, carry_out)
 
     async def _suspend(self, workload_id: str, hold_id: str, carry_out: CarryOut) -> None:
-        with trio.CancelScope(shield=True):  # a command that nobody waits for would go on alone
+        with trio.CancelScope(shield=True):  # shielded: a cancelled wait would leave the suspend running
             operation = Operation(suspend=SuspendOperation(hold_id=hold_id))
             outcome = await carry_out(workload_id, operation)
         if outcome.state != SUCCEEDED:

@@ -144,7 +144,7 @@ class StopRestart:
                     self._disk.expect(kept.checkpoint_id, workload)
                 await progress.intend(_ending("end", plan, kept))
                 if before != CHECKPOINTED:
-                    require_alive(workload)  # one that has come to its own end is not to be started again
+                    require_alive(workload)  # a program that ended by itself is not restarted later
                 self._exit_monitor.stop(workload)
                 at_work = before in (RUNNING, SLEEPING)
                 told = partial(progress.intend, _ending("ending", plan, kept))
@@ -235,7 +235,7 @@ class StopRestart:
             self._workloads.lose(workload, error)
             return
         workload.hold_host(None)
-        self._host_shares.give_back(workload)  # the control group
+        self._host_shares.give_back(workload)  # also removes the control group
         allocation.release()
         self._workloads.set_state(workload, STOPPED)
 

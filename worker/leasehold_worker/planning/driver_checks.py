@@ -122,7 +122,7 @@ class DriverChecks:
                     )
 
     async def runnable(self, findings: Findings, processes: Iterable[ProcessIdentity]) -> bool:
-        """Checks that no process would block driver calls for ever. False: one would, so make no call."""
+        """Checks that no process would block driver calls forever. False: one would, so make no call."""
         found = list(processes)
         refusals = len(findings.refusals)
         with findings.check("runnable", f"{len(found)} checked: none stopped, traced or frozen"):

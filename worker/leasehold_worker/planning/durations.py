@@ -122,7 +122,7 @@ class Durations:
         seen_s = self._seen_s.get((plan.target.workload.workload_id, way, name, weights))
         if seen_s is not None:
             return Estimate(seen_s, f"{name} {seen_s:.1f} s (last time)")
-        if (seen_rate := self._rates.get(name)) is not None:  # all of the time that was seen is in it
+        if (seen_rate := self._rates.get(name)) is not None:  # the observed rate includes all overheads
             return Estimate(size / seen_rate, f"{name} at {size_text(int(seen_rate))}/s (as seen here)")
         fixed_s, rate = ASSUMED[way, name, weights]
         if not rate:

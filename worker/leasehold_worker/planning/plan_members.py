@@ -92,7 +92,7 @@ class PlanMembers:
                     listed = any(pids & gpu.processes.keys() for gpu in usage.values())
                     require_members(target.workload, found, listed=listed)
             except OperationError:
-                # The driver takes a process that is about to be gone for one without CUDA.
+                # The driver reports a process that is about to exit as a process without CUDA.
                 if await will_end(target.workload.root):
                     require_alive(target.workload)
                 raise

@@ -117,7 +117,7 @@ class Preflight:
                 plan.findings.warnings += skipped
                 return plan
             if not operation.gives_way and _is_unready(plan):
-                return plan  # a program that starts is worth waiting for: nothing stronger is done to it
+                return plan  # do not escalate: the program will soon be ready
             skipped.append(f"{policy_text(rung)} was not possible: {plan.findings.refusals[0].message}")
             first = first or plan
         if first is None:
@@ -141,7 +141,7 @@ class Preflight:
                 plan.already_there, plan.policy = True, workload.parked.policy
                 return plan
             policy = escalated(workload.parked.policy, policy)
-        elif workload.hooked is not None:  # not all is undone of an earlier way down
+        elif workload.hooked is not None:  # an earlier suspend was not rolled back completely
             policy = escalated(workload.hooked.policy, policy)
         plan.policy = policy
         plan.steps = [step.down for step in strategy_of(policy).steps]
@@ -337,7 +337,7 @@ class Preflight:
         self._driver_checks.driver(findings, cuda_version)
         await both(partial(self._look_at_gpus, plan), partial(_list_processes, plan))
         for target in plan.targets:
-            # An image holds any program, and then there is nothing for the driver to do.
+            # CRIU can dump a program without CUDA too. The driver then has no members to suspend.
             held = target.workload.lease is not None or target.workload.is_asleep
             with findings.about(target.workload):
                 await self._members.find(findings, target, needs_cuda=held or verb != "checkpointed")

@@ -64,7 +64,7 @@ def require_state(workload: Workload, states: Collection[WorkloadState.ValueType
 
 def require_alive(workload: Workload) -> None:
     """Refuses with TARGET_CRASHED to lease GPUs to a workload that ended during the operation."""
-    # The end of its first process is seen a little later by whoever watches it.
+    # The exit monitor notices the end of the first process a little later.
     if workload.state in ENDED or not is_alive(workload.root):
         raise OperationError(
             errors_pb2.ERROR_REASON_TARGET_CRASHED,
@@ -204,7 +204,7 @@ def lock_timeout_s(operation: operation_pb2.SuspendOperation | operation_pb2.Rem
     """Time for submitted work to finish.
 
     Raises:
-        OperationError: INVALID_ARGUMENT; 0 would mean "wait for ever" to the driver.
+        OperationError: INVALID_ARGUMENT; 0 would mean "wait forever" to the driver.
     """
     if not operation.HasField("lock_timeout"):
         return DEFAULT_LOCK_TIMEOUT_S

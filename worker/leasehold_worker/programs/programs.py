@@ -195,7 +195,7 @@ async def relaunch(
                 return who
         raise LaunchError(f"not complete within {timeout_s:g} s")
     finally:
-        stream.close()  # aclose() would raise Cancelled over what was restored
+        stream.close()  # aclose() would raise Cancelled and lose the result
 
 
 def _entries(environment: Mapping[str, str]) -> bytes:
@@ -229,7 +229,7 @@ async def _give_up_restore(
     folder: Path, process: trio.Process, stream: trio.lowlevel.FdStream
 ) -> ProcessIdentity | None:
     """Abandons a restore, and waits until no process of it is left, unless the launcher was faster."""
-    with contextlib.suppress(OSError):  # no room for the file that forbids it: its end serves as well
+    with contextlib.suppress(OSError):  # no disk space for the marker file: killing the restore suffices
         if not abandon(folder):
             with trio.move_on_after(START_TIMEOUT_S):
                 return _restored(await _read_record(stream), folder)
@@ -267,7 +267,7 @@ async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
     """Abandons a start without a report, unless the launcher was faster."""
     try:
         abandon(folder)
-    except OSError:  # no room for the file that forbids it, so nobody may be left who could start it
+    except OSError:  # no disk space for the marker file: kill the shim, so that it can't start the program
         process.kill()
         with trio.move_on_after(EXIT_TIMEOUT_S):
             await process.wait()

@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Callable
 
-TYPE_CHECKING = False  # typing itself is larger than all of this
+TYPE_CHECKING = False  # importing typing would take more memory than the whole shim
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -86,7 +86,7 @@ def start() -> None:
     facts = describe(pid, boot_id)
     if not claim(folder, facts):
         tell(status, {"error": GIVEN_UP})
-        return  # the program's pipe closes, and it ends without having begun
+        return  # the pipe closes, and the program ends before its exec
     os.write(go_write, b"g")
     os.close(go_write)
     with os.fdopen(error_read, "rb") as errors:
@@ -114,7 +114,7 @@ def restore() -> None:
         return accepted
 
     def child_ended(_number: int, _frame: object) -> None:
-        # CRIU can't see this, because it is our child and not CRIU's, and would wait for ever.
+        # The process is a child of the shim, not of CRIU. So CRIU can't see its end and would wait forever.
         if not restored and has_ended(int(pid)):
             raise RestoreError("the process ended while it was being restored")
 
@@ -134,7 +134,7 @@ def restore() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     tell(status, restored)
-    close_inherited()  # the image's directories, which CRIU was told by the numbers that they have here
+    close_inherited()  # descriptors of the image's directories, whose numbers CRIU got
     see_out(folder, int(pid), "")
 
 
@@ -142,7 +142,7 @@ def close_inherited() -> None:
     """Closes all descriptors but the three streams."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
                 os.close(int(name))
 
 
@@ -168,7 +168,7 @@ def lead_criu(
         RestoreError: CRIU failed, or ``accept`` refused the restored process.
         OSError: CRIU could not be started, or has ended.
     """
-    import socket  # not for those that never restore
+    import socket  # late: only a restore needs it
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -189,7 +189,8 @@ def lead_criu(
                 accepted = accept()
                 if not accepted:
                     ours.send(FAIL)
-                    wait_readable(ours.fileno(), pid, None, timeout_s)  # it ends them, and tidies up
+                    # CRIU kills the processes and cleans up.
+                    wait_readable(ours.fileno(), pid, None, timeout_s)
                     raise RestoreError(GIVEN_UP)
             ours.send(GO_ON)
     if not accepted or not number(answer, SUCCESS):
@@ -205,7 +206,7 @@ def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> 
     poll = select.poll()
     poll.register(criu, select.POLLIN)
     if status is not None:
-        poll.register(status, 0)  # tells of an error once the worker is gone
+        poll.register(status, 0)  # POLLERR when the worker has ended
     deadline = time.monotonic() + timeout_s
     ended, pause_s = False, 0.0
     while not (ready := [descriptor for descriptor, _ in poll.poll(pause_s * 1000)]):
@@ -214,7 +215,7 @@ def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> 
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise RestoreError(f"criu sent nothing for {timeout_s:g} s")
-        ended = has_ended(pid)  # what it had said is there by now
+        ended = has_ended(pid)  # messages that CRIU sent before its end can be read now
         pause_s = 0.0 if ended else min(LOOK_INTERVAL_S, left_s)
     if criu not in ready:
         raise RestoreError(GIVEN_UP)

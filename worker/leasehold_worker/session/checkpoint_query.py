@@ -28,7 +28,7 @@ async def answer_checkpoints(
         found = await trio.to_thread.run_sync(partial(disk.checkpoints, query.workload_id))
     except OperationError as error:
         return CheckpointAnswer(query_id=query.query_id, error=error.to_proto())
-    except Exception:  # others may write to the directory, and a question is no reason for the worker to end
+    except Exception:  # a failed query must not end the worker
         logger.exception("the checkpoints can't be listed because of a defect")
         return CheckpointAnswer(query_id=query.query_id, error=defect().to_proto())
     for checkpoint in found:

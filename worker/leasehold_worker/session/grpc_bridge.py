@@ -105,12 +105,12 @@ def start_reader(nursery: trio.Nursery, call: _Call) -> trio.MemoryReceiveChanne
     send, receive = trio.open_memory_channel[Incoming](INBOX_LIMIT)
 
     def read() -> None:
-        with suppress(trio.BrokenResourceError):  # nobody reads any more
+        with suppress(trio.BrokenResourceError):  # the reader has ended
             end = _read_to_the_end(call, lambda frame: trio.from_thread.run(send.send, frame))
             trio.from_thread.run(send.send, end)
 
     async def read_in_thread() -> None:
-        with trio.CancelScope(shield=True):  # the call is cancelled, and then it ends
+        with trio.CancelScope(shield=True):  # the thread ends soon after the call is cancelled
             await trio.to_thread.run_sync(read)
 
     nursery.start_soon(read_in_thread)

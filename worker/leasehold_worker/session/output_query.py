@@ -59,7 +59,7 @@ async def _next_bytes(workload: Workload, request: ReadOutput, wait_s: float) ->
     deadline = trio.current_time() + wait_s
     pause_s = POLL_INTERVAL_S
     while True:
-        # Asked before reading: what an ended workload has written is all there.
+        # Checked before the read: an ended workload writes nothing more, so the read sees all.
         ended = workload.state in ENDED
         offset, data = await _read(workload, request.offset, limit_bytes)
         left_s = deadline - trio.current_time()

@@ -48,7 +48,7 @@ class PlanQueries:
             plan = await self._plan(query)
         except OperationError as error:
             return PlanAnswer(plan_id=query.plan_id, error=error.to_proto())
-        except Exception:  # a question is no reason for the worker to end
+        except Exception:  # a failed query must not end the worker
             logger.exception("the plan of workload %s failed because of a defect", query.workload_id)
             return PlanAnswer(plan_id=query.plan_id, error=defect().to_proto())
         return PlanAnswer(plan_id=query.plan_id, plan=plan_message(plan))

@@ -132,7 +132,7 @@ class CoordinatorSession:
                 began = trio.current_time()
                 try:
                     end = await self._session(channel)
-                except Exception:  # a session is no reason for the worker to end
+                except Exception:  # a failed session must not end the worker
                     logger.exception("a session failed because of a defect")
                     end = SessionEndError("a defect of Leasehold")
                 if self._leaving:

@@ -30,7 +30,7 @@ class DiskUsage:
         self._workloads = workloads
         self._ledger = ledger
         self._limiter = trio.CapacityLimiter(1)
-        """Held by the running measurement, for ever if it hangs."""
+        """Held by the running measurement, forever if it hangs."""
 
     async def run(self) -> None:
         """Measures until cancelled."""

@@ -26,7 +26,7 @@ STOP: Final = eviction_pb2.PROCESS_STRATEGY_STOP
 
 WEIGHTS: Final = (RETAIN, OFFLOAD, DISCARD)
 STRENGTHS: Final = (KEEP_RUNNING, CUDA_SUSPEND, CHECKPOINT, STOP)
-"""Process strategies, the weakest first: each frees what the one before it does, and more."""
+"""Process strategies, the weakest first: each frees more than the one before."""
 
 DEVICE: Final = plan_pb2.TIER_DEVICE
 HOST: Final = plan_pb2.TIER_HOST

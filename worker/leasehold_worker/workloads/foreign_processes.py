@@ -50,7 +50,7 @@ ENDING_S: Final = 0.05
 LOOK_TIMEOUT_S: Final = 15.0
 TELL_TIMEOUT_S: Final = 4.0
 """Time for reading the facts of processes that NVML does not report. Reading the arguments of a process that
-is stuck in the kernel can take for ever, and so can a directory service that looks up a user's name."""
+is stuck in the kernel can take forever, and so can a directory service that looks up a user's name."""
 
 PROCESSES_LIMIT: Final = 16
 """Foreign processes that are reported per GPU: all of them might not fit into a frame."""
@@ -68,7 +68,7 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
         pid: The process.
         workloads: The workloads; ended ones are ignored.
         marked_id: The workload id that the process was started with, "" for none. None: the call reads it,
-            which can take for ever.
+            which can take forever.
     """
     living = {workload.workload_id: workload for workload in workloads if workload.state not in ENDED}
     return living.get(_holder_id(pid, _holders(living.values()), marked_id))
@@ -154,7 +154,7 @@ class ForeignWatch:
         self._kept_back: dict[str, list[ProcessIdentity]] = {}
         """GPUs that a workload has left and that were not listed since, with the remaining processes."""
         self._telling = trio.CapacityLimiter(1)
-        """Held while all facts of processes are read, and for ever by a thread that hangs."""
+        """Held while all facts of processes are read, and forever by a thread that hangs."""
         self._sorting = trio.CapacityLimiter(1)
         """Held while only facts are read that the kernel gives without waiting."""
 
@@ -172,7 +172,7 @@ class ForeignWatch:
         slots = self._pool.slots.snapshot().slots
         try:
             found = [identify(process.pid) for slot in slots for process in slot.foreign]
-        except OSError as error:  # for want of descriptors or memory
+        except OSError as error:  # too few descriptors or too little memory
             logger.warning("foreign processes can't be listed for now: %s", error)
             return []
         return [identity for identity in found if identity is not None]
@@ -212,14 +212,14 @@ class ForeignWatch:
             usage = await trio.to_thread.run_sync(_usage, self._inventory, abandon_on_cancel=True)
             ours = _holders(workload for workload in workloads.all() if workload is not leaving)
             found = await self._sort(usage, ours, lessees)
-        except OSError as error:  # for want of descriptors or memory
+        except OSError as error:  # too few descriptors or too little memory
             logger.warning("the processes on the GPUs can't be listed for now: %s", error)
             usage, found = {}, _Found({}, {})
         now = self._leases()
         changed = _changed(ours, workloads)
         for workload_id in found.present - changed:
             self._note_cuda(workloads.get(workload_id), workloads)
-        # Of a GPU that has changed hands meanwhile, it can't be told who was on it by right.
+        # GPUs whose lease has changed meanwhile are left out: the rightful user is unknown.
         # NVML lists the GPUs of other workers of this host too.
         ours_now = now.keys() & found.foreign.keys()
         same = {gpu_uuid for gpu_uuid in ours_now if before.get(gpu_uuid) == now[gpu_uuid]}
@@ -267,7 +267,7 @@ class ForeignWatch:
         """Keeps a GPU from other workloads while its processes are unknown.
 
         A GPU whose processes NVML never lists is not kept back if no process of the workload is known to
-        live: that would last for ever.
+        live: that would last forever.
         """
         living = [identity for identity in left if _may_live(identity)]
         if not living and gpu_uuid not in self._listed:
@@ -295,14 +295,14 @@ class ForeignWatch:
 async def _left(leaving: Workload) -> list[ProcessIdentity]:
     try:
         return await leaving.find_processes()
-    except OSError:  # for want of descriptors or memory
+    except OSError:  # too few descriptors or too little memory
         return [leaving.root]
 
 
 def _may_live(identity: ProcessIdentity) -> bool:
     try:
         return is_alive(identity)
-    except OSError:  # for want of descriptors or memory
+    except OSError:  # too few descriptors or too little memory
         return True
 
 
@@ -333,7 +333,7 @@ class _Sorting:
         ours: The workloads, whose processes are not foreign.
         lessees: Id of the workload that leases a GPU, by GPU. Empty: none, and all processes there are
             foreign.
-        fully: Read also the facts that can take for ever: marks, arguments and users' names.
+        fully: Read also the facts that can take forever: marks, arguments and users' names.
     """
 
     usage: Mapping[str, GpuUsage]
@@ -381,7 +381,8 @@ class _Sorting:
 def _kept_bytes(gpu: GpuUsage, sleepers: Collection[str], holder_ids: Mapping[int, str]) -> int | None:
     """Memory that sleeping workloads keep on a GPU. None: unknown to NVML."""
     pids = [pid for pid in gpu.processes if holder_ids[pid] in sleepers]
-    if len({holder_ids[pid] for pid in pids}) < len(sleepers):  # each keeps a context, and NVML hides one
+    # Every sleeping workload keeps a context, and NVML does not list all of them.
+    if len({holder_ids[pid] for pid in pids}) < len(sleepers):
         return gpu.used_bytes
     return gpu.held_bytes(pids)
 

@@ -40,7 +40,7 @@ def violations(workload: Workload) -> Iterator[str]:
     if state in LOST and workload.error is None:
         yield f"{name} is unknown or wedged, without an error"
     if state == RUNNING and workload.home:
-        yield f"{name} runs, and has GPUs to come home to: {workload.home}"
+        yield f"{name} is RUNNING, but the GPUs of a later restore are recorded: {workload.home}"
     if state in ENDED:
         if workload.lease is not None or workload.host is not None or workload.members:
             yield f"{name} has ended, and still holds something"

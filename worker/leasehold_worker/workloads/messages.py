@@ -30,7 +30,7 @@ def workload_message(record: Workload, worker_id: str) -> workload_pb2.Workload:
 def workload_messages(
     workloads: Workloads, worker_id: str, workload_ids: Iterable[str]
 ) -> list[workload_pb2.Workload]:
-    """The workloads with these ids, as far as the worker has them."""
+    """The workloads with these ids. Ids that the worker does not have are left out."""
     known = (workload_id for workload_id in workload_ids if workload_id in workloads)
     return [workload_message(workloads.get(workload_id), worker_id) for workload_id in known]
 
@@ -75,7 +75,7 @@ def _exit(returncode: int) -> workload_pb2.Exit:
 
 
 def parked_workload_messages(records: Iterable[Workload]) -> list[session_pb2.ParkedWorkload]:
-    """The suspended ones of the workloads."""
+    """The suspended workloads, as messages of a load."""
     return [
         session_pb2.ParkedWorkload(
             workload_id=record.workload_id,

@@ -52,7 +52,7 @@ class Readiness:
                 for workload in awaiting:
                     if workload.has_probe:
                         self._begin_probing(workload, nursery)
-                    elif workload.lease is None:  # nothing more can be seen of it
+                    elif workload.lease is None:  # no probe and no GPU: ready at once
                         self._workloads.set_ready(workload)
                 by_cuda = [each for each in awaiting if each.awaits_readiness and not each.has_probe]
                 with trio.move_on_after(min(map(_pause_s, by_cuda), default=float("inf"))):
@@ -81,7 +81,7 @@ class Readiness:
                         "its readiness probe failed because of a defect of the worker: see the worker's log"
                     )
                 else:
-                    if workload.root == root:  # else another start of the program answered, or none did
+                    if workload.root == root:  # otherwise the probe answered for another start of the program
                         self._workloads.set_ready(workload)
                         return
                 await trio.sleep(_pause_s(workload))

@@ -293,7 +293,7 @@ def home_of(workload: Workload) -> tuple[str, ...]:
 
 
 def parked_bytes(workload: Workload) -> int:
-    """Host memory of a workload's former device memory, as far as NVML reported it."""
+    """Host memory that holds a workload's former device memory. Unknown sizes count as 0."""
     if workload.parked is None or workload.state in ENDED:
         return 0
     if workload.parked.host_bytes is not None:

@@ -78,15 +78,15 @@ class ListCommandsRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
+    """Maximum number of entries. 0: 100. Above 1000: 1000. A page may have fewer entries, or none, before the last page."""
     page_token: _builtins.str
-    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
+    """The next_page_token of the last response to the same request. Empty: the first page."""
     workload: _builtins.str
-    """Only those of this workload, by id or name. Empty: of all."""
+    """Only entries of this workload, by id or name. Empty: all workloads."""
     filter: _builtins.str
-    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the entries, an AIP-160 expression (docs/api.md). Empty: all entries."""
     order_by: _builtins.str
-    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
+    """Order of the entries, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
     def __init__(
         self,
         *,
@@ -113,7 +113,7 @@ class ListCommandsResponse(_message.Message):
     COMMANDS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page. Empty: this was the last."""
+    """Token of the next page. Empty: this is the last page."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[_command_pb2.Command]:
         """The commands."""
@@ -163,7 +163,7 @@ class WatchCommandResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command, as it is now."""
+        """The current state of the command."""
 
     def __init__(
         self,
@@ -224,11 +224,11 @@ class WatchCommandsResponse(_message.Message):
     """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """A command, as it is now."""
+        """The current state of a command."""
 
     @_builtins.property
     def bookmark(self) -> _watch_pb2.Bookmark:
-        """The snapshot is complete, or nothing has changed for a while."""
+        """A bookmark: the snapshot is complete, or there was no change for some time."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class CancelCommandResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def command(self) -> _command_pb2.Command:
-        """The command, as it is now."""
+        """The current state of the command."""
 
     def __init__(
         self,

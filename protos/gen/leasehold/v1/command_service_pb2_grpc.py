@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CommandServiceStub:
-    """The commands that the other services created.
+    """Commands, which the other services create.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class CommandServiceStub:
 
 
 class CommandServiceServicer:
-    """The commands that the other services created.
+    """Commands, which the other services create.
     """
 
     def GetCommand(self, request, context):
@@ -81,7 +81,7 @@ class CommandServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchCommand(self, request, context):
-        """One command as it is, then each change of it, until it has ended.
+        """The current state of one command, then each change until its end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,7 +96,7 @@ class CommandServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelCommand(self, request, context):
-        """Cancels a command that has not ended. One that was never sent ends at once.
+        """Cancels an unfinished command. A command that was not sent ends at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,7 +139,7 @@ def add_CommandServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CommandService:
-    """The commands that the other services created.
+    """Commands, which the other services create.
     """
 
     @staticmethod

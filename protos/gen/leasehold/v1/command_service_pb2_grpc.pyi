@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CommandServiceStub:
-    """The commands that the other services created."""
+    """Commands, which the other services create."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,17 +38,17 @@ class CommandServiceStub:
     ListCommands: _grpc.UnaryUnaryMultiCallable[_command_service_pb2.ListCommandsRequest, _command_service_pb2.ListCommandsResponse]
     """Commands, newest first."""
     WatchCommand: _grpc.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandRequest, _command_service_pb2.WatchCommandResponse]
-    """One command as it is, then each change of it, until it has ended."""
+    """The current state of one command, then each change until its end."""
     WatchCommands: _grpc.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandsRequest, _command_service_pb2.WatchCommandsResponse]
     """A snapshot of the commands that have not ended, then each change and each deletion once. No state of a command
     follows a newer one.
     """
     CancelCommand: _grpc.UnaryUnaryMultiCallable[_command_service_pb2.CancelCommandRequest, _command_service_pb2.CancelCommandResponse]
-    """Cancels a command that has not ended. One that was never sent ends at once."""
+    """Cancels an unfinished command. A command that was not sent ends at once."""
 
 @_typing.type_check_only
 class CommandServiceAsyncStub(CommandServiceStub):
-    """The commands that the other services created."""
+    """Commands, which the other services create."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCommand: _aio.UnaryUnaryMultiCallable[_command_service_pb2.GetCommandRequest, _command_service_pb2.GetCommandResponse]  # type: ignore[assignment]
@@ -56,16 +56,16 @@ class CommandServiceAsyncStub(CommandServiceStub):
     ListCommands: _aio.UnaryUnaryMultiCallable[_command_service_pb2.ListCommandsRequest, _command_service_pb2.ListCommandsResponse]  # type: ignore[assignment]
     """Commands, newest first."""
     WatchCommand: _aio.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandRequest, _command_service_pb2.WatchCommandResponse]  # type: ignore[assignment]
-    """One command as it is, then each change of it, until it has ended."""
+    """The current state of one command, then each change until its end."""
     WatchCommands: _aio.UnaryStreamMultiCallable[_command_service_pb2.WatchCommandsRequest, _command_service_pb2.WatchCommandsResponse]  # type: ignore[assignment]
     """A snapshot of the commands that have not ended, then each change and each deletion once. No state of a command
     follows a newer one.
     """
     CancelCommand: _aio.UnaryUnaryMultiCallable[_command_service_pb2.CancelCommandRequest, _command_service_pb2.CancelCommandResponse]  # type: ignore[assignment]
-    """Cancels a command that has not ended. One that was never sent ends at once."""
+    """Cancels an unfinished command. A command that was not sent ends at once."""
 
 class CommandServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The commands that the other services created."""
+    """Commands, which the other services create."""
 
     @_abc_1.abstractmethod
     def GetCommand(
@@ -89,7 +89,7 @@ class CommandServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _command_service_pb2.WatchCommandRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_command_service_pb2.WatchCommandResponse], _abc.AsyncIterator[_command_service_pb2.WatchCommandResponse]]:
-        """One command as it is, then each change of it, until it has ended."""
+        """The current state of one command, then each change until its end."""
 
     @_abc_1.abstractmethod
     def WatchCommands(
@@ -107,6 +107,6 @@ class CommandServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _command_service_pb2.CancelCommandRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_command_service_pb2.CancelCommandResponse, _abc.Awaitable[_command_service_pb2.CancelCommandResponse]]:
-        """Cancels a command that has not ended. One that was never sent ends at once."""
+        """Cancels an unfinished command. A command that was not sent ends at once."""
 
 def add_CommandServiceServicer_to_server(servicer: CommandServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -62,7 +62,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_DUPLICATE_GPU: _ErrorReason.ValueType  # 15
     """Two pairs name the same source or the same destination."""
     ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY: _ErrorReason.ValueType  # 16
-    """A destination has too little free memory; restoring there would wedge the process for ever."""
+    """A destination has too little free memory; restoring there would wedge the process forever."""
     ERROR_REASON_INSUFFICIENT_HOST_MEMORY: _ErrorReason.ValueType  # 17
     """The host, or the workload's cgroup, has too little memory to park the bytes."""
     ERROR_REASON_INSUFFICIENT_RESOURCES: _ErrorReason.ValueType  # 18
@@ -122,9 +122,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STORAGE_UNAVAILABLE: _ErrorReason.ValueType  # 44
     """The journal or the store can't be written: nothing new is begun."""
     ERROR_REASON_INVALID_TOKEN: _ErrorReason.ValueType  # 45
-    """The page token or resume token is not one of ours, or too old: list again."""
+    """The page token or resume token is invalid or too old: list or watch from the start."""
     ERROR_REASON_OUTPUT_UNAVAILABLE: _ErrorReason.ValueType  # 46
-    """The workload's output is not to be had."""
+    """The workload's output can't be read."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 47
     """A defect of Leasehold; the daemon's log says more."""
     ERROR_REASON_DEVICE_NODE_MISSING: _ErrorReason.ValueType  # 48
@@ -132,7 +132,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSAFE_KILL: _ErrorReason.ValueType  # 49
     """A process that was restored still runs and can't be suspended: killing it could hang its host."""
     ERROR_REASON_HOST_REBOOTED: _ErrorReason.ValueType  # 50
-    """The host was restarted: every process of it is gone, and so is what was parked in its memory."""
+    """The host was restarted: its processes and the memory of parked workloads are lost."""
     ERROR_REASON_CORDONED: _ErrorReason.ValueType  # 51
     """The GPU, or the whole worker, is cordoned."""
     ERROR_REASON_GPU_UNHEALTHY: _ErrorReason.ValueType  # 52
@@ -142,11 +142,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ALREADY_REGISTERED: _ErrorReason.ValueType  # 54
     """The process belongs to a workload already."""
     ERROR_REASON_UNKNOWN_PROCESS: _ErrorReason.ValueType  # 55
-    """No process has this pid, or it is none that can be taken in."""
+    """No process has this pid, or the process can't be adopted."""
     ERROR_REASON_NOT_PERMITTED: _ErrorReason.ValueType  # 56
-    """The caller, or the user of the process, is not one of those who may."""
+    """The caller, or the user of the process, lacks the permission."""
     ERROR_REASON_ALREADY_RELEASED: _ErrorReason.ValueType  # 57
-    """What is given back was given back before."""
+    """The lease was released before."""
     ERROR_REASON_NOTHING_FREED: _ErrorReason.ValueType  # 58
     """The policy frees no device memory: force it, or choose another."""
     ERROR_REASON_STATE_WOULD_BE_LOST: _ErrorReason.ValueType  # 59
@@ -158,7 +158,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CRIU_FAILED: _ErrorReason.ValueType  # 62
     """CRIU failed to write or restore an image."""
     ERROR_REASON_CHECKPOINT_CORRUPT: _ErrorReason.ValueType  # 63
-    """A checkpoint on disk is not as it was written."""
+    """A checkpoint on disk is damaged."""
     ERROR_REASON_CHECKPOINT_INCOMPATIBLE: _ErrorReason.ValueType  # 64
     """A checkpoint on disk is not for this workload, program version, driver or host."""
     ERROR_REASON_UNKNOWN_CHECKPOINT: _ErrorReason.ValueType  # 65
@@ -174,7 +174,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOO_MANY_WORKERS: _ErrorReason.ValueType  # 70
     """The coordinator knows as many workers as it can."""
     ERROR_REASON_WORKER_CONNECTED: _ErrorReason.ValueType  # 71
-    """The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
+    """The worker is connected: its record can't be deleted, and no other instance of it is admitted."""
     ERROR_REASON_WORKER_DELETED: _ErrorReason.ValueType  # 72
     """An operator deleted the record of the worker; what became of this is not known."""
     ERROR_REASON_TOO_MANY_CALLS: _ErrorReason.ValueType  # 73
@@ -231,7 +231,7 @@ ERROR_REASON_INCOMPATIBLE_GPU: ErrorReason.ValueType  # 14
 ERROR_REASON_DUPLICATE_GPU: ErrorReason.ValueType  # 15
 """Two pairs name the same source or the same destination."""
 ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY: ErrorReason.ValueType  # 16
-"""A destination has too little free memory; restoring there would wedge the process for ever."""
+"""A destination has too little free memory; restoring there would wedge the process forever."""
 ERROR_REASON_INSUFFICIENT_HOST_MEMORY: ErrorReason.ValueType  # 17
 """The host, or the workload's cgroup, has too little memory to park the bytes."""
 ERROR_REASON_INSUFFICIENT_RESOURCES: ErrorReason.ValueType  # 18
@@ -291,9 +291,9 @@ ERROR_REASON_PROTOCOL_VIOLATION: ErrorReason.ValueType  # 43
 ERROR_REASON_STORAGE_UNAVAILABLE: ErrorReason.ValueType  # 44
 """The journal or the store can't be written: nothing new is begun."""
 ERROR_REASON_INVALID_TOKEN: ErrorReason.ValueType  # 45
-"""The page token or resume token is not one of ours, or too old: list again."""
+"""The page token or resume token is invalid or too old: list or watch from the start."""
 ERROR_REASON_OUTPUT_UNAVAILABLE: ErrorReason.ValueType  # 46
-"""The workload's output is not to be had."""
+"""The workload's output can't be read."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 47
 """A defect of Leasehold; the daemon's log says more."""
 ERROR_REASON_DEVICE_NODE_MISSING: ErrorReason.ValueType  # 48
@@ -301,7 +301,7 @@ ERROR_REASON_DEVICE_NODE_MISSING: ErrorReason.ValueType  # 48
 ERROR_REASON_UNSAFE_KILL: ErrorReason.ValueType  # 49
 """A process that was restored still runs and can't be suspended: killing it could hang its host."""
 ERROR_REASON_HOST_REBOOTED: ErrorReason.ValueType  # 50
-"""The host was restarted: every process of it is gone, and so is what was parked in its memory."""
+"""The host was restarted: its processes and the memory of parked workloads are lost."""
 ERROR_REASON_CORDONED: ErrorReason.ValueType  # 51
 """The GPU, or the whole worker, is cordoned."""
 ERROR_REASON_GPU_UNHEALTHY: ErrorReason.ValueType  # 52
@@ -311,11 +311,11 @@ ERROR_REASON_FOREIGN_PROCESS: ErrorReason.ValueType  # 53
 ERROR_REASON_ALREADY_REGISTERED: ErrorReason.ValueType  # 54
 """The process belongs to a workload already."""
 ERROR_REASON_UNKNOWN_PROCESS: ErrorReason.ValueType  # 55
-"""No process has this pid, or it is none that can be taken in."""
+"""No process has this pid, or the process can't be adopted."""
 ERROR_REASON_NOT_PERMITTED: ErrorReason.ValueType  # 56
-"""The caller, or the user of the process, is not one of those who may."""
+"""The caller, or the user of the process, lacks the permission."""
 ERROR_REASON_ALREADY_RELEASED: ErrorReason.ValueType  # 57
-"""What is given back was given back before."""
+"""The lease was released before."""
 ERROR_REASON_NOTHING_FREED: ErrorReason.ValueType  # 58
 """The policy frees no device memory: force it, or choose another."""
 ERROR_REASON_STATE_WOULD_BE_LOST: ErrorReason.ValueType  # 59
@@ -327,7 +327,7 @@ ERROR_REASON_KERNEL_FAILED: ErrorReason.ValueType  # 61
 ERROR_REASON_CRIU_FAILED: ErrorReason.ValueType  # 62
 """CRIU failed to write or restore an image."""
 ERROR_REASON_CHECKPOINT_CORRUPT: ErrorReason.ValueType  # 63
-"""A checkpoint on disk is not as it was written."""
+"""A checkpoint on disk is damaged."""
 ERROR_REASON_CHECKPOINT_INCOMPATIBLE: ErrorReason.ValueType  # 64
 """A checkpoint on disk is not for this workload, program version, driver or host."""
 ERROR_REASON_UNKNOWN_CHECKPOINT: ErrorReason.ValueType  # 65
@@ -343,7 +343,7 @@ ERROR_REASON_DUPLICATE_WORKER_GPU: ErrorReason.ValueType  # 69
 ERROR_REASON_TOO_MANY_WORKERS: ErrorReason.ValueType  # 70
 """The coordinator knows as many workers as it can."""
 ERROR_REASON_WORKER_CONNECTED: ErrorReason.ValueType  # 71
-"""The worker is in contact: it can't be forgotten, and no other instance of it is let in."""
+"""The worker is connected: its record can't be deleted, and no other instance of it is admitted."""
 ERROR_REASON_WORKER_DELETED: ErrorReason.ValueType  # 72
 """An operator deleted the record of the worker; what became of this is not known."""
 ERROR_REASON_TOO_MANY_CALLS: ErrorReason.ValueType  # 73

@@ -27,76 +27,76 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     EVENT_KIND_UNSPECIFIED: _EventKind.ValueType  # 0
     """Never sent."""
     EVENT_KIND_WORKER_CONNECTED: _EventKind.ValueType  # 1
-    """A worker was welcomed."""
+    """A worker connected."""
     EVENT_KIND_WORKER_STALE: _EventKind.ValueType  # 2
     """A worker was silent for too long, or lost its stream."""
     EVENT_KIND_WORKER_LOST: _EventKind.ValueType  # 3
-    """A worker is given up until it is heard of again."""
+    """A worker is considered gone until its next frame."""
     EVENT_KIND_WORKER_LEFT: _EventKind.ValueType  # 4
-    """A worker said goodbye."""
+    """A worker ended its session on purpose."""
     EVENT_KIND_WORKER_REFUSED: _EventKind.ValueType  # 5
-    """A worker was not let in; the message says why."""
+    """A worker was refused, as told in the message."""
     EVENT_KIND_PROTOCOL_ERROR: _EventKind.ValueType  # 6
-    """A worker broke the protocol, and its session was ended."""
+    """A worker violated the protocol, and its session was ended."""
     EVENT_KIND_WORKLOAD_CHANGED: _EventKind.ValueType  # 7
-    """A workload is in another state, or has become ready."""
+    """The state of a workload changed, or the workload became ready."""
     EVENT_KIND_COMMAND_CREATED: _EventKind.ValueType  # 8
     """A command was stored."""
     EVENT_KIND_COMMAND_ENDED: _EventKind.ValueType  # 9
-    """A command has ended; the message says how."""
+    """A command ended, as told in the message."""
     EVENT_KIND_COMMAND_UNKNOWN: _EventKind.ValueType  # 10
     """The worker that has a command is out of contact."""
     EVENT_KIND_GPU_HEALTH: _EventKind.ValueType  # 11
-    """The health of a GPU is another; the message says why."""
+    """The health of a GPU changed, as told in the message."""
     EVENT_KIND_CORDON: _EventKind.ValueType  # 12
-    """A GPU or a worker was taken out of service, or put back."""
+    """A GPU or a worker was cordoned or uncordoned."""
     EVENT_KIND_GPU_FOREIGN: _EventKind.ValueType  # 13
-    """Processes that Leasehold doesn't know appeared on a GPU, or left it."""
+    """Foreign processes appeared on a GPU, or left it."""
     EVENT_KIND_WORKER_DELETED: _EventKind.ValueType  # 14
     """An operator deleted the record of a worker."""
     EVENT_KIND_WORKLOAD_DELETED: _EventKind.ValueType  # 15
-    """Somebody deleted the record of a workload."""
+    """A client deleted the record of a workload."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
-    """What kind of thing has happened."""
+    """The kind of an event."""
 
 EVENT_KIND_UNSPECIFIED: EventKind.ValueType  # 0
 """Never sent."""
 EVENT_KIND_WORKER_CONNECTED: EventKind.ValueType  # 1
-"""A worker was welcomed."""
+"""A worker connected."""
 EVENT_KIND_WORKER_STALE: EventKind.ValueType  # 2
 """A worker was silent for too long, or lost its stream."""
 EVENT_KIND_WORKER_LOST: EventKind.ValueType  # 3
-"""A worker is given up until it is heard of again."""
+"""A worker is considered gone until its next frame."""
 EVENT_KIND_WORKER_LEFT: EventKind.ValueType  # 4
-"""A worker said goodbye."""
+"""A worker ended its session on purpose."""
 EVENT_KIND_WORKER_REFUSED: EventKind.ValueType  # 5
-"""A worker was not let in; the message says why."""
+"""A worker was refused, as told in the message."""
 EVENT_KIND_PROTOCOL_ERROR: EventKind.ValueType  # 6
-"""A worker broke the protocol, and its session was ended."""
+"""A worker violated the protocol, and its session was ended."""
 EVENT_KIND_WORKLOAD_CHANGED: EventKind.ValueType  # 7
-"""A workload is in another state, or has become ready."""
+"""The state of a workload changed, or the workload became ready."""
 EVENT_KIND_COMMAND_CREATED: EventKind.ValueType  # 8
 """A command was stored."""
 EVENT_KIND_COMMAND_ENDED: EventKind.ValueType  # 9
-"""A command has ended; the message says how."""
+"""A command ended, as told in the message."""
 EVENT_KIND_COMMAND_UNKNOWN: EventKind.ValueType  # 10
 """The worker that has a command is out of contact."""
 EVENT_KIND_GPU_HEALTH: EventKind.ValueType  # 11
-"""The health of a GPU is another; the message says why."""
+"""The health of a GPU changed, as told in the message."""
 EVENT_KIND_CORDON: EventKind.ValueType  # 12
-"""A GPU or a worker was taken out of service, or put back."""
+"""A GPU or a worker was cordoned or uncordoned."""
 EVENT_KIND_GPU_FOREIGN: EventKind.ValueType  # 13
-"""Processes that Leasehold doesn't know appeared on a GPU, or left it."""
+"""Foreign processes appeared on a GPU, or left it."""
 EVENT_KIND_WORKER_DELETED: EventKind.ValueType  # 14
 """An operator deleted the record of a worker."""
 EVENT_KIND_WORKLOAD_DELETED: EventKind.ValueType  # 15
-"""Somebody deleted the record of a workload."""
+"""A client deleted the record of a workload."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):
-    """Something that has happened."""
+    """An event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -110,24 +110,24 @@ class Event(_message.Message):
     COMMAND_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """Unique, and in the order of the events."""
+    """Unique id. Ids have the order of the events."""
     kind: Global___EventKind.ValueType
-    """What."""
+    """Kind of the event."""
     worker_id: _builtins.str
-    """The worker that it concerns. Empty: none."""
+    """The worker. Empty: none."""
     worker_name: _builtins.str
-    """What people call that worker."""
+    """Name of the worker."""
     workload_id: _builtins.str
-    """The workload that it concerns. Empty: none."""
+    """The workload. Empty: none."""
     workload_name: _builtins.str
-    """What people call that workload."""
+    """Name of the workload."""
     command_id: _builtins.str
-    """The command that it concerns. Empty: none."""
+    """The command. Empty: none."""
     message: _builtins.str
-    """The same in words."""
+    """Description, for people."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When."""
+        """Time of the event."""
 
     def __init__(
         self,

@@ -33,17 +33,17 @@ class ListEventsRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
+    """Maximum number of entries. 0: 100. Above 1000: 1000. A page may have fewer entries, or none, before the last page."""
     page_token: _builtins.str
-    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
+    """The next_page_token of the last response to the same request. Empty: the first page."""
     worker: _builtins.str
-    """Only those of this worker, by id or name. Empty: of all."""
+    """Only entries of this worker, by id or name. Empty: all workers."""
     workload: _builtins.str
-    """Only those of this workload, by id or name. Empty: of all."""
+    """Only entries of this workload, by id or name. Empty: all workloads."""
     filter: _builtins.str
-    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the entries, an AIP-160 expression (docs/api.md). Empty: all entries."""
     order_by: _builtins.str
-    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
+    """Order of the entries, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
     def __init__(
         self,
         *,
@@ -71,7 +71,7 @@ class ListEventsResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page. Empty: this was the last."""
+    """Token of the next page. Empty: this is the last page."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.Event]:
         """The events."""
@@ -102,9 +102,9 @@ class WatchEventsRequest(_message.Message):
     resume_token: _builtins.str
     """The last token that was received. Empty: from now on."""
     worker: _builtins.str
-    """Only those of this worker, by id or name. Empty: of all."""
+    """Only entries of this worker, by id or name. Empty: all workers."""
     workload: _builtins.str
-    """Only those of this workload, by id or name. Empty: of all."""
+    """Only entries of this workload, by id or name. Empty: all workloads."""
     def __init__(
         self,
         *,

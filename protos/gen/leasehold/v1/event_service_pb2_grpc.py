@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EventServiceStub:
-    """What has happened in the fleet, for people and audits. The present state is with the other services.
+    """Past events of the fleet, for people and audits. The other services have the current state.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,11 @@ class EventServiceStub:
 
 
 class EventServiceServicer:
-    """What has happened in the fleet, for people and audits. The present state is with the other services.
+    """Past events of the fleet, for people and audits. The other services have the current state.
     """
 
     def ListEvents(self, request, context):
-        """Events, newest first. They are kept for a while.
+        """Events, newest first. Old events are deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +88,7 @@ def add_EventServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EventService:
-    """What has happened in the fleet, for people and audits. The present state is with the other services.
+    """Past events of the fleet, for people and audits. The other services have the current state.
     """
 
     @staticmethod

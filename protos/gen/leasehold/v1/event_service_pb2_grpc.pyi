@@ -27,14 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EventServiceStub:
-    """What has happened in the fleet, for people and audits. The present state is with the other services."""
+    """Past events of the fleet, for people and audits. The other services have the current state."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EventServiceAsyncStub: ...
     ListEvents: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.ListEventsRequest, _event_service_pb2.ListEventsResponse]
-    """Events, newest first. They are kept for a while."""
+    """Events, newest first. Old events are deleted."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_event_service_pb2.WatchEventsRequest, _event_service_pb2.WatchEventsResponse]
     """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
     event is not shown.
@@ -42,18 +42,18 @@ class EventServiceStub:
 
 @_typing.type_check_only
 class EventServiceAsyncStub(EventServiceStub):
-    """What has happened in the fleet, for people and audits. The present state is with the other services."""
+    """Past events of the fleet, for people and audits. The other services have the current state."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListEvents: _aio.UnaryUnaryMultiCallable[_event_service_pb2.ListEventsRequest, _event_service_pb2.ListEventsResponse]  # type: ignore[assignment]
-    """Events, newest first. They are kept for a while."""
+    """Events, newest first. Old events are deleted."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_event_service_pb2.WatchEventsRequest, _event_service_pb2.WatchEventsResponse]  # type: ignore[assignment]
     """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
     event is not shown.
     """
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What has happened in the fleet, for people and audits. The present state is with the other services."""
+    """Past events of the fleet, for people and audits. The other services have the current state."""
 
     @_abc_1.abstractmethod
     def ListEvents(
@@ -61,7 +61,7 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _event_service_pb2.ListEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.ListEventsResponse, _abc.Awaitable[_event_service_pb2.ListEventsResponse]]:
-        """Events, newest first. They are kept for a while."""
+        """Events, newest first. Old events are deleted."""
 
     @_abc_1.abstractmethod
     def WatchEvents(

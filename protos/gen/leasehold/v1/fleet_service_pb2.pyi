@@ -80,13 +80,13 @@ class ListWorkersRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
+    """Maximum number of entries. 0: 100. Above 1000: 1000. A page may have fewer entries, or none, before the last page."""
     page_token: _builtins.str
-    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
+    """The next_page_token of the last response to the same request. Empty: the first page."""
     filter: _builtins.str
-    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the entries, an AIP-160 expression (docs/api.md). Empty: all entries."""
     order_by: _builtins.str
-    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: by name."""
+    """Order of the entries, as "FIELD, FIELD desc" (docs/api.md). Empty: by name."""
     def __init__(
         self,
         *,
@@ -112,7 +112,7 @@ class ListWorkersResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page. Empty: this was the last."""
+    """Token of the next page. Empty: this is the last page."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Worker]:
         """The workers."""
@@ -189,15 +189,15 @@ class ListGpusRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
+    """Maximum number of entries. 0: 100. Above 1000: 1000. A page may have fewer entries, or none, before the last page."""
     page_token: _builtins.str
-    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
+    """The next_page_token of the last response to the same request. Empty: the first page."""
     worker: _builtins.str
-    """Only those of this worker, by id or name. Empty: of all."""
+    """Only entries of this worker, by id or name. Empty: all workers."""
     filter: _builtins.str
-    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the entries, an AIP-160 expression (docs/api.md). Empty: all entries."""
     order_by: _builtins.str
-    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: by worker and slot."""
+    """Order of the entries, as "FIELD, FIELD desc" (docs/api.md). Empty: by worker and slot."""
     def __init__(
         self,
         *,
@@ -225,14 +225,14 @@ class ListGpusResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     UNREACHABLE_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page. Empty: this was the last."""
+    """Token of the next page. Empty: this is the last page."""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.FleetGpu]:
         """The GPUs."""
 
     @_builtins.property
     def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of workers that have not reported since the coordinator started: their GPUs are not in the list."""
+        """Ids of workers that have not reported since the coordinator's start. The list lacks their GPUs."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class WatchFleetRequest(_message.Message):
     resume_token: _builtins.str
     """The last token that was received. Empty: a snapshot first."""
     filter: _builtins.str
-    """Which workers and GPUs to watch: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the workers and GPUs, an AIP-160 expression (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
@@ -295,15 +295,15 @@ class WatchFleetResponse(_message.Message):
     """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property
     def worker(self) -> _worker_pb2.Worker:
-        """A worker, as it is now."""
+        """The current state of a worker."""
 
     @_builtins.property
     def gpu(self) -> _worker_pb2.FleetGpu:
-        """A GPU, as it is now."""
+        """The current state of a GPU."""
 
     @_builtins.property
     def bookmark(self) -> _watch_pb2.Bookmark:
-        """The snapshot is complete, or nothing has changed for a while."""
+        """A bookmark: the snapshot is complete, or there was no change for some time."""
 
     def __init__(
         self,
@@ -336,16 +336,16 @@ class CordonRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     worker: _builtins.str
     """Id or name of the worker."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.CordonOperation:
-        """What to do."""
+        """The operation."""
 
     def __init__(
         self,
@@ -398,16 +398,16 @@ class UncordonRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     worker: _builtins.str
     """Id or name of the worker."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.UncordonOperation:
-        """What to do."""
+        """The operation."""
 
     def __init__(
         self,
@@ -460,16 +460,16 @@ class ResetGpuHealthRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     worker: _builtins.str
     """Id or name of the worker."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.ResetGpuHealthOperation:
-        """What to do."""
+        """The operation."""
 
     def __init__(
         self,
@@ -543,11 +543,11 @@ class DeleteWorkerResponse(_message.Message):
     FAILED_WORKLOAD_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def worker(self) -> _worker_pb2.Worker:
-        """The worker, as it was last known."""
+        """The last known state of the worker."""
 
     @_builtins.property
     def failed_workload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of its workloads that had not ended, and count as FAILED now."""
+        """Ids of its unfinished workloads, which are FAILED now."""
 
     def __init__(
         self,

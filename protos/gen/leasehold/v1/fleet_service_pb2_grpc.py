@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FleetServiceStub:
-    """The workers and their GPUs.
+    """Workers and their GPUs.
     """
 
     def __init__(self, channel):
@@ -83,7 +83,7 @@ class FleetServiceStub:
 
 
 class FleetServiceServicer:
-    """The workers and their GPUs.
+    """Workers and their GPUs.
     """
 
     def GetWorker(self, request, context):
@@ -94,7 +94,7 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """All workers that ever connected, by name.
+        """All registered workers, by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,7 +108,7 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListGpus(self, request, context):
-        """All GPUs of the workers that are known since the coordinator started, by worker and slot.
+        """All GPUs of workers that have reported since the coordinator's start, by worker and slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,28 +116,28 @@ class FleetServiceServicer:
 
     def WatchFleet(self, request, context):
         """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
-        newer one. Samples such as utilization are no changes: get or list them.
+        newer one. A sample, such as the utilization, is no change: get or list it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cordon(self, request, context):
-        """Takes GPUs of a worker, or the whole worker, out of service for new work.
+        """Cordons GPUs of a worker, or the whole worker: they accept no new work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Uncordon(self, request, context):
-        """Puts them back into service.
+        """Uncordons GPUs of a worker, or the whole worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetGpuHealth(self, request, context):
-        """Forgets what is known against GPUs of a worker.
+        """Resets the health of GPUs of a worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,7 +208,7 @@ def add_FleetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FleetService:
-    """The workers and their GPUs.
+    """Workers and their GPUs.
     """
 
     @staticmethod

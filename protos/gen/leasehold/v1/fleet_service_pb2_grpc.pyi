@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FleetServiceStub:
-    """The workers and their GPUs."""
+    """Workers and their GPUs."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,21 +36,21 @@ class FleetServiceStub:
     GetWorker: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.GetWorkerRequest, _fleet_service_pb2.GetWorkerResponse]
     """One worker, by id or by name."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ListWorkersRequest, _fleet_service_pb2.ListWorkersResponse]
-    """All workers that ever connected, by name."""
+    """All registered workers, by name."""
     GetGpu: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.GetGpuRequest, _fleet_service_pb2.GetGpuResponse]
     """One GPU, by UUID."""
     ListGpus: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ListGpusRequest, _fleet_service_pb2.ListGpusResponse]
-    """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
+    """All GPUs of workers that have reported since the coordinator's start, by worker and slot."""
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]
     """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
-    newer one. Samples such as utilization are no changes: get or list them.
+    newer one. A sample, such as the utilization, is no change: get or list it.
     """
     Cordon: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.CordonRequest, _fleet_service_pb2.CordonResponse]
-    """Takes GPUs of a worker, or the whole worker, out of service for new work."""
+    """Cordons GPUs of a worker, or the whole worker: they accept no new work."""
     Uncordon: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.UncordonRequest, _fleet_service_pb2.UncordonResponse]
-    """Puts them back into service."""
+    """Uncordons GPUs of a worker, or the whole worker."""
     ResetGpuHealth: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.ResetGpuHealthRequest, _fleet_service_pb2.ResetGpuHealthResponse]
-    """Forgets what is known against GPUs of a worker."""
+    """Resets the health of GPUs of a worker."""
     DeleteWorker: _grpc.UnaryUnaryMultiCallable[_fleet_service_pb2.DeleteWorkerRequest, _fleet_service_pb2.DeleteWorkerResponse]
     """Deletes the record of a worker that is not connected, such as one whose host is gone. Its workloads and commands
     that have not ended become FAILED. Nothing on its host changes: a worker that connects again is registered again.
@@ -58,34 +58,34 @@ class FleetServiceStub:
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
-    """The workers and their GPUs."""
+    """Workers and their GPUs."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetWorker: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.GetWorkerRequest, _fleet_service_pb2.GetWorkerResponse]  # type: ignore[assignment]
     """One worker, by id or by name."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListWorkersRequest, _fleet_service_pb2.ListWorkersResponse]  # type: ignore[assignment]
-    """All workers that ever connected, by name."""
+    """All registered workers, by name."""
     GetGpu: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.GetGpuRequest, _fleet_service_pb2.GetGpuResponse]  # type: ignore[assignment]
     """One GPU, by UUID."""
     ListGpus: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ListGpusRequest, _fleet_service_pb2.ListGpusResponse]  # type: ignore[assignment]
-    """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
+    """All GPUs of workers that have reported since the coordinator's start, by worker and slot."""
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_service_pb2.WatchFleetRequest, _fleet_service_pb2.WatchFleetResponse]  # type: ignore[assignment]
     """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
-    newer one. Samples such as utilization are no changes: get or list them.
+    newer one. A sample, such as the utilization, is no change: get or list it.
     """
     Cordon: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.CordonRequest, _fleet_service_pb2.CordonResponse]  # type: ignore[assignment]
-    """Takes GPUs of a worker, or the whole worker, out of service for new work."""
+    """Cordons GPUs of a worker, or the whole worker: they accept no new work."""
     Uncordon: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.UncordonRequest, _fleet_service_pb2.UncordonResponse]  # type: ignore[assignment]
-    """Puts them back into service."""
+    """Uncordons GPUs of a worker, or the whole worker."""
     ResetGpuHealth: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.ResetGpuHealthRequest, _fleet_service_pb2.ResetGpuHealthResponse]  # type: ignore[assignment]
-    """Forgets what is known against GPUs of a worker."""
+    """Resets the health of GPUs of a worker."""
     DeleteWorker: _aio.UnaryUnaryMultiCallable[_fleet_service_pb2.DeleteWorkerRequest, _fleet_service_pb2.DeleteWorkerResponse]  # type: ignore[assignment]
     """Deletes the record of a worker that is not connected, such as one whose host is gone. Its workloads and commands
     that have not ended become FAILED. Nothing on its host changes: a worker that connects again is registered again.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The workers and their GPUs."""
+    """Workers and their GPUs."""
 
     @_abc_1.abstractmethod
     def GetWorker(
@@ -101,7 +101,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.ListWorkersResponse, _abc.Awaitable[_fleet_service_pb2.ListWorkersResponse]]:
-        """All workers that ever connected, by name."""
+        """All registered workers, by name."""
 
     @_abc_1.abstractmethod
     def GetGpu(
@@ -117,7 +117,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.ListGpusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.ListGpusResponse, _abc.Awaitable[_fleet_service_pb2.ListGpusResponse]]:
-        """All GPUs of the workers that are known since the coordinator started, by worker and slot."""
+        """All GPUs of workers that have reported since the coordinator's start, by worker and slot."""
 
     @_abc_1.abstractmethod
     def WatchFleet(
@@ -126,7 +126,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_service_pb2.WatchFleetResponse], _abc.AsyncIterator[_fleet_service_pb2.WatchFleetResponse]]:
         """A snapshot of workers and GPUs, then each change and each deletion once. No state of a worker or GPU follows a
-        newer one. Samples such as utilization are no changes: get or list them.
+        newer one. A sample, such as the utilization, is no change: get or list it.
         """
 
     @_abc_1.abstractmethod
@@ -135,7 +135,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.CordonRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.CordonResponse, _abc.Awaitable[_fleet_service_pb2.CordonResponse]]:
-        """Takes GPUs of a worker, or the whole worker, out of service for new work."""
+        """Cordons GPUs of a worker, or the whole worker: they accept no new work."""
 
     @_abc_1.abstractmethod
     def Uncordon(
@@ -143,7 +143,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.UncordonRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.UncordonResponse, _abc.Awaitable[_fleet_service_pb2.UncordonResponse]]:
-        """Puts them back into service."""
+        """Uncordons GPUs of a worker, or the whole worker."""
 
     @_abc_1.abstractmethod
     def ResetGpuHealth(
@@ -151,7 +151,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_service_pb2.ResetGpuHealthRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_service_pb2.ResetGpuHealthResponse, _abc.Awaitable[_fleet_service_pb2.ResetGpuHealthResponse]]:
-        """Forgets what is known against GPUs of a worker."""
+        """Resets the health of GPUs of a worker."""
 
     @_abc_1.abstractmethod
     def DeleteWorker(

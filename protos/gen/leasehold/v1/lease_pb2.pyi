@@ -30,40 +30,40 @@ class _SlotStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SlotState.V
     SLOT_STATE_UNSPECIFIED: _SlotState.ValueType  # 0
     """Not reported."""
     SLOT_STATE_FREE: _SlotState.ValueType  # 1
-    """Anybody may claim it."""
+    """The GPU is free."""
     SLOT_STATE_RESERVED: _SlotState.ValueType  # 2
-    """Kept for an operation that has not ended, such as the destination of a remap; or under a hold."""
+    """Reserved for an unfinished operation, such as the destination of a remap, or under a hold."""
     SLOT_STATE_LEASED: _SlotState.ValueType  # 3
     """Leased to a workload."""
     SLOT_STATE_CORDONED: _SlotState.ValueType  # 4
-    """Nobody holds it, and an operator took it out of service."""
+    """Not leased, and cordoned."""
     SLOT_STATE_UNHEALTHY: _SlotState.ValueType  # 5
-    """Nobody holds it, and its health excludes it."""
+    """Not leased, and excluded by its health."""
     SLOT_STATE_FOREIGN: _SlotState.ValueType  # 6
-    """Nobody leases it, and processes that Leasehold doesn't know hold memory on it."""
+    """Not leased, and foreign processes use its memory."""
 
 class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper):
-    """What a slot of a worker's pool is doing."""
+    """The state of a slot in a worker's pool."""
 
 SLOT_STATE_UNSPECIFIED: SlotState.ValueType  # 0
 """Not reported."""
 SLOT_STATE_FREE: SlotState.ValueType  # 1
-"""Anybody may claim it."""
+"""The GPU is free."""
 SLOT_STATE_RESERVED: SlotState.ValueType  # 2
-"""Kept for an operation that has not ended, such as the destination of a remap; or under a hold."""
+"""Reserved for an unfinished operation, such as the destination of a remap, or under a hold."""
 SLOT_STATE_LEASED: SlotState.ValueType  # 3
 """Leased to a workload."""
 SLOT_STATE_CORDONED: SlotState.ValueType  # 4
-"""Nobody holds it, and an operator took it out of service."""
+"""Not leased, and cordoned."""
 SLOT_STATE_UNHEALTHY: SlotState.ValueType  # 5
-"""Nobody holds it, and its health excludes it."""
+"""Not leased, and excluded by its health."""
 SLOT_STATE_FOREIGN: SlotState.ValueType  # 6
-"""Nobody leases it, and processes that Leasehold doesn't know hold memory on it."""
+"""Not leased, and foreign processes use its memory."""
 Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
 
 @_typing.final
 class Lease(_message.Message):
-    """An exclusive hold of one or more GPUs of one worker."""
+    """Exclusive use of GPUs of one worker by a workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -73,18 +73,18 @@ class Lease(_message.Message):
     GRANT_TIME_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """Unique in the fleet, and never used again."""
+    """Unique in the fleet, and never reused."""
     workload_id: _builtins.str
-    """Id of the workload that holds it."""
+    """Id of the workload."""
     fencing_token: _builtins.int
-    """Grows with every lease of the worker: who holds a smaller one holds nothing any more."""
+    """Fencing token, incremented with each lease of the worker. A lease with a smaller token is outdated."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs of its GPUs, in the order in which the workload sees them."""
+        """UUIDs of the GPUs, in the order of the workload's CUDA devices."""
 
     @_builtins.property
     def grant_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was granted."""
+        """Time of the grant."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class GpuLease(_message.Message):
-    """The lease state of one GPU, as worker_load reports it."""
+    """The lease state of one GPU."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -125,42 +125,42 @@ class GpuLease(_message.Message):
     gpu_uuid: _builtins.str
     """UUID of the GPU."""
     slot: _builtins.int
-    """Place in the pool, from 0."""
+    """Position in the worker's pool, from 0."""
     state: Global___SlotState.ValueType
-    """What the slot is doing."""
+    """The state of the slot."""
     lease_id: _builtins.str
-    """Lease that holds it. Absent: none, or it is under a hold."""
+    """Id of the lease. Absent: none, or a hold."""
     workload_id: _builtins.str
-    """Id of the workload that holds it. Absent: none, or it is under a hold."""
+    """Id of the workload with the lease. Absent: none, or a hold."""
     health: _gpu_pb2.GpuHealth.ValueType
-    """Whether the GPU can be trusted. What excludes it stays until an operator resets it."""
+    """The GPU's health. A verdict that excludes the GPU remains until an operator resets it."""
     health_reason: _builtins.str
-    """What is known against it, in 256 characters at most. Empty: nothing."""
+    """The reason of a bad health, at most 256 characters. Empty: none."""
     asleep_bytes: _builtins.int
-    """Memory that sleeping workloads keep on it though they hold no lease, in bytes: whoever gets the GPU has that
-    much less. Absent: none sleeps there.
+    """Memory of sleeping workloads on the GPU, in bytes. They hold no lease, and the next lease has that much less
+    memory. Absent: none.
     """
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
-        """Since when the slot is in this state."""
+        """Time of the last change of state."""
 
     @_builtins.property
     def sample(self) -> _gpu_pb2.GpuSample:
-        """What was measured on it. Absent: NVML couldn't say anything."""
+        """NVML's measurements. Absent: unknown to NVML."""
 
     @_builtins.property
     def cordon(self) -> Global___Cordon:
-        """An operator takes it out of service: nobody gets it. Absent: none does."""
+        """The cordon of the GPU. Absent: the GPU is not cordoned."""
 
     @_builtins.property
     def foreign_processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignProcess]:
-        """Processes that hold memory on it and belong to no workload that leases it, 16 at most. Leasehold touches
-        only those of a workload, with their workload.
+        """At most 16 foreign processes: they use memory of the GPU without a lease. Leasehold never signals or suspends
+        them, except together with their own workload.
         """
 
     @_builtins.property
     def hold(self) -> Global___Hold:
-        """The hold that it is under while it is RESERVED. Absent: none."""
+        """The hold of a RESERVED GPU. Absent: none."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ Global___GpuLease: _TypeAlias = GpuLease  # noqa: Y015
 
 @_typing.final
 class Hold(_message.Message):
-    """GPUs that a suspend freed, reserved for the next run or restore that names the hold."""
+    """A reservation of the GPUs that a suspend freed, for a run or a restore that names the hold."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -222,20 +222,20 @@ class Hold(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     hold_id: _builtins.str
-    """Id of the command that suspended. Unique in the fleet."""
+    """Id of the suspend's command. Unique in the fleet."""
     held_by: _builtins.str
-    """Who holds them, as the suspend said. Empty: it did not."""
+    """The owner, as told by the suspend. Empty: unknown."""
     @_builtins.property
     def workload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the workloads that were suspended: one, unless a run or a restore preempts several."""
+        """Ids of the suspended workloads. Several: a run or a restore preempts them."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When the GPUs were freed."""
+        """Time at which the GPUs were freed."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When they are free for all, unless a run or a restore is taking them then."""
+        """Time of its expiry, unless a run or a restore is in progress then."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ Global___Hold: _TypeAlias = Hold  # noqa: Y015
 
 @_typing.final
 class Cordon(_message.Message):
-    """An operator's word that nobody is to get a GPU, or anything of a worker, from now on."""
+    """A cordon of a GPU or a worker: no new lease is granted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,12 +264,12 @@ class Cordon(_message.Message):
     CORDONED_BY_FIELD_NUMBER: _builtins.int
     CORDON_TIME_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Why."""
+    """The reason."""
     cordoned_by: _builtins.str
-    """Who said so."""
+    """The operator."""
     @_builtins.property
     def cordon_time(self) -> _timestamp_pb2.Timestamp:
-        """When."""
+        """Time of the cordon."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ Global___Cordon: _TypeAlias = Cordon  # noqa: Y015
 
 @_typing.final
 class ForeignProcess(_message.Message):
-    """A process that holds memory on a GPU and belongs to no workload that leases the GPU."""
+    """A process that uses memory of a GPU, and belongs to no workload that leases the GPU."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -299,17 +299,17 @@ class ForeignProcess(_message.Message):
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     WORKLOAD_NAME_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
-    """Process id on the host."""
+    """Process id."""
     user: _builtins.str
-    """Name of its user, or the number where it has none. Empty: unknown."""
+    """Name of its user, or the user id if there is no name. Empty: unknown."""
     command: _builtins.str
-    """What runs, as far as /proc says. Empty: unknown."""
+    """The program, from /proc. Empty: unknown."""
     device_memory_bytes: _builtins.int
-    """Device memory that it holds on the GPU, in bytes. Absent: NVML couldn't say."""
+    """Its device memory on the GPU, in bytes. Absent: unknown to NVML."""
     workload_id: _builtins.str
-    """Id of the workload that it belongs to, and that does not lease this GPU. Empty: none."""
+    """Id of its workload, which does not lease this GPU. Empty: none."""
     workload_name: _builtins.str
-    """Name of that workload."""
+    """Name of its workload."""
     def __init__(
         self,
         *,

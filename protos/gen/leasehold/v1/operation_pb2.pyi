@@ -25,7 +25,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Operation(_message.Message):
-    """What a command does."""
+    """The operation of a command."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -48,11 +48,11 @@ class Operation(_message.Message):
 
     @_builtins.property
     def suspend(self) -> Global___SuspendOperation:
-        """Parks a workload and gives its GPUs back."""
+        """Suspends a workload and releases its GPUs."""
 
     @_builtins.property
     def restore(self) -> Global___RestoreOperation:
-        """Wakes a parked workload."""
+        """Restores a suspended workload."""
 
     @_builtins.property
     def remap(self) -> Global___RemapOperation:
@@ -60,31 +60,31 @@ class Operation(_message.Message):
 
     @_builtins.property
     def stop(self) -> Global___StopOperation:
-        """Ends a workload."""
+        """Stops a workload."""
 
     @_builtins.property
     def adopt(self) -> Global___AdoptOperation:
-        """Takes in a process that runs already."""
+        """Adopts a running process as a workload."""
 
     @_builtins.property
     def release(self) -> Global___ReleaseOperation:
-        """Lets a workload go, unharmed."""
+        """Releases a workload, whose processes continue."""
 
     @_builtins.property
     def cordon(self) -> Global___CordonOperation:
-        """Takes GPUs, or the whole worker, out of service for new work."""
+        """Cordons GPUs, or the whole worker."""
 
     @_builtins.property
     def uncordon(self) -> Global___UncordonOperation:
-        """Puts them back into service."""
+        """Uncordons GPUs, or the whole worker."""
 
     @_builtins.property
     def reset_gpu_health(self) -> Global___ResetGpuHealthOperation:
-        """Forgets what is known against GPUs."""
+        """Resets the health of GPUs."""
 
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointOperation:
-        """Has the application of a running workload save itself, and go on."""
+        """Makes the application of a running workload save a checkpoint and continue."""
 
     @_builtins.property
     def delete_checkpoints(self) -> Global___DeleteCheckpointsOperation:
@@ -92,7 +92,7 @@ class Operation(_message.Message):
 
     @_builtins.property
     def release_hold(self) -> Global___ReleaseHoldOperation:
-        """Gives up a hold before it expires."""
+        """Releases a hold before it expires."""
 
     def __init__(
         self,
@@ -134,25 +134,25 @@ class RunOperation(_message.Message):
     HOLD_ID_FIELD_NUMBER: _builtins.int
     PREEMPT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name and spec; its id is the command's workload_id."""
+    """Name of the workload. Its id is the command's workload_id."""
     checkpoint_id: _builtins.str
-    """Checkpoint that its application begins with, from the worker's image directory. Empty: none."""
+    """Checkpoint from which its application starts, in the worker's image directory. Empty: none."""
     hold_id: _builtins.str
-    """Hold whose GPUs it takes, before free ones. The hold ends with success: GPUs of it that the workload does not
-    need become free. After a failure the hold has its GPUs again, until it expires. Empty: none.
+    """The hold whose GPUs it takes, before free ones. The hold ends if the start succeeds: its remaining GPUs
+    become free. If the start fails, the hold keeps its GPUs until it expires. Empty: none.
     """
     @_builtins.property
     def spec(self) -> _workload_pb2.WorkloadSpec:
-        """What to start."""
+        """The specification of the workload."""
 
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """GPUs to take. Empty: those that the pool gives."""
+        """UUIDs of the GPUs. Empty: chosen by the worker."""
 
     @_builtins.property
     def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Workloads of the same worker that are suspended first, in this order and by the policies of their specs. Nobody
-        else gets their GPUs meanwhile. If a suspend or the start fails, they are restored on their GPUs. Not with
+        """Workloads of the same worker to suspend first, in this order, with the policies of their specifications. Their
+        GPUs are reserved meanwhile. If a suspend or the start fails, they are restored on their GPUs. Not valid with
         hold_id.
         """
 
@@ -176,7 +176,7 @@ Global___RunOperation: _TypeAlias = RunOperation  # noqa: Y015
 
 @_typing.final
 class SuspendOperation(_message.Message):
-    """Parks a workload. One that is parked already by a weaker process strategy is parked by the stronger one."""
+    """Suspends a workload. A suspended workload can be suspended again with a stronger process strategy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -188,25 +188,25 @@ class SuspendOperation(_message.Message):
     HELD_BY_FIELD_NUMBER: _builtins.int
     HOLD_ID_FIELD_NUMBER: _builtins.int
     gives_way: _builtins.bool
-    """The workload is a helper that gives way to others: its worker wakes it once GPUs are spare."""
+    """Whether the workload is a helper that yields. The worker restores it once GPUs are spare."""
     force: _builtins.bool
-    """Also where the policy frees nothing, or loses what the workload has computed."""
+    """Whether the suspend is permitted to free nothing, or to lose the state of the workload."""
     held_by: _builtins.str
-    """Who holds them, for people, in 256 characters at most. Only with hold_for."""
+    """The owner of the hold, for people, at most 256 characters. Only with hold_for."""
     hold_id: _builtins.str
-    """The hold that the GPUs join. A worker sets it for the suspends of a preempt; clients can't."""
+    """The hold that the GPUs join. Only a worker sets it, for the suspends of a preempt."""
     @_builtins.property
     def policy(self) -> _eviction_pb2.EvictionPolicy:
-        """How. Absent: as its spec says."""
+        """The eviction policy. Absent: as in its specification."""
 
     @_builtins.property
     def lock_timeout(self) -> _duration_pb2.Duration:
-        """How long submitted GPU work may take to drain. Absent: 10 s. Never infinite."""
+        """Timeout for the drain of submitted GPU work. Absent: 10 s."""
 
     @_builtins.property
     def hold_for(self) -> _duration_pb2.Duration:
-        """How long the GPUs that the suspend frees stay RESERVED for whoever names the hold in a run or a restore.
-        At most 10 min, counted from the moment in which they are freed. Absent: they are free for all at once.
+        """Time for which the freed GPUs stay RESERVED under a hold, for a run or a restore that names the hold.
+        At most 10 min, from the release of the GPUs. Absent: no hold.
         """
 
     def __init__(
@@ -237,7 +237,7 @@ Global___SuspendOperation: _TypeAlias = SuspendOperation  # noqa: Y015
 
 @_typing.final
 class RestoreOperation(_message.Message):
-    """Wakes a parked workload."""
+    """Restores a suspended workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -247,20 +247,20 @@ class RestoreOperation(_message.Message):
     HOLD_ID_FIELD_NUMBER: _builtins.int
     PREEMPT_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
-    """Checkpoint of its application that a stopped workload begins with. Empty: the newest that is whole."""
+    """Checkpoint from which the application of a stopped workload starts. Empty: the newest complete one."""
     hold_id: _builtins.str
-    """Hold whose GPUs it takes, as of a run. Empty: none."""
+    """The hold whose GPUs it takes, as for RunOperation. Empty: none."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """GPUs to restore on, in the order of those it was parked from. Empty: the same if they are free, else others."""
+        """UUIDs of the GPUs, in the order of the former ones. Empty: the same GPUs if they are free, else others."""
 
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.GpuPair]:
-        """Pairs instead of gpu_uuids. They may be partial: the worker completes them."""
+        """Pairs instead of gpu_uuids. The worker completes partial pairs."""
 
     @_builtins.property
     def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Workloads that are suspended first, as of a run."""
+        """Workloads to suspend first, as for RunOperation."""
 
     def __init__(
         self,
@@ -289,11 +289,11 @@ class RemapOperation(_message.Message):
     LOCK_TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]:
-        """One for each workload."""
+        """The moves, one for each workload."""
 
     @_builtins.property
     def lock_timeout(self) -> _duration_pb2.Duration:
-        """How long submitted GPU work may take to drain. Absent: 10 s. Never infinite."""
+        """Timeout for the drain of submitted GPU work. Absent: 10 s."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ Global___RemapOperation: _TypeAlias = RemapOperation  # noqa: Y015
 
 @_typing.final
 class Move(_message.Message):
-    """Where one workload goes."""
+    """The destination of one workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,7 +321,7 @@ class Move(_message.Message):
     """The workload."""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_gpu_pb2.GpuPair]:
-        """Which GPU takes the place of which. They may be partial: GPUs that are not named stay."""
+        """The GPU pairs. A GPU without a pair stays."""
 
     def __init__(
         self,
@@ -339,14 +339,14 @@ Global___Move: _TypeAlias = Move  # noqa: Y015
 
 @_typing.final
 class StopOperation(_message.Message):
-    """Ends a workload."""
+    """Stops a workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     force: _builtins.bool
-    """Kill processes that were restored even where they can't be suspended first, which can hang the host."""
+    """Whether restored processes are killed even if they can't be suspended first, which can hang the host."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
         """Time between SIGTERM and SIGKILL. Absent: 10 s."""
@@ -367,8 +367,8 @@ Global___StopOperation: _TypeAlias = StopOperation  # noqa: Y015
 
 @_typing.final
 class AdoptOperation(_message.Message):
-    """Takes in a process that runs already, with its descendants, as a workload with the command's workload_id. It
-    leases the GPUs that NVML lists it on.
+    """Adopts a running process with its descendants, as a workload with the command's workload_id. The workload
+    leases the GPUs on which NVML lists the processes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -378,16 +378,16 @@ class AdoptOperation(_message.Message):
     HOOKS_FIELD_NUMBER: _builtins.int
     EVICTION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What to call it."""
+    """Name of the workload."""
     pid: _builtins.int
-    """Its process id on the worker's host."""
+    """Process id on the worker's host."""
     @_builtins.property
     def hooks(self) -> _containers.RepeatedCompositeFieldContainer[_hook_pb2.Hook]:
-        """What to call around suspend and restore, in order."""
+        """Hooks around suspend and restore, in order."""
 
     @_builtins.property
     def eviction(self) -> _eviction_pb2.EvictionPolicy:
-        """What happens when it must give up its GPUs. Absent: weights retained, CUDA suspend."""
+        """How it gives up its GPUs. Absent: weights retained, CUDA suspend."""
 
     def __init__(
         self,
@@ -409,7 +409,7 @@ Global___AdoptOperation: _TypeAlias = AdoptOperation  # noqa: Y015
 
 @_typing.final
 class ReleaseOperation(_message.Message):
-    """Lets an adopted workload go, or one that holds a claim: it runs on, and its lease ends."""
+    """Releases an adopted workload, or a workload with a claim. Its processes continue, and its lease ends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -426,7 +426,7 @@ Global___ReleaseOperation: _TypeAlias = ReleaseOperation  # noqa: Y015
 
 @_typing.final
 class CordonOperation(_message.Message):
-    """Takes GPUs out of service: who has one keeps it, and nobody else gets it. Kept over restarts."""
+    """Cordons GPUs: they keep their leases, and get no new ones. A cordon survives restarts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -434,12 +434,12 @@ class CordonOperation(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     CORDONED_BY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Why."""
+    """The reason."""
     cordoned_by: _builtins.str
-    """Who says so."""
+    """The operator."""
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs. Empty: the whole worker, which then starts nothing, with or without GPUs."""
+        """UUIDs. Empty: the whole worker, which then starts no workload, even without GPUs."""
 
     def __init__(
         self,
@@ -458,14 +458,14 @@ Global___CordonOperation: _TypeAlias = CordonOperation  # noqa: Y015
 
 @_typing.final
 class UncordonOperation(_message.Message):
-    """Puts GPUs back into service."""
+    """Uncordons GPUs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs. Empty: the whole worker; GPUs that were cordoned one by one stay so."""
+        """UUIDs. Empty: the whole worker. Cordons of single GPUs remain."""
 
     def __init__(
         self,
@@ -482,7 +482,7 @@ Global___UncordonOperation: _TypeAlias = UncordonOperation  # noqa: Y015
 
 @_typing.final
 class CheckpointOperation(_message.Message):
-    """Has the application of a running workload save itself, and go on. Its kernel does that."""
+    """Makes the application of a running workload save a checkpoint by its kernel, and continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -499,17 +499,17 @@ Global___CheckpointOperation: _TypeAlias = CheckpointOperation  # noqa: Y015
 
 @_typing.final
 class DeleteCheckpointsOperation(_message.Message):
-    """Deletes checkpoints on a worker's disk. Those that a parked workload needs are kept."""
+    """Deletes checkpoints on a worker's disk. Checkpoints that a parked workload needs are refused without force."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHECKPOINT_IDS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     force: _builtins.bool
-    """Also those that a parked workload needs, which then can't be woken."""
+    """Whether checkpoints are deleted that a parked workload needs. The workload can't be restored then."""
     @_builtins.property
     def checkpoint_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which; at least one."""
+        """Ids, at least one."""
 
     def __init__(
         self,
@@ -527,14 +527,14 @@ Global___DeleteCheckpointsOperation: _TypeAlias = DeleteCheckpointsOperation  # 
 
 @_typing.final
 class ResetGpuHealthOperation(_message.Message):
-    """Forgets what is known against GPUs. What is still the case is found again by the next look."""
+    """Resets the health of GPUs. The next check finds a fault that persists."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GPU_UUIDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """UUIDs; at least one."""
+        """UUIDs, at least one."""
 
     def __init__(
         self,
@@ -551,7 +551,7 @@ Global___ResetGpuHealthOperation: _TypeAlias = ResetGpuHealthOperation  # noqa: 
 
 @_typing.final
 class ReleaseHoldOperation(_message.Message):
-    """Gives up a hold before it expires: its GPUs are free for all."""
+    """Releases a hold before it expires. Its GPUs become free."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -18,13 +18,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Bookmark(_message.Message):
-    """A mark in a watch that carries no change."""
+    """A response of a watch without a change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_END_FIELD_NUMBER: _builtins.int
     snapshot_end: _builtins.bool
-    """Whether it ends the snapshot."""
+    """Whether the snapshot is complete."""
     def __init__(
         self,
         *,

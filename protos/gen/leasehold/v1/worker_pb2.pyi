@@ -31,36 +31,36 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
     """Never sent."""
     WORKER_STATE_CONNECTED: _WorkerState.ValueType  # 1
-    """It has a session."""
+    """The worker has a session."""
     WORKER_STATE_STALE: _WorkerState.ValueType  # 2
-    """It has a session, and loads are overdue."""
+    """The worker has a session, and its loads are overdue, or it lost its session just now."""
     WORKER_STATE_LOST: _WorkerState.ValueType  # 3
-    """Nothing came for so long that it counts as gone; its leases are shown as they were last seen."""
+    """The worker was silent for so long that it is considered gone. Its leases are shown as last seen."""
     WORKER_STATE_UNCONFIRMED: _WorkerState.ValueType  # 4
-    """The coordinator started a moment ago, and it has not reported yet."""
+    """The worker has not reported since the coordinator's start."""
     WORKER_STATE_DISCONNECTED: _WorkerState.ValueType  # 5
-    """It said goodbye."""
+    """The worker ended its session on purpose."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
-    """Whether a worker is in contact."""
+    """The state of the connection to a worker."""
 
 WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
 """Never sent."""
 WORKER_STATE_CONNECTED: WorkerState.ValueType  # 1
-"""It has a session."""
+"""The worker has a session."""
 WORKER_STATE_STALE: WorkerState.ValueType  # 2
-"""It has a session, and loads are overdue."""
+"""The worker has a session, and its loads are overdue, or it lost its session just now."""
 WORKER_STATE_LOST: WorkerState.ValueType  # 3
-"""Nothing came for so long that it counts as gone; its leases are shown as they were last seen."""
+"""The worker was silent for so long that it is considered gone. Its leases are shown as last seen."""
 WORKER_STATE_UNCONFIRMED: WorkerState.ValueType  # 4
-"""The coordinator started a moment ago, and it has not reported yet."""
+"""The worker has not reported since the coordinator's start."""
 WORKER_STATE_DISCONNECTED: WorkerState.ValueType  # 5
-"""It said goodbye."""
+"""The worker ended its session on purpose."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final
 class Worker(_message.Message):
-    """A worker, as the coordinator knows it."""
+    """A worker, as known to the coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,52 +103,52 @@ class Worker(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     CORDON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """From hello."""
+    """From the worker's hello."""
     name: _builtins.str
-    """From hello."""
+    """From the worker's hello."""
     state: Global___WorkerState.ValueType
-    """Whether it is in contact."""
+    """The state of the connection."""
     epoch: _builtins.int
-    """Fencing token of its newest session."""
+    """Epoch of its newest session, a fencing token."""
     agent_version: _builtins.str
-    """Version of its agent."""
+    """Version of the Leasehold agent."""
     driver_version: _builtins.str
-    """NVIDIA driver. Absent: there is none, or NVML couldn't say."""
+    """NVIDIA driver version. Absent: no driver, or unknown to NVML."""
     cuda_version: _builtins.int
     """CUDA version of the driver: 13000 is 13.0. Absent: as above."""
     gpu_count: _builtins.int
-    """Its GPUs. Absent where it hasn't reported since the coordinator started: that is not "none"."""
+    """Number of GPUs. Absent: unknown, since the worker has not reported since the coordinator's start."""
     free_gpu_count: _builtins.int
-    """Those of them that are free. Absent: as above."""
+    """Number of free GPUs. Absent: as above."""
     pending_claimers: _builtins.int
     """Number of claims that wait for a GPU. Absent: unknown, as with gpu_count."""
     parked_workload_count: _builtins.int
     """Number of parked workloads. Absent: unknown, as with gpu_count."""
     host_memory_available_bytes: _builtins.int
-    """Host memory available in bytes. Absent: unknown."""
+    """Available host memory in bytes. Absent: unknown."""
     @_builtins.property
     def host(self) -> Global___HostFacts:
-        """Facts of its host."""
+        """Facts of the host."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """From its configuration."""
+        """Labels of the worker's configuration."""
 
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capability]:
-        """What it can do."""
+        """Capabilities, with the reason of each that is not available."""
 
     @_builtins.property
     def last_seen_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last frame came. Absent: not since the coordinator started."""
+        """Time of the last frame. Absent: none since the coordinator's start."""
 
     @_builtins.property
     def resources(self) -> Global___MachineResources:
-        """What it has for workloads, and what of it is free. Absent: it hasn't reported."""
+        """Total and free resources for workloads. Absent: unknown, as with gpu_count."""
 
     @_builtins.property
     def cordon(self) -> _lease_pb2.Cordon:
-        """It is out of service for new work. Absent: it isn't."""
+        """The worker's cordon. Absent: the worker is not cordoned."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class HostFacts(_message.Message):
     CPU_COUNT_FIELD_NUMBER: _builtins.int
     MEMORY_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     hostname: _builtins.str
-    """Its name."""
+    """Name of the host."""
     kernel_release: _builtins.str
     """Kernel release."""
     architecture: _builtins.str
@@ -262,7 +262,7 @@ Global___HostFacts: _TypeAlias = HostFacts  # noqa: Y015
 
 @_typing.final
 class Capability(_message.Message):
-    """Something that a worker may or may not be able to do."""
+    """A capability of a worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -274,9 +274,9 @@ class Capability(_message.Message):
     "memory_limit", "health_events".
     """
     available: _builtins.bool
-    """Whether it can."""
+    """Whether the worker has the capability."""
     reason: _builtins.str
-    """Why not, and the remedy. Empty when it can."""
+    """Why not, and the remedy. Empty if available."""
     def __init__(
         self,
         *,
@@ -294,8 +294,8 @@ Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
 class MachineResources(_message.Message):
-    """What a worker's host has for workloads, and what of it nobody has. GPUs that are cordoned, unhealthy or held by
-    others count nowhere.
+    """Total and free resources of a worker's host for workloads. Cordoned and unhealthy GPUs, and GPUs with foreign
+    processes, are not counted.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -312,27 +312,27 @@ class MachineResources(_message.Message):
     GPU_UNITS_FREE_FIELD_NUMBER: _builtins.int
     GPU_MEMORY_LARGEST_FREE_BYTES_FIELD_NUMBER: _builtins.int
     cpu_millicores_total: _builtins.int
-    """CPU time in thousandths of a core: the host's or its control group's, or less by configuration."""
+    """CPU time in thousandths of a core: the host's, the limit of its control group, or the configured limit."""
     cpu_millicores_free: _builtins.int
-    """Of that, what is not allocated."""
+    """The part of cpu_millicores_total that is not allocated."""
     memory_total_bytes: _builtins.int
-    """Host memory in bytes, likewise."""
+    """Host memory in bytes, with the same limits."""
     memory_free_bytes: _builtins.int
-    """Of that, what is neither allocated nor taken by what is parked in it."""
+    """The part of memory_total_bytes that is neither allocated nor used by parked workloads."""
     disk_total_bytes: _builtins.int
-    """Disk in bytes: of the volume of the state directory."""
+    """Disk in bytes: the volume of the state directory."""
     disk_free_bytes: _builtins.int
-    """Of that, what is neither used, nor allocated, nor kept free on purpose."""
+    """The part of disk_total_bytes that is neither used, nor allocated, nor reserved."""
     gpu_count_total: _builtins.int
-    """GPUs that may be leased."""
+    """Number of GPUs that can be leased."""
     gpu_count_free: _builtins.int
-    """Of those, the ones that nobody leases."""
+    """The number of those GPUs without a lease."""
     gpu_units_total: _builtins.int
-    """Throughput units of the GPUs that may be leased."""
+    """Throughput units of the GPUs that can be leased."""
     gpu_units_free: _builtins.int
-    """Of those, the units of GPUs that nobody leases."""
+    """Throughput units of those GPUs without a lease."""
     gpu_memory_largest_free_bytes: _builtins.int
-    """Memory of the largest GPU that nobody leases, in bytes. Absent: there is none, or NVML couldn't say."""
+    """Memory of the largest GPU without a lease, in bytes. Absent: no such GPU, or unknown to NVML."""
     def __init__(
         self,
         *,
@@ -371,22 +371,22 @@ class FleetGpu(_message.Message):
     WORKLOAD_NAME_FIELD_NUMBER: _builtins.int
     REPORT_TIME_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Worker that it is in."""
+    """The GPU's worker."""
     worker_name: _builtins.str
-    """Name of that worker."""
+    """Name of the worker."""
     workload_name: _builtins.str
-    """Name of the workload that holds it. Absent: none does."""
+    """Name of the workload that leases the GPU. Absent: none."""
     @_builtins.property
     def gpu(self) -> _gpu_pb2.Gpu:
         """The GPU."""
 
     @_builtins.property
     def lease(self) -> _lease_pb2.GpuLease:
-        """Its lease state, as last reported. A GPU that is free is CORDONED where the whole worker is."""
+        """The last reported lease state. A free GPU of a cordoned worker is CORDONED."""
 
     @_builtins.property
     def report_time(self) -> _timestamp_pb2.Timestamp:
-        """When that was reported."""
+        """Time of the report."""
 
     def __init__(
         self,

@@ -86,32 +86,32 @@ class CreateWorkloadRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     ANNOTATIONS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent: a repeated id is answered with what it created. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     name: _builtins.str
-    """What people will call it: a letter, then letters, digits, '-', '_' or '.', 63 at most. Empty: made up."""
+    """Name: a letter, then letters, digits, '-', '_' or '.', at most 63 characters. Empty: generated."""
     worker: _builtins.str
-    """Where, by id or name. Empty: the connected worker with the most free GPUs."""
+    """The worker, by id or name. Empty: the connected worker with the most free GPUs."""
     validate_only: _builtins.bool
-    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
+    """Whether the request is only checked, also by the worker. Nothing is created, and request_id is ignored."""
     checkpoint_id: _builtins.str
-    """Checkpoint that its application begins with; the worker must have it in its image directory. Empty: none."""
+    """Checkpoint from which its application starts. The worker must have it in its image directory. Empty: none."""
     hold_id: _builtins.str
-    """Hold whose GPUs it takes, as a suspend's result tells it; the worker is that of the hold. Empty: none."""
+    """The hold whose GPUs it takes, from the result of a suspend. The worker is the hold's. Empty: none."""
     @_builtins.property
     def spec(self) -> _workload_pb2.WorkloadSpec:
-        """What to start."""
+        """The specification of the workload."""
 
     @_builtins.property
     def gpu_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """GPUs to take. Empty: those that the worker's pool gives."""
+        """UUIDs of the GPUs. Empty: chosen by the worker."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long the start may wait and take. Absent: 60 s."""
+        """Timeout of the start, with its wait. Absent: 60 s."""
 
     @_builtins.property
     def preempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Workloads to suspend first, by id or name, as RunOperation says; the worker is theirs. 256 at most."""
+        """At most 256 workloads to suspend first, by id or name. The worker is theirs. See RunOperation."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -155,7 +155,7 @@ class CreateWorkloadResponse(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The created workload. With validate_only: the worker and the spec that the workload would have, without id."""
+        """The created workload. With validate_only: its worker and specification, without an id."""
 
     @_builtins.property
     def command(self) -> _command_pb2.Command:
@@ -183,7 +183,7 @@ class GetWorkloadRequest(_message.Message):
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
-    """Id, or name (of the newest that has it)."""
+    """Id, or name of the newest workload with this name."""
     def __init__(
         self,
         *,
@@ -234,17 +234,17 @@ class ListWorkloadsRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most to return. 0: 100. Above 1000: 1000. A page may have fewer, or none, and still have a next page."""
+    """Maximum number of entries. 0: 100. Above 1000: 1000. A page may have fewer entries, or none, before the last page."""
     page_token: _builtins.str
-    """From the last response to a request that was equal but for the page fields. Empty: from the start."""
+    """The next_page_token of the last response to the same request. Empty: the first page."""
     include_ended: _builtins.bool
-    """Those that have ended too."""
+    """Whether ended workloads are listed, too."""
     worker: _builtins.str
-    """Only those of this worker, by id or name. Empty: of all."""
+    """Only entries of this worker, by id or name. Empty: all workers."""
     filter: _builtins.str
-    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the entries, an AIP-160 expression (docs/api.md). Empty: all entries."""
     order_by: _builtins.str
-    """How to sort, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
+    """Order of the entries, as "FIELD, FIELD desc" (docs/api.md). Empty: newest first."""
     def __init__(
         self,
         *,
@@ -272,7 +272,7 @@ class ListWorkloadsResponse(_message.Message):
     WORKLOADS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page. Empty: this was the last."""
+    """Token of the next page. Empty: this is the last page."""
     @_builtins.property
     def workloads(self) -> _containers.RepeatedCompositeFieldContainer[_workload_pb2.Workload]:
         """The workloads."""
@@ -305,7 +305,7 @@ class WatchWorkloadsRequest(_message.Message):
     workload: _builtins.str
     """Only this workload, by id or name. Empty: all."""
     filter: _builtins.str
-    """Which workloads to watch: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the workloads, an AIP-160 expression (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
@@ -339,11 +339,11 @@ class WatchWorkloadsResponse(_message.Message):
     """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """A workload, as it is now."""
+        """The current state of a workload."""
 
     @_builtins.property
     def bookmark(self) -> _watch_pb2.Bookmark:
-        """The snapshot is complete, or nothing has changed for a while."""
+        """A bookmark: the snapshot is complete, or there was no change for some time."""
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ class UpdateWorkloadResponse(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload, as it is now."""
+        """The current state of the workload."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class DeleteWorkloadRequest(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
-    """Id, or name (of the newest that has it)."""
+    """Id, or name of the newest workload with this name."""
     etag: _builtins.str
     """Refuse if the labels or annotations have changed since they were read. Empty: any."""
     def __init__(
@@ -452,10 +452,10 @@ class DeleteWorkloadResponse(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     DELETED_COMMAND_COUNT_FIELD_NUMBER: _builtins.int
     deleted_command_count: _builtins.int
-    """Number of the commands that were deleted with it."""
+    """Number of deleted commands."""
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The workload, as it was last known."""
+        """The last known state of the workload."""
 
     def __init__(
         self,
@@ -484,20 +484,20 @@ class SuspendWorkloadRequest(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     workload: _builtins.str
     """Id or name."""
     expected_generation: _builtins.int
-    """Refuse if the workload has changed since it was read. Absent: any."""
+    """The expected generation. Another generation is refused. Absent: any."""
     validate_only: _builtins.bool
-    """Plan it, refuse it where the plan says so, and do nothing."""
+    """Whether the request is only checked, by its plan. Nothing is created."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 10 min."""
+        """Timeout of the command, with its wait. Absent: 10 min."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.SuspendOperation:
-        """What to do."""
+        """The operation."""
 
     def __init__(
         self,
@@ -556,11 +556,11 @@ class SuspendWorkerRequest(_message.Message):
     """Id or name."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long each command may wait and take. Absent: 10 min."""
+        """Timeout of each command, with its wait. Absent: 10 min."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.SuspendOperation:
-        """What to do with each."""
+        """The operation for each workload."""
 
     def __init__(
         self,
@@ -587,11 +587,11 @@ class SuspendWorkerResponse(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[_command_pb2.Command]:
-        """One for each workload that is to be parked, in the order in which they are carried out."""
+        """The commands, one for each workload, in the order of execution."""
 
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadRefusal]:
-        """Workloads that hold GPUs and can't be parked."""
+        """Workloads with GPUs that can't be suspended."""
 
     def __init__(
         self,
@@ -609,7 +609,7 @@ Global___SuspendWorkerResponse: _TypeAlias = SuspendWorkerResponse  # noqa: Y015
 
 @_typing.final
 class WorkloadRefusal(_message.Message):
-    """Why there is no command for a workload."""
+    """The reason why there is no command for a workload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -619,10 +619,10 @@ class WorkloadRefusal(_message.Message):
     workload_id: _builtins.str
     """The workload."""
     workload_name: _builtins.str
-    """What people call it."""
+    """Name of the workload."""
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
-        """What is in the way."""
+        """The reason."""
 
     def __init__(
         self,
@@ -652,20 +652,20 @@ class RestoreWorkloadRequest(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     workload: _builtins.str
     """Id or name."""
     expected_generation: _builtins.int
-    """Refuse if the workload has changed since it was read. Absent: any."""
+    """The expected generation. Another generation is refused. Absent: any."""
     validate_only: _builtins.bool
-    """Plan it, refuse it where the plan says so, and do nothing."""
+    """Whether the request is only checked, by its plan. Nothing is created."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 10 min."""
+        """Timeout of the command, with its wait. Absent: 10 min."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.RestoreOperation:
-        """What to do."""
+        """The operation."""
 
     def __init__(
         self,
@@ -723,18 +723,18 @@ class RemapWorkloadsRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     expected_generation: _builtins.int
-    """Refuse if the first workload has changed since it was read. Absent: any."""
+    """The expected generation of the first workload. Another generation is refused. Absent: any."""
     validate_only: _builtins.bool
-    """Plan it, refuse it where the plan says so, and do nothing."""
+    """Whether the request is only checked, by its plan. Nothing is created."""
     @_builtins.property
     def operation(self) -> _operation_pb2.RemapOperation:
-        """The workloads and where they go; workload_id may be a name here. All live on one worker."""
+        """The operation. Its workload_id may be a name here. All workloads must be on one worker."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 10 min."""
+        """Timeout of the command, with its wait. Absent: 10 min."""
 
     def __init__(
         self,
@@ -792,9 +792,9 @@ class PlanRequest(_message.Message):
     REMAP_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
-    """Id or name. Empty for a remap, whose moves name theirs by id or name."""
+    """Id or name. Empty for a remap, whose moves name the workloads by id or name."""
     expected_generation: _builtins.int
-    """Say so if the workload has changed since it was read. Absent: any."""
+    """The expected generation. Another generation is a refusal of the plan. Absent: any."""
     @_builtins.property
     def suspend(self) -> _operation_pb2.SuspendOperation:
         """Plan of SuspendWorkload."""
@@ -872,16 +872,16 @@ class CheckpointWorkloadRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     workload: _builtins.str
     """Id or name."""
     expected_generation: _builtins.int
-    """Refuse if the workload has changed since it was read. Absent: any."""
+    """The expected generation. Another generation is refused. Absent: any."""
     validate_only: _builtins.bool
-    """Plan it, refuse it where the plan says so, and do nothing."""
+    """Whether the request is only checked, by its plan. Nothing is created."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 10 min."""
+        """Timeout of the command, with its wait. Absent: 10 min."""
 
     def __init__(
         self,
@@ -936,11 +936,11 @@ class ListCheckpointsRequest(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
-    """Only those of this worker, by id or name. Empty: of all."""
+    """Only entries of this worker, by id or name. Empty: all workers."""
     workload: _builtins.str
-    """Only those of this workload, by id or name. Empty: of all."""
+    """Only entries of this workload, by id or name. Empty: all workloads."""
     filter: _builtins.str
-    """Which entries to list: an expression of AIP-160 (docs/api.md). Empty: all."""
+    """Filter of the entries, an AIP-160 expression (docs/api.md). Empty: all entries."""
     def __init__(
         self,
         *,
@@ -966,11 +966,11 @@ class ListCheckpointsResponse(_message.Message):
     UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.Checkpoint]:
-        """The checkpoints, 10,000 at most."""
+        """At most 10,000 checkpoints."""
 
     @_builtins.property
     def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of workers that did not answer: their checkpoints are not in the list."""
+        """Ids of workers that did not answer. The list lacks their checkpoints."""
 
     def __init__(
         self,
@@ -997,16 +997,16 @@ class DeleteCheckpointsRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     worker: _builtins.str
-    """Worker that has them, by id or name."""
+    """The worker with the checkpoints, by id or name."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.DeleteCheckpointsOperation:
-        """Which."""
+        """The checkpoints."""
 
     def __init__(
         self,
@@ -1058,12 +1058,12 @@ class ReleaseHoldRequest(_message.Message):
     HOLD_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     hold_id: _builtins.str
     """The hold."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     def __init__(
         self,
@@ -1116,18 +1116,18 @@ class StopWorkloadRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     workload: _builtins.str
     """Id or name."""
     expected_generation: _builtins.int
-    """Refuse if the workload has changed since it was read. Absent: any."""
+    """The expected generation. Another generation is refused. Absent: any."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.StopOperation:
-        """What to do."""
+        """The operation."""
 
     def __init__(
         self,
@@ -1184,18 +1184,18 @@ class AdoptProcessRequest(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     worker: _builtins.str
-    """Id or name of the worker on whose host it runs."""
+    """Id or name of the worker on the process's host."""
     validate_only: _builtins.bool
-    """Only check the request, on the worker too, and create nothing. The request_id is ignored."""
+    """Whether the request is only checked, also by the worker. Nothing is created, and request_id is ignored."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     @_builtins.property
     def operation(self) -> _operation_pb2.AdoptOperation:
-        """Which process, and what to call it. An empty name is made up."""
+        """The process, and the workload's name. Empty name: generated."""
 
     def __init__(
         self,
@@ -1255,14 +1255,14 @@ class ReleaseWorkloadRequest(_message.Message):
     EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Makes the call idempotent. Empty: not idempotent."""
+    """Id of the request (AIP-155): a repeated request gets the first command. Empty: no deduplication."""
     workload: _builtins.str
     """Id or name."""
     expected_generation: _builtins.int
-    """Refuse if the workload has changed since it was read. Absent: any."""
+    """The expected generation. Another generation is refused. Absent: any."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may wait and take. Absent: 60 s."""
+        """Timeout of the command, with its wait. Absent: 60 s."""
 
     def __init__(
         self,
@@ -1318,9 +1318,9 @@ class ReadWorkloadOutputRequest(_message.Message):
     workload: _builtins.str
     """Id or name."""
     offset: _builtins.int
-    """First byte wanted."""
+    """Offset of the first byte."""
     follow: _builtins.bool
-    """Go on until the workload has ended. Otherwise the stream ends with what there is."""
+    """Whether the stream continues until the workload has ended. Otherwise it ends with the present output."""
     def __init__(
         self,
         *,
@@ -1347,7 +1347,7 @@ class ReadWorkloadOutputResponse(_message.Message):
     data: _builtins.bytes
     """The next bytes, never empty."""
     next_offset: _builtins.int
-    """Offset of the byte after them."""
+    """Offset of the byte after data."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkloadServiceStub:
-    """The workloads, and what can be done with them.
+    """Workloads and their operations.
     """
 
     def __init__(self, channel):
@@ -133,7 +133,7 @@ class WorkloadServiceStub:
 
 
 class WorkloadServiceServicer:
-    """The workloads, and what can be done with them.
+    """Workloads and their operations.
     """
 
     def CreateWorkload(self, request, context):
@@ -180,21 +180,21 @@ class WorkloadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SuspendWorkload(self, request, context):
-        """Parks a workload; its GPUs are free for others afterwards.
+        """Suspends a workload and releases its GPUs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SuspendWorker(self, request, context):
-        """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left.
+        """Suspends all workloads with GPUs of a worker, the oldest first. A repeated call suspends the remaining ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestoreWorkload(self, request, context):
-        """Wakes a parked workload.
+        """Restores a suspended workload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,21 +208,21 @@ class WorkloadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Plan(self, request, context):
-        """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing.
+        """The effects of an operation, and all obstacles. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckpointWorkload(self, request, context):
-        """Has the application of a running workload save itself, and go on.
+        """Makes the application of a running workload save a checkpoint and continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCheckpoints(self, request, context):
-        """Checkpoints on the disks of the workers that are in contact, newest first.
+        """Checkpoints on the disks of the connected workers, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,35 +236,35 @@ class WorkloadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseHold(self, request, context):
-        """Gives up a hold on GPUs that a suspend freed, before it expires.
+        """Releases a hold on GPUs before it expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopWorkload(self, request, context):
-        """Ends a workload.
+        """Stops a workload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdoptProcess(self, request, context):
-        """Takes in a process that runs already on a worker's host.
+        """Adopts a running process of a worker's host as a workload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorkload(self, request, context):
-        """Lets an adopted process go, or one that holds a claim; it runs on.
+        """Releases an adopted process, or a process with a claim. The process continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadWorkloadOutput(self, request, context):
-        """What a workload wrote: both its streams, as one.
+        """The output of a workload: standard output and standard error in one stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -377,7 +377,7 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkloadService:
-    """The workloads, and what can be done with them.
+    """Workloads and their operations.
     """
 
     @staticmethod

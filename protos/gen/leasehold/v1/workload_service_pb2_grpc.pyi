@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkloadServiceStub:
-    """The workloads, and what can be done with them."""
+    """Workloads and their operations."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -48,35 +48,35 @@ class WorkloadServiceStub:
     DeleteWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteWorkloadRequest, _workload_service_pb2.DeleteWorkloadResponse]
     """Deletes the record of a workload that has ended, and of the ended commands whose workload_id it has."""
     SuspendWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkloadRequest, _workload_service_pb2.SuspendWorkloadResponse]
-    """Parks a workload; its GPUs are free for others afterwards."""
+    """Suspends a workload and releases its GPUs."""
     SuspendWorker: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkerRequest, _workload_service_pb2.SuspendWorkerResponse]
-    """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left."""
+    """Suspends all workloads with GPUs of a worker, the oldest first. A repeated call suspends the remaining ones."""
     RestoreWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.RestoreWorkloadRequest, _workload_service_pb2.RestoreWorkloadResponse]
-    """Wakes a parked workload."""
+    """Restores a suspended workload."""
     RemapWorkloads: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.RemapWorkloadsRequest, _workload_service_pb2.RemapWorkloadsResponse]
     """Moves running workloads to other GPUs of their worker, all or none."""
     Plan: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.PlanRequest, _workload_service_pb2.PlanResponse]
-    """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
+    """The effects of an operation, and all obstacles. Changes nothing."""
     CheckpointWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.CheckpointWorkloadRequest, _workload_service_pb2.CheckpointWorkloadResponse]
-    """Has the application of a running workload save itself, and go on."""
+    """Makes the application of a running workload save a checkpoint and continue."""
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.ListCheckpointsRequest, _workload_service_pb2.ListCheckpointsResponse]
-    """Checkpoints on the disks of the workers that are in contact, newest first."""
+    """Checkpoints on the disks of the connected workers, newest first."""
     DeleteCheckpoints: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteCheckpointsRequest, _workload_service_pb2.DeleteCheckpointsResponse]
     """Deletes checkpoints of one worker."""
     ReleaseHold: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.ReleaseHoldRequest, _workload_service_pb2.ReleaseHoldResponse]
-    """Gives up a hold on GPUs that a suspend freed, before it expires."""
+    """Releases a hold on GPUs before it expires."""
     StopWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.StopWorkloadRequest, _workload_service_pb2.StopWorkloadResponse]
-    """Ends a workload."""
+    """Stops a workload."""
     AdoptProcess: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.AdoptProcessRequest, _workload_service_pb2.AdoptProcessResponse]
-    """Takes in a process that runs already on a worker's host."""
+    """Adopts a running process of a worker's host as a workload."""
     ReleaseWorkload: _grpc.UnaryUnaryMultiCallable[_workload_service_pb2.ReleaseWorkloadRequest, _workload_service_pb2.ReleaseWorkloadResponse]
-    """Lets an adopted process go, or one that holds a claim; it runs on."""
+    """Releases an adopted process, or a process with a claim. The process continues."""
     ReadWorkloadOutput: _grpc.UnaryStreamMultiCallable[_workload_service_pb2.ReadWorkloadOutputRequest, _workload_service_pb2.ReadWorkloadOutputResponse]
-    """What a workload wrote: both its streams, as one."""
+    """The output of a workload: standard output and standard error in one stream."""
 
 @_typing.type_check_only
 class WorkloadServiceAsyncStub(WorkloadServiceStub):
-    """The workloads, and what can be done with them."""
+    """Workloads and their operations."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.CreateWorkloadRequest, _workload_service_pb2.CreateWorkloadResponse]  # type: ignore[assignment]
@@ -94,34 +94,34 @@ class WorkloadServiceAsyncStub(WorkloadServiceStub):
     DeleteWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteWorkloadRequest, _workload_service_pb2.DeleteWorkloadResponse]  # type: ignore[assignment]
     """Deletes the record of a workload that has ended, and of the ended commands whose workload_id it has."""
     SuspendWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkloadRequest, _workload_service_pb2.SuspendWorkloadResponse]  # type: ignore[assignment]
-    """Parks a workload; its GPUs are free for others afterwards."""
+    """Suspends a workload and releases its GPUs."""
     SuspendWorker: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.SuspendWorkerRequest, _workload_service_pb2.SuspendWorkerResponse]  # type: ignore[assignment]
-    """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left."""
+    """Suspends all workloads with GPUs of a worker, the oldest first. A repeated call suspends the remaining ones."""
     RestoreWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.RestoreWorkloadRequest, _workload_service_pb2.RestoreWorkloadResponse]  # type: ignore[assignment]
-    """Wakes a parked workload."""
+    """Restores a suspended workload."""
     RemapWorkloads: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.RemapWorkloadsRequest, _workload_service_pb2.RemapWorkloadsResponse]  # type: ignore[assignment]
     """Moves running workloads to other GPUs of their worker, all or none."""
     Plan: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.PlanRequest, _workload_service_pb2.PlanResponse]  # type: ignore[assignment]
-    """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
+    """The effects of an operation, and all obstacles. Changes nothing."""
     CheckpointWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.CheckpointWorkloadRequest, _workload_service_pb2.CheckpointWorkloadResponse]  # type: ignore[assignment]
-    """Has the application of a running workload save itself, and go on."""
+    """Makes the application of a running workload save a checkpoint and continue."""
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.ListCheckpointsRequest, _workload_service_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
-    """Checkpoints on the disks of the workers that are in contact, newest first."""
+    """Checkpoints on the disks of the connected workers, newest first."""
     DeleteCheckpoints: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.DeleteCheckpointsRequest, _workload_service_pb2.DeleteCheckpointsResponse]  # type: ignore[assignment]
     """Deletes checkpoints of one worker."""
     ReleaseHold: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.ReleaseHoldRequest, _workload_service_pb2.ReleaseHoldResponse]  # type: ignore[assignment]
-    """Gives up a hold on GPUs that a suspend freed, before it expires."""
+    """Releases a hold on GPUs before it expires."""
     StopWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.StopWorkloadRequest, _workload_service_pb2.StopWorkloadResponse]  # type: ignore[assignment]
-    """Ends a workload."""
+    """Stops a workload."""
     AdoptProcess: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.AdoptProcessRequest, _workload_service_pb2.AdoptProcessResponse]  # type: ignore[assignment]
-    """Takes in a process that runs already on a worker's host."""
+    """Adopts a running process of a worker's host as a workload."""
     ReleaseWorkload: _aio.UnaryUnaryMultiCallable[_workload_service_pb2.ReleaseWorkloadRequest, _workload_service_pb2.ReleaseWorkloadResponse]  # type: ignore[assignment]
-    """Lets an adopted process go, or one that holds a claim; it runs on."""
+    """Releases an adopted process, or a process with a claim. The process continues."""
     ReadWorkloadOutput: _aio.UnaryStreamMultiCallable[_workload_service_pb2.ReadWorkloadOutputRequest, _workload_service_pb2.ReadWorkloadOutputResponse]  # type: ignore[assignment]
-    """What a workload wrote: both its streams, as one."""
+    """The output of a workload: standard output and standard error in one stream."""
 
 class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The workloads, and what can be done with them."""
+    """Workloads and their operations."""
 
     @_abc_1.abstractmethod
     def CreateWorkload(
@@ -179,7 +179,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.SuspendWorkloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.SuspendWorkloadResponse, _abc.Awaitable[_workload_service_pb2.SuspendWorkloadResponse]]:
-        """Parks a workload; its GPUs are free for others afterwards."""
+        """Suspends a workload and releases its GPUs."""
 
     @_abc_1.abstractmethod
     def SuspendWorker(
@@ -187,7 +187,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.SuspendWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.SuspendWorkerResponse, _abc.Awaitable[_workload_service_pb2.SuspendWorkerResponse]]:
-        """Parks every workload that holds GPUs of a worker, the oldest first. Asked again, it parks those that are left."""
+        """Suspends all workloads with GPUs of a worker, the oldest first. A repeated call suspends the remaining ones."""
 
     @_abc_1.abstractmethod
     def RestoreWorkload(
@@ -195,7 +195,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.RestoreWorkloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.RestoreWorkloadResponse, _abc.Awaitable[_workload_service_pb2.RestoreWorkloadResponse]]:
-        """Wakes a parked workload."""
+        """Restores a suspended workload."""
 
     @_abc_1.abstractmethod
     def RemapWorkloads(
@@ -211,7 +211,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.PlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.PlanResponse, _abc.Awaitable[_workload_service_pb2.PlanResponse]]:
-        """What a suspend, a restore or a remap would do, and everything that stands in its way. Changes nothing."""
+        """The effects of an operation, and all obstacles. Changes nothing."""
 
     @_abc_1.abstractmethod
     def CheckpointWorkload(
@@ -219,7 +219,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.CheckpointWorkloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.CheckpointWorkloadResponse, _abc.Awaitable[_workload_service_pb2.CheckpointWorkloadResponse]]:
-        """Has the application of a running workload save itself, and go on."""
+        """Makes the application of a running workload save a checkpoint and continue."""
 
     @_abc_1.abstractmethod
     def ListCheckpoints(
@@ -227,7 +227,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.ListCheckpointsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.ListCheckpointsResponse, _abc.Awaitable[_workload_service_pb2.ListCheckpointsResponse]]:
-        """Checkpoints on the disks of the workers that are in contact, newest first."""
+        """Checkpoints on the disks of the connected workers, newest first."""
 
     @_abc_1.abstractmethod
     def DeleteCheckpoints(
@@ -243,7 +243,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.ReleaseHoldRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.ReleaseHoldResponse, _abc.Awaitable[_workload_service_pb2.ReleaseHoldResponse]]:
-        """Gives up a hold on GPUs that a suspend freed, before it expires."""
+        """Releases a hold on GPUs before it expires."""
 
     @_abc_1.abstractmethod
     def StopWorkload(
@@ -251,7 +251,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.StopWorkloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.StopWorkloadResponse, _abc.Awaitable[_workload_service_pb2.StopWorkloadResponse]]:
-        """Ends a workload."""
+        """Stops a workload."""
 
     @_abc_1.abstractmethod
     def AdoptProcess(
@@ -259,7 +259,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.AdoptProcessRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.AdoptProcessResponse, _abc.Awaitable[_workload_service_pb2.AdoptProcessResponse]]:
-        """Takes in a process that runs already on a worker's host."""
+        """Adopts a running process of a worker's host as a workload."""
 
     @_abc_1.abstractmethod
     def ReleaseWorkload(
@@ -267,7 +267,7 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.ReleaseWorkloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workload_service_pb2.ReleaseWorkloadResponse, _abc.Awaitable[_workload_service_pb2.ReleaseWorkloadResponse]]:
-        """Lets an adopted process go, or one that holds a claim; it runs on."""
+        """Releases an adopted process, or a process with a claim. The process continues."""
 
     @_abc_1.abstractmethod
     def ReadWorkloadOutput(
@@ -275,6 +275,6 @@ class WorkloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workload_service_pb2.ReadWorkloadOutputRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_workload_service_pb2.ReadWorkloadOutputResponse], _abc.AsyncIterator[_workload_service_pb2.ReadWorkloadOutputResponse]]:
-        """What a workload wrote: both its streams, as one."""
+        """The output of a workload: standard output and standard error in one stream."""
 
 def add_WorkloadServiceServicer_to_server(servicer: WorkloadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

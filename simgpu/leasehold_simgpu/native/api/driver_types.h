@@ -42,7 +42,7 @@ typedef struct {
 
 /* Every arguments struct of the checkpoint API is 64 bytes, and what is reserved must be zero. */
 typedef struct {
-    unsigned int timeoutMs; /* 0: wait for ever */
+    unsigned int timeoutMs; /* 0: wait forever */
     unsigned int reserved0;
     uint64_t reserved1[7];
 } CUcheckpointLockArgs;

@@ -257,24 +257,24 @@ class KernelAnswer(_message.Message):
     failure: _builtins.str
     """The call failed, with this reason."""
     quiescent: _builtins.bool
-    """Of IS_QUIESCENT."""
+    """The answer to IS_QUIESCENT."""
     health: _workload_pb2.KernelHealth.ValueType
-    """Of HEALTH."""
+    """The answer to HEALTH."""
     @_builtins.property
     def readiness(self) -> Global___KernelReadiness:
-        """Of CAN_CHECKPOINT."""
+        """The answer to CAN_CHECKPOINT."""
 
     @_builtins.property
     def size_estimate(self) -> Global___KernelSizeEstimate:
-        """Of SIZE_ESTIMATE."""
+        """The answer to SIZE_ESTIMATE."""
 
     @_builtins.property
     def saved(self) -> Global___KernelPayload:
-        """Of CHECKPOINT."""
+        """The answer to CHECKPOINT."""
 
     @_builtins.property
     def done(self) -> Global___KernelDone:
-        """Of PREPARE, CANCEL and RESTORE."""
+        """The answer to PREPARE, CANCEL and RESTORE."""
 
     def __init__(
         self,

@@ -588,7 +588,7 @@ class ServeKernelResponse(_message.Message):
 
     @_builtins.property
     def end(self) -> _kernel_pb2.KernelPayload:
-        """The end of the pieces for RESTORE."""
+        """The state for RESTORE is complete."""
 
     def __init__(
         self,

@@ -637,7 +637,7 @@ class CommandSpec(_message.Message):
     command_id: _builtins.str
     """Unique in the fleet."""
     workload_id: _builtins.str
-    """The workload. Empty: the worker or its GPUs, or a remap, whose moves name all workloads."""
+    """The workload. A remap of several names the first here, and all in its moves. Empty: the worker or its GPUs."""
     expected_generation: _builtins.int
     """The generation that the workload must have. Absent: any."""
     @_builtins.property

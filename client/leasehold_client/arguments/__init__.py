@@ -1,1 +1,1 @@
-"""What a user types as messages of the API: GPU names, pairs, policies, hooks."""
+"""Converts arguments of the command line to messages of the API: GPU names, pairs, policies, hooks."""

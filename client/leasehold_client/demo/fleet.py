@@ -42,7 +42,7 @@ class DemoFleet:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._temporary = folder / "tmp"  # for the simulated hosts, which vanish with it even after a crash
+        self._temporary = folder / "tmp"  # holds the simulated hosts, and is deleted even after a crash
         self._mark = uuid.uuid4().hex
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"127.0.0.1:{_free_port()}"

@@ -20,7 +20,7 @@ ROUND_S: Final = 2.0
 """The time in which every follower gets a turn if followers outnumber places."""
 
 ANSWER_S: Final = 10.0
-"""How long the worker's answer may take after that wait."""
+"""How long the worker's answer may take after the wait for bytes."""
 
 READ_BYTES: Final = 16_384
 """The size of a chunk for the only reader of a worker's output."""

@@ -41,7 +41,7 @@ def description(hello: Hello) -> Hello:
     kept.CopyFrom(hello)
     for field in VOLATILE:
         kept.ClearField(field)
-    return Hello.FromString(kept.SerializeToString())  # without the memory of the cleared fields
+    return Hello.FromString(kept.SerializeToString())  # parsed anew, which frees the cleared fields
 
 
 def check_workload(reported: Workload) -> None:

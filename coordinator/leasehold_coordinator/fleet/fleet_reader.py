@@ -1,4 +1,4 @@
-"""What is known of the fleet, for readers: workers, workloads and commands, in memory and in the store."""
+"""The read model of the fleet: workers, workloads and commands, in memory and in the store."""
 
 import time
 from collections import Counter

@@ -37,7 +37,7 @@ class MemoryLists:
             items: The entries of the list. Each is made when it is its turn.
             page: The page.
             wanted: The filter.
-            is_sorted: Whether the entries come in the order of the list. Those behind the page are not made.
+            is_sorted: Whether the entries come in the order of the list. Later entries are not built.
             limit_bytes: Bytes that fit into the answer.
         """
         order, after = page.order, None if page.after is None else page.order.rank(page.after)

@@ -1,4 +1,4 @@
-"""What watchers and events are told of workers and their GPUs."""
+"""Changes and events of workers and their GPUs."""
 
 import logging
 import time

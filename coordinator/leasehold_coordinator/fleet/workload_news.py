@@ -1,4 +1,4 @@
-"""What the reports of a worker change of the known workloads."""
+"""The effects of a worker's reports on the known workloads."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -46,7 +46,7 @@ M = TypeVar("M", bound=Message)
 M_contra = TypeVar("M_contra", bound=Message, contravariant=True)
 
 Position: TypeAlias = tuple[Value | None, ...]
-"""What an entry is sorted by, and its id. None: the entry has no such value."""
+"""The sort keys and the id of an entry. None: the entry has no such value."""
 
 
 ListRequest: TypeAlias = (
@@ -94,7 +94,7 @@ class Order(Generic[M]):
         return tuple(key.field.read(message) for key in self.keys)
 
     def rank(self, position: Position) -> tuple[object, ...]:
-        """What positions are compared by. Entries without a value come first, or last if it is descending."""
+        """The sort keys of positions. Entries without a value come first, or last if it is descending."""
         return tuple(
             _Descending(_rank(part)) if key.is_descending else _rank(part)
             for key, part in zip(self.keys, position, strict=True)
@@ -136,7 +136,7 @@ class PageRequest(Generic[M]):
         size: Most entries.
         order: The order of the list.
         after: Position of the last entry of the page before. None: this is the first page.
-        bound_to: What tokens of this list are bound to.
+        bound_to: The request that tokens of this list belong to.
     """
 
     size: int

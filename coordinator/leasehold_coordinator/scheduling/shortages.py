@@ -26,7 +26,7 @@ _STATES: Final[dict[SlotState.ValueType, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What a worker lacks for a workload.
+    """The resources that a worker lacks for a workload.
 
     Attributes:
         worker: The worker's name.

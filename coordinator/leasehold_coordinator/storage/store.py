@@ -200,7 +200,7 @@ class Store:
         return [workload for workload in found if workload is not None]
 
     async def find_deletions(self, workload_ids: Sequence[str]) -> list[str]:
-        """Those of the workloads whose records a client deleted."""
+        """The ids, among these, of workloads whose records a client deleted."""
         key = schema.deletions.c.workload_id
         found: list[str] = []
         for first in range(0, len(workload_ids), KEY_LIMIT):

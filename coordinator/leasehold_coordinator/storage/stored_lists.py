@@ -1,7 +1,7 @@
 """The lists of the store: their columns, and filters and positions of pages as conditions of SQL.
 
-Only some fields of an entry stand in columns, and the others in the record. So the condition of a filter may
-let in rows that the filter does not match, but leaves out none that it matches.
+Only some fields of an entry have a column; the others are in the record. So the SQL condition of a filter may
+select rows that the filter does not match, but it selects every row that the filter matches.
 """
 
 import time
@@ -42,7 +42,7 @@ CLOCK_SLACK_NS: Final = 10**9
 @final
 @dataclass(frozen=True, slots=True)
 class StoredList:
-    """A table as clients list it.
+    """A table of the store with its list in the API.
 
     Attributes:
         table: The table.

@@ -18,7 +18,7 @@ STALL_S: Final = 5.0
 """The deadline of a commit. Nothing can interrupt a disk that hangs: what waits for it is refused instead."""
 
 LATE_S: Final = 1.0
-"""A deadline noticed so late proves that this process was stopped. The disk then has its time again."""
+"""A deadline noticed this late shows that this process was stopped. The deadline then starts again."""
 
 
 @final

@@ -62,7 +62,7 @@ def test_what_runs_and_what_is_suspended_is_valid() -> None:
         (lambda: workload(state=CHECKPOINTED, lease=None, parked=parked(), absent=True), "no checkpoint"),
         (lambda: workload(absent=True), "recorded as gone"),
         (lambda: workload(state=UNKNOWN), "without an error"),
-        (lambda: workload(home=("GPU-b",)), "come home"),
+        (lambda: workload(home=("GPU-b",)), "GPUs of a later restore"),
         (lambda: workload(state=EXITED), "still holds"),
         (lambda: workload(state=EXITED, lease=None), "waiters are not notified"),
     ],

@@ -138,7 +138,7 @@ async def open_parts(
     Raises:
         StartError: A limit of the settings exceeds the host's, or the host has none of the named GPUs.
     """
-    # The free space of its volume is read before the first workload is started.
+    # Created now, because the free space of its volume is read before the first workload is started.
     await trio.to_thread.run_sync(partial(workloads_path.mkdir, parents=True, exist_ok=True))
     inventory = await trio.to_thread.run_sync(Inventory, config.gpus)
     if config.gpus and not inventory.gpus:

@@ -67,7 +67,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     socket: Path | None = None
     """Socket of the local API. None: worker.sock in the state directory."""
     socket_group: str = ""
-    """Group that may use it, besides root and the worker's user. Empty: the worker's own."""
+    """Group that may use the local API, besides root and the worker's user. Empty: the worker's own group."""
     output_limit: str | int = DEFAULT_LIMIT_BYTES
     """Disk usage of a workload's output: bytes, or a size. Beyond it, the oldest part is dropped."""
     inherited_variables: list[str] = []

@@ -84,7 +84,7 @@ class DiskRecovery:
                 case _:
                     return await self._settle_image(workload, intent)
         finally:
-            # What was used has been exchanged, and is not released by this.
+            # Used reservations have become leases, which this does not release.
             for lease in intent.reserved:
                 self._parts.pool.release(lease)
 

@@ -82,7 +82,7 @@ class Recovery:
         for entry in self._commands.open_entries:
             intent = self._contents.intents.get(entry.command_id)
             if entry.command.operation.run.checkpoint_id or (intent is not None and intent.phase == "start"):
-                # What was started and has not been restored waits, and is ended.
+                # A program that was started for a restore still waits for its state, and is ended.
                 self._parts.applications.expect_restore(entry.command.workload_id)
             if intent is not None and intent.phase in HOLDING:
                 for lease in intent.reserved:

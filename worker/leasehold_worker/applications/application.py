@@ -116,7 +116,7 @@ class Application:
             cancel_timeout_s: Time to continue after a failure.
 
         Raises:
-            OperationError: KERNEL_FAILED: it failed, or did not quiesce in time.
+            OperationError: KERNEL_FAILED: the application failed, or did not quiesce in time.
         """
         try:
             with self._deadline("become quiescent", timeout_s):
@@ -265,7 +265,7 @@ class Application:
         """The answer to a call.
 
         Raises:
-            OperationError: KERNEL_FAILED: it failed, or it answered another call.
+            OperationError: KERNEL_FAILED: the call failed, or the application answered another call.
         """
         if isinstance(frame, KernelAnswer) and frame.WhichOneof("result") == result:
             return frame

@@ -162,7 +162,7 @@ class ApplicationRegistry:
         """The workload of a process that registers an application.
 
         Raises:
-            OperationError: It belongs to no workload or to one of another user, or the workload has an
+            OperationError: The process belongs to no workload or to another user's, or the workload has an
                 application.
         """
         _check_facts(hello)

@@ -40,7 +40,7 @@ CUSTOM_LIMIT: Final = 64
 """Number of an application's custom entries in a checkpoint."""
 
 CUSTOM_LIMIT_BYTES: Final = 8192
-"""Their size in bytes, keys and values together."""
+"""Bytes of an application's custom entries, keys and values together."""
 
 _PREFIX: Final = struct.Struct("<8sII32s")
 _HEADER_LIMIT: Final = PAYLOAD_OFFSET - _PREFIX.size

@@ -165,7 +165,7 @@ class CheckpointDirectory:
         self._expected[checkpoint_id] = workload
 
     def expect_interrupted(self) -> None:
-        """The same for all checkpoints of workloads that an earlier run of the worker left SUSPENDING."""
+        """Expects all checkpoints of workloads that an earlier run of the worker left SUSPENDING."""
         halfway = {each.workload_id: each for each in self._workloads.all() if each.state == SUSPENDING}
         for found in [*self._images.scan(), *self._application_store.scan_all()]:
             if workload := halfway.get(found.path.parent.name):

@@ -253,7 +253,7 @@ def _broken_rule(manifest: Manifest, here: HostFacts, models: Mapping[str, int])
             return _Rule(
                 f"needs {wanted} of {model}",
                 f"this host has {models.get(model, 0)}",
-                "restore it on a host with enough of them",
+                "restore it on a host with enough of these GPUs",
             )
     return None
 

@@ -33,7 +33,7 @@ class Perform(Protocol):
         """Performs the operation.
 
         Raises:
-            OperationError: It failed, or was refused.
+            OperationError: The operation failed, or was refused.
         """
 
 

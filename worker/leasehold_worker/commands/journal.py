@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 WRITE_TIMEOUT_S: Final = 10.0
-"""Timeout of :meth:`Journal.write` for a disk that neither writes nor refuses: members may be locked."""
+"""Timeout of :meth:`Journal.write` for a disk that hangs. Short, since members may be locked."""
 
 LATER_S: Final = 1.0
 """Delay of a write that nothing waits for, so that it shares a commit with others."""

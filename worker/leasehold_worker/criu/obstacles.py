@@ -24,7 +24,7 @@ _PLAIN_DEVICES: Final = frozenset({3, 5, 7, 8, 9})
 _GPU_DEVICES: Final = "/dev/nvidia"
 _TERMINAL_MAJORS: Final = frozenset({4, 5, *range(136, 144)})
 _LISTENING_OR_CLOSED: Final = frozenset({"07", "0A"})
-"""States of TCP without another end (proc_net_tcp)."""
+"""TCP states of sockets without a peer (proc_net_tcp)."""
 
 _ESTABLISHED: Final = "01"
 _MAPPED: Final = "::ffff:"

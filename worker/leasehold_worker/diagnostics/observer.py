@@ -65,7 +65,7 @@ class Observer:
             return Sighting(0, intact=True, gpu_uuid="")
 
     async def see_running(self, workload: Workload, gpu_uuid: str) -> None:
-        """Waits until the program has finished new rounds, and checks their sightings.
+        """Waits until the program has finished new rounds, and checks its reports of them.
 
         Raises:
             ValidationError: The program stopped, ended, read other bytes, or is on another GPU.

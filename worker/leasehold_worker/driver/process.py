@@ -160,7 +160,7 @@ class CheckpointProcess:
         return state
 
     async def restore_thread_id(self) -> int:
-        """Id of the driver's thread in the process, the cheapest evidence that it uses CUDA."""
+        """Id of the driver's thread in the process: the cheapest evidence that the process uses CUDA."""
         value = (await self._call(DriverCall.RESTORE_THREAD_ID)).value
         if value is None:
             raise DriverError(DriverCall.RESTORE_THREAD_ID, self.pid, None, "no thread id")

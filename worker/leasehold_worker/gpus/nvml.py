@@ -256,7 +256,7 @@ class XidEvents:
         self._set: Any = None
         self._registered: set[str] = set()
         self.problems: dict[str, str] = {}
-        """Why there are no events of a GPU, by UUID; replaced, never changed. Lost GPUs are not included."""
+        """Why a GPU has no events, by UUID. Lost GPUs are left out. A change replaces the whole dict."""
 
     @property
     def complete(self) -> bool:

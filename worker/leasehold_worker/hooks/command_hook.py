@@ -101,7 +101,7 @@ async def _finish(process: trio.Process, tail: bytearray, turn: Turn) -> None:
         await process.wait()
         nursery.cancel_scope.cancel()
     if isinstance(process.stdout, trio.lowlevel.FdStream):
-        # What was written last may still be in the pipe, which holds no more than one chunk.
+        # The last output may still be in the pipe, which holds one chunk at most.
         with suppress(BlockingIOError):
             _keep(tail, os.read(process.stdout.fileno(), _CHUNK))
 

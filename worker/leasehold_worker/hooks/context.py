@@ -19,7 +19,7 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 """Timeout of a hook by default."""
 
 FRAMEWORK_TIMEOUT_S: Final = 120.0
-"""The same for vllm and sglang: moving hundreds of gigabytes of weights takes time."""
+"""Timeout of vllm and sglang by default: moving hundreds of gigabytes of weights takes time."""
 
 _TWO_WAY: Final = frozenset({"vllm", "sglang", "kernel"})
 _FRAMEWORKS: Final = frozenset({"vllm", "sglang"})

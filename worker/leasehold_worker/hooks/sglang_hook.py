@@ -40,19 +40,19 @@ RELEASING: Final = "releasing="
 """Note with the hook's name and a slash, made before the release, with the bytes held then."""
 
 RELEASED: Final = "released="
-"""The same, once the release is certain."""
+"""Note, as above, made once the release is certain."""
 
 RESUMING: Final = "resuming"
-"""The same, before the resumption."""
+"""Note, as above, made before the resumption."""
 
 DROPPED: Final = "dropped"
-"""The same: weights were dropped and not loaded again."""
+"""Note, as above: weights were dropped and not loaded again."""
 
 AWAKE_SHARE: Final = 0.98
 """Share of the bytes before a release. A server with more has not released its memory, or has resumed it."""
 
 RELEASED_SHARE: Final = 0.9
-"""The same. A server with less has released its memory. In between, only a note on the release decides."""
+"""Share of these bytes. A server with less has released its memory. Between the shares, the notes decide."""
 
 _TAGS: Final = ("kv_cache", "weights")
 _WEIGHTS: Final = "weights"

@@ -42,7 +42,7 @@ class ProcessTree:
     Attributes:
         processes: Living processes, by start time.
         group_ids: Process groups with processes of the tree only.
-        complete: No process of the tree can have been missed, because one that started it ended meanwhile.
+        complete: No process of the tree was missed. A parent that ends during the listing can hide its child.
         listed_s: Start of the listing, of the monotonic clock.
     """
 
@@ -75,18 +75,18 @@ def scan_tree(
 
     Args:
         root: The process; it may have ended.
-        mark: NAME=VALUE of a variable, or of several with NULs between, as the kernel has them: processes
-            that were started with all of them belong to it. Empty: none do. The environment is read only of
-            those that are not known otherwise; a process that is stuck in the kernel can make that wait for
-            ever.
-        without: Processes that are left out with what is below them, unless the root is there too.
+        mark: NAME=VALUE of a variable, or of several variables separated by NULs, as in /proc. Processes with
+            all these variables belong to the tree. Empty: no process is marked. The function reads the
+            environments of processes that are not known to belong. A process that is stuck in the kernel can
+            block this read forever.
+        without: Processes that are left out with their descendants, unless the root is among those.
         reaper: The parent of the root, which gets all orphans of the tree and does not belong to it. None:
             there is none.
         patience_s: How long processes are listed again because some ended before they were looked at.
         mark_uid: The real user whose marked processes count: every user can set the variable. None: no marked
             process counts.
-        known: A tree of this host. If its scan began just now, only processes that are new since are read;
-            one that has ended since and is not reaped counts as alive.
+        known: A tree of this host. If its scan began just now, only newer processes are read. A process that
+            has ended since and is not reaped counts as alive.
     """
     listed_s = time.monotonic()
     deadline = listed_s + patience_s

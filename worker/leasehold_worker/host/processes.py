@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 ENDING_S: Final = 0.5
-"""Time for a process that the driver refuses to end."""
+"""Time to end for a process that the driver refuses to operate on."""
 
 DYING_S: Final = 5.0
-"""The same for a process whose state the driver does not report either, after a failed operation."""
+"""Time to end for a process whose state the driver does not report after a failed operation."""
 
 
 HOLD_AGAIN_S: Final = 1.0

@@ -208,7 +208,7 @@ class Resources:
         return self._claims.get(workload_id)
 
     def _host_shortage(self, request: AllocRequest) -> OperationError | None:
-        """The missing host resources of a request with enough GPUs. None: GPUs are missing, or nothing."""
+        """The host resources that a request with enough GPUs lacks. None: GPUs are missing, or nothing is."""
         pool = self._pool
         if pool.slots.worker_cordon is not None:
             return None

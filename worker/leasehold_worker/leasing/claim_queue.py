@@ -1,13 +1,13 @@
 """The queue of waiting claims and its order. Pure but for the event that notifies a claim.
 
-Claims go by priority, and first come, first served among equals. A claim never waits for a later one, because
-its resources are reserved while it waits. Of the host (CPU time, memory, disk), that is its request. Of the
-GPUs, it is every GPU that fits while too few are free, and only the chosen GPUs while just the host lacks
-something. So small claims can't starve a large one, and a large one blocks small ones no more than needed. A
-claim that could not be granted even if every lease ended, because GPUs are cordoned, unhealthy or used by
-foreign processes, blocks no other claim. Preemptible workloads come last, and get nothing while another claim
-waits for GPUs alone. A claim that waits for the host keeps no GPU from them, since they release it on
-request.
+Claims are served by priority, and first come, first served among equals. A claim never waits for a later
+one, because resources are reserved for it while it waits. Reserved host resources (CPU time, memory, disk)
+are those of its request. Reserved GPUs are all suitable GPUs while too few are free, and only the chosen
+GPUs while just host resources are missing. So small claims can't starve a large claim, and a large claim
+blocks small claims no more than needed. A claim that could not be granted even if every lease ended, because
+GPUs are cordoned, unhealthy or used by foreign processes, blocks no other claim. Preemptible workloads come
+last, and get nothing while another claim waits for GPUs alone. A claim that waits for host resources keeps
+no GPU from preemptible workloads, since they release GPUs on request.
 """
 
 from bisect import insort
@@ -35,7 +35,7 @@ class Waiter(Generic[Granted]):
         priority: Higher goes first.
         helper: The workload is preemptible.
         host: The requested host resources other than GPUs.
-        has_host: Whether these are available now, beside those reserved for other claims.
+        has_host: Whether the resources are available now, beside those reserved for other claims.
         take_host: Reserves these in the same step; False if they are not available.
         since: Time of its arrival.
         number: Its place among equals.

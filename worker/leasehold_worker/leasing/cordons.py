@@ -64,7 +64,7 @@ class Cordons:
             raise invalid("gpu_uuids", "the request names no GPU: name the GPUs whose health is to be reset")
         for gpu_uuid in gpu_uuids:
             self._pool.slots.reset_health(gpu_uuid)
-        # It is done, and nothing that comes now may make it look undone.
+        # The change is done: a later failure must not report it as undone.
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._look()
 

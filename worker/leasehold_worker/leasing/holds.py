@@ -37,7 +37,7 @@ class HoldTerms:
     """The hold that a suspend asks for.
 
     Attributes:
-        hold_id: Its id, which is that of the command, or of the command that preempts.
+        hold_id: Its id: the id of the suspend command, or of the preempting command.
         hold_s: Its duration.
         held_by: Name of its owner, for people.
     """

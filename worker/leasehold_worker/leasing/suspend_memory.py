@@ -109,7 +109,7 @@ class SuspendMemory:
 
         Args:
             bytes_by_pid: Bytes by process.
-            parks: The memory stays on the host. Else it only passes through to the GPUs.
+            parks: The memory stays on the host. Otherwise the memory only passes through to the GPUs.
         """
         available = memory_bytes("MemAvailable")
         left = None if available is None else max(0, available - self._reserve_bytes - self.promised_bytes)

@@ -35,7 +35,7 @@ class MemberRestore:
             pairs: Complete pairs for the driver; none if all stay.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the outcomes report otherwise.
+            OperationError: The operation failed and was rolled back, unless the outcomes report otherwise.
         """
         await self._restore(move, pairs)
         if not move.hooks.is_needed:

@@ -53,7 +53,7 @@ class MemberSuspend:
         """Locks and checkpoints the members of a move, and verifies by NVML that their memory is free.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the outcomes report otherwise.
+            OperationError: The operation failed and was rolled back, unless the outcomes report otherwise.
         """
         plan, group = move.plan, move.group
         usage: Usage = {}

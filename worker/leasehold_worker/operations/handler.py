@@ -111,7 +111,7 @@ class Operations:
         """Carries out a command.
 
         Raises:
-            OperationError: It failed or was refused. UNSUPPORTED_CAPABILITY: the operation is unknown to this
+            OperationError: The operation failed or was refused. UNSUPPORTED_CAPABILITY: it is unknown to this
                 worker.
         """
         workload_id, operation = command.workload_id, command.operation
@@ -287,7 +287,7 @@ class Operations:
         """Restores a suspended workload by any strategy: reserves GPUs, and undoes the suspend.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the report says otherwise.
+            OperationError: The operation failed and was rolled back, unless the report says otherwise.
         """
         progress.enter("preflight")
         workload = self._workloads.get(workload_id)

@@ -106,7 +106,7 @@ class ImageCheckpoint:
         """Suspends a workload's processes, writes them to disk, and waits for their end; or rolls that back.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the progress reports otherwise.
+            OperationError: The operation failed and was rolled back, unless the progress reports otherwise.
         """
         async with self._cuda_suspend.suspended(plan, progress) as move:
             move.kept = await self.keep(plan, progress)
@@ -227,7 +227,7 @@ class ImageCheckpoint:
         """Restores the processes of a workload from its image, and its members on the reserved GPUs.
 
         Raises:
-            OperationError: It failed. No process runs, and the image is unchanged.
+            OperationError: The restore failed. No process runs, and the image is unchanged.
         """
         workload = plan.target.workload
         before, parked = workload.members, workload.parked

@@ -123,7 +123,7 @@ class StopRestart:
         It can be cancelled until the processes are told to end.
 
         Raises:
-            OperationError: It failed, and the workload is as before.
+            OperationError: The operation failed, and the workload is unchanged.
         """
         workload = plan.target.workload
         before = workload.state
@@ -197,7 +197,7 @@ class StopRestart:
         No lease is reserved for that: GPUs and resources of the host are claimed here, together.
 
         Raises:
-            OperationError: It failed; no process runs, and the workload is stopped as before.
+            OperationError: The restore failed; no process runs, and the workload is stopped as before.
         """
         workload = plan.target.workload
         run = operation_pb2.RunOperation(

@@ -18,7 +18,7 @@ class Strategy(Protocol):
         """Has the workload of a plan release its GPUs.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the progress reports otherwise.
+            OperationError: The operation failed and was rolled back, unless the progress reports otherwise.
         """
 
     async def restore(self, plan: Plan, reserved: Sequence[Lease], progress: Progress) -> None:
@@ -30,5 +30,5 @@ class Strategy(Protocol):
             progress: Receives the outcomes.
 
         Raises:
-            OperationError: It failed and was rolled back, unless the progress reports otherwise.
+            OperationError: The operation failed and was rolled back, unless the progress reports otherwise.
         """

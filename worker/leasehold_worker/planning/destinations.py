@@ -137,7 +137,7 @@ def stay_at_home(plan: Plan, operation: operation_pb2.RestoreOperation) -> None:
 
 
 def _where_some_run(target: WorkloadPlan) -> tuple[GpuPair, ...] | None:
-    """Pairs to the GPUs of running members of an UNKNOWN workload, if it leases those. Other members join."""
+    """Pairs to the GPUs of running members of an UNKNOWN workload. None: none on leased GPUs."""
     held = set(target.workload.gpu_uuids)
     for member in target.members:
         runs = member.state in (RUNNING, LOCKED)

@@ -78,7 +78,7 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
     Args:
         workload: The workload.
         members: Its CUDA processes according to the driver.
-        listed: NVML lists a process of the workload, which so uses CUDA even if the driver reports otherwise.
+        listed: NVML lists a process of the workload. So it uses CUDA even if the driver reports otherwise.
     """
     if not members:
         if workload.awaits_readiness and not listed:

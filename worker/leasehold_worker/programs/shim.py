@@ -11,9 +11,8 @@ them.
 program from an image as a child of the shim, under this pid. Standard input holds the request for CRIU.
 
 The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
-link(2) makes the first, so only one process can: a worker that gives up a start makes it, and the program
-never runs. While the file of a restored program is made, CRIU holds the program, and ends it if it was given
-up.
+link(2) creates ``process``, so only one process can. A worker that abandons a start creates it, and nothing
+starts. CRIU stops a restored program until the shim has created the file, and kills the program otherwise.
 """
 
 from __future__ import annotations

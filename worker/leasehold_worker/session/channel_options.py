@@ -11,7 +11,7 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     # Both sides ping: a partition can be one way.
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # What watches an unanswered ping: without it a frozen peer is found after 60 s only.
+    # The timeout of a ping. With gRPC's default, a frozen peer is detected only after 60 s.
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     # Bandwidth probing lets a sender buffer 4 MB for a receiver that stalls.

@@ -281,7 +281,7 @@ class ForeignWatch:
         self._pool.slots.observe({gpu_uuid: entry}, self._free_bytes)
 
     def _over(self) -> dict[str, tuple[ForeignProcess, ...]]:
-        """The GPUs that are no longer kept back: NVML never lists them, and their processes have ended."""
+        """Readmits kept-back GPUs whose processes have ended and that NVML no longer lists. Returns them."""
         over = [
             gpu_uuid
             for gpu_uuid, left in self._kept_back.items()

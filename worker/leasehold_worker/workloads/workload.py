@@ -30,7 +30,7 @@ KEEP_RUNNING: Final = eviction_pb2.PROCESS_STRATEGY_KEEP_RUNNING
 
 
 PATIENCE_S: Final = 0.2
-"""Time for which processes are listed again if none may be missed."""
+"""How long incomplete listings of processes are repeated if no process may be missed."""
 
 MARKS_TIMEOUT_S: Final = 2.0
 """Time for the search for marked processes, which a process stuck in the kernel can block."""

@@ -87,8 +87,8 @@ class Border(grpc.aio.ServerInterceptor):
                 await abort(context, error)
             except grpc.aio.AbortError:
                 raise
-            except (grpc.aio.InternalError, grpc.aio.UsageError):
-                return None  # the client disconnected during a response
+            except grpc.aio.BaseError:
+                return None  # during a response, the client disconnected or the server stopped
             except Exception:
                 logger.exception("a call of %s failed", method)
                 await abort(context, _DEFECT)

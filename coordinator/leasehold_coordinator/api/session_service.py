@@ -373,9 +373,9 @@ async def _read_hello(context: Context) -> Hello:
 
 
 async def _send(context: Context, frame: ConnectResponse) -> bool:
-    """Sends a frame. False: the worker has disconnected."""
+    """Sends a frame. False: the worker has disconnected, or the server has stopped."""
     try:
         await context.write(frame)
-    except (grpc.aio.InternalError, grpc.aio.UsageError):
+    except grpc.aio.BaseError:
         return False
     return True

@@ -4,9 +4,10 @@ import asyncio
 import gc
 import signal
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from leasehold.v1 import errors_pb2, lease_pb2, worker_pb2
@@ -23,6 +24,7 @@ from leasehold.worker.v1.session_pb2 import (
     ProtocolVersion,
     WorkerLoad,
 )
+from leasehold_coordinator.api import session_service
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.server import server
 
@@ -263,3 +265,14 @@ def test_a_stream_keeps_no_more_of_its_hello_than_the_description(tmp_path: Path
             call.cancel()
 
     on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("reason", ["_ServerStoppedError", "UsageError", "InternalError"])
+def test_a_frame_for_a_call_that_is_over_is_given_up(reason: str) -> None:
+    """gRPC tells the end of a call, and that of the server, by classes of its own."""
+
+    class OverContext:
+        async def write(self, frame: ConnectResponse) -> None:
+            raise getattr(import_module("grpc._cython.cygrpc"), reason)("Server already stopped.")
+
+    assert not asyncio.run(session_service._send(cast("Any", OverContext()), ConnectResponse()))

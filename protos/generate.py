@@ -16,7 +16,7 @@ PROTOS = Path(__file__).resolve().parent
 GENERATED = PROTOS / "gen"
 ROOT = PROTOS.parent
 CRIU = Path("leasehold_worker/criu/criu.proto")
-"""What the worker says to CRIU, below its package."""
+"""The proto of CRIU's messages, below the folder of the worker's package."""
 
 
 def generate(destination: Path, worker: Path) -> None:

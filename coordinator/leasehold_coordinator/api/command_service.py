@@ -77,10 +77,7 @@ class CommandService(CommandServiceServicer):
     async def WatchCommands(
         self, request: WatchCommandsRequest, context: Context
     ) -> AsyncIterator[WatchCommandsResponse]:
-        worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
-        workload_id = None
-        if request.workload:
-            workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+        worker_id, workload_id = await self.fleet.find_parents(request.worker, request.workload)
 
         def wants(response: WatchCommandsResponse) -> bool:
             if not response.HasField("command"):

@@ -31,10 +31,7 @@ class EventService(EventServiceServicer):
 
     async def ListEvents(self, request: ListEventsRequest, context: Context) -> ListEventsResponse:
         wanted = await read_filter(self.fleet, request.filter, list_fields.EVENTS)
-        worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
-        workload_id = None
-        if request.workload:
-            workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+        worker_id, workload_id = await self.fleet.find_parents(request.worker, request.workload)
         order = list_orders.EVENTS.parse(request.order_by)
         asked = page_request(request, order, worker_id or "", workload_id or "")
         await self._events.flush()
@@ -44,10 +41,7 @@ class EventService(EventServiceServicer):
     async def WatchEvents(
         self, request: WatchEventsRequest, context: Context
     ) -> AsyncIterator[WatchEventsResponse]:
-        worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
-        workload_id = None
-        if request.workload:
-            workload_id = (await self.fleet.find_workload(request.workload)).workload_id
+        worker_id, workload_id = await self.fleet.find_parents(request.worker, request.workload)
 
         def wants(response: WatchEventsResponse) -> bool:
             event = response.event

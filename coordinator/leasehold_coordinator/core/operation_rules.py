@@ -311,7 +311,7 @@ _REMEDIES: Final = {
     WEDGED: "; stop it, nothing else helps",
     UNKNOWN: "; restore it, which examines its processes again, or stop it",
 }
-"""What to do about a workload in a state that allows few operations."""
+"""Remedies for a workload in a state that allows few operations."""
 
 
 def _require(workload: Workload, states: frozenset[WorkloadState.ValueType], verb: str) -> None:

@@ -116,6 +116,15 @@ class FleetReader:
             worker=name,
         )
 
+    async def find_parents(self, worker: str, workload: str) -> tuple[str | None, str | None]:
+        """The ids of the worker and the workload that a request names by id or name. None: not named.
+
+        Raises:
+            FleetError: UNKNOWN_WORKER or UNKNOWN_WORKLOAD.
+        """
+        worker_id = self.registry.find(worker).hello.worker_id if worker else None
+        return worker_id, (await self.find_workload(workload)).workload_id if workload else None
+
     async def find_workload(self, id_or_name: str) -> Workload:
         """The workload with this id, or the newest with this name.
 

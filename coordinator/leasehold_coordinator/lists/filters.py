@@ -58,10 +58,10 @@ Condition: TypeAlias = Bound[M] | All[M] | Either[M] | Negation[M]
 @final
 @dataclass(frozen=True, slots=True)
 class Filter(Generic[M]):
-    """What a client wants.
+    """A filter of the entries of a list or watch.
 
     Attributes:
-        condition: What an entry must satisfy. None: nothing.
+        condition: The condition of a match. None: every entry matches.
     """
 
     condition: Condition[M] | None = None
@@ -70,7 +70,7 @@ class Filter(Generic[M]):
 @final
 @dataclass(frozen=True, slots=True)
 class FleetFilter:
-    """What a client wants of workers and of GPUs, by one expression."""
+    """The filters of workers and of GPUs that one expression stands for."""
 
     workers: Filter[Worker]
     gpus: Filter[FleetGpu]
@@ -136,7 +136,7 @@ def bind_fleet(
 
 
 def references(expression: Expression | None, *fields: Fields[Any]) -> set[tuple[Referent, str]]:
-    """What an expression says of workers and workloads: names or ids, whose ids :func:`bind` asks for."""
+    """The workers and workloads that an expression names, by id or name. :func:`bind` needs their ids."""
     found: set[tuple[Referent, str]] = set()
     for restriction in restrictions(expression) if expression is not None else ():
         for one in fields:

@@ -184,7 +184,7 @@ def page_request(request: ListRequest, order: Order[M], *parent_ids: str) -> Pag
 
 
 def _binding(request: Message, parent_ids: Sequence[str]) -> bytes:
-    """What a token is bound to: the method, by its request's type, and each field but those of the page."""
+    """The request that a token is bound to: its type, and all fields except those of the page."""
     bare = type(request)()
     bare.CopyFrom(request)
     bare.ClearField("page_size")

@@ -7,7 +7,7 @@ from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
 from leasehold_coordinator.lists import list_orders
 from leasehold_coordinator.lists.filters import Filter
-from leasehold_coordinator.lists.paging import Orders, Page, PageRequest, Position
+from leasehold_coordinator.lists.pages import Orders, Page, PageRequest, Position
 from leasehold_coordinator.storage.store import Store
 
 M = TypeVar("M", bound=Message)

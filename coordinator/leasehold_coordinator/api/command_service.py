@@ -30,7 +30,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.lists import list_fields, list_orders
-from leasehold_coordinator.lists.paging import page_request
+from leasehold_coordinator.lists.pages import page_request
 
 
 @final

@@ -40,7 +40,7 @@ from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.memory_lists import MemoryLists
 from leasehold_coordinator.lists import list_fields, list_orders
 from leasehold_coordinator.lists.filters import matches_fleet
-from leasehold_coordinator.lists.paging import PAGE_LIMIT_BYTES, Position, page_request
+from leasehold_coordinator.lists.pages import PAGE_LIMIT_BYTES, Position, page_request
 
 
 @final

@@ -17,7 +17,7 @@ from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import NAMED_LIMIT, FleetReader
 from leasehold_coordinator.lists import list_fields
 from leasehold_coordinator.lists.filters import matches
-from leasehold_coordinator.lists.paging import page_within
+from leasehold_coordinator.lists.pages import page_within
 
 logger = logging.getLogger(__name__)
 

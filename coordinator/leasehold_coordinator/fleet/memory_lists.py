@@ -7,7 +7,7 @@ from typing import Final, TypeVar, final
 from google.protobuf.message import Message
 
 from leasehold_coordinator.lists.filters import Filter, matches
-from leasehold_coordinator.lists.paging import PAGE_LIMIT_BYTES, Page, PageRequest, page_within
+from leasehold_coordinator.lists.pages import PAGE_LIMIT_BYTES, Page, PageRequest, page_within
 
 M = TypeVar("M", bound=Message)
 

@@ -12,7 +12,7 @@ from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.lists.filter_fields import Scalar, choice, moment, number, text
-from leasehold_coordinator.lists.paging import Orders, SortKey
+from leasehold_coordinator.lists.pages import Orders, SortKey
 
 _WORKER_NAME: Final[Scalar[Worker]] = text(lambda worker: worker.name)
 _GPU_WORKER: Final[Scalar[FleetGpu]] = text(lambda gpu: gpu.worker_name)

@@ -17,7 +17,7 @@ from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists.filters import Filter
-from leasehold_coordinator.lists.paging import Page, PageRequest
+from leasehold_coordinator.lists.pages import Page, PageRequest
 from leasehold_coordinator.storage import schema, stored_lists
 from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, unavailable

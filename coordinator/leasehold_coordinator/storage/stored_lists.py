@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from leasehold_coordinator.core import command_states, workload_states
 from leasehold_coordinator.lists.filter_fields import Bound
 from leasehold_coordinator.lists.filters import All, Condition, Either, Filter, Negation, matches
-from leasehold_coordinator.lists.paging import PAGE_LIMIT_BYTES, Order, Page, PageRequest, Position
+from leasehold_coordinator.lists.pages import PAGE_LIMIT_BYTES, Order, Page, PageRequest, Position
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.schema import event_id_at
 

@@ -30,7 +30,7 @@ from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.worker_registry import WORKER_LIMIT
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists import list_orders
-from leasehold_coordinator.lists.paging import PageRequest, page_request
+from leasehold_coordinator.lists.pages import PageRequest, page_request
 from leasehold_coordinator.storage import schema, stored_lists
 from leasehold_coordinator.storage.rows import Gone, command_row, event_row, workload_row
 from leasehold_coordinator.storage.schema import event_id_at

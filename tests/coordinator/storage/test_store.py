@@ -27,7 +27,7 @@ from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.lists import list_orders
 from leasehold_coordinator.lists.filters import Filter
-from leasehold_coordinator.lists.paging import Page, page_request
+from leasehold_coordinator.lists.pages import Page, page_request
 from leasehold_coordinator.storage import (
     database,
     row_digests,

@@ -16,8 +16,8 @@ from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_pb2 import Worker
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.lists import list_orders, paging
-from leasehold_coordinator.lists.paging import TOKEN_LIMIT, PageRequest, Position, page_request
+from leasehold_coordinator.lists import list_orders, pages
+from leasehold_coordinator.lists.pages import TOKEN_LIMIT, PageRequest, Position, page_request
 
 WORKLOADS = list_orders.WORKLOADS.parse("")
 REQUEST = ListWorkloadsRequest(filter="state = RUNNING", worker="alpha", page_size=10)
@@ -100,7 +100,7 @@ def forged(*parts: object) -> str:
     """A token with a right digest."""
     data = msgspec.msgpack.encode(parts)
     bound_to = page_request(REQUEST, WORKLOADS, "k-1").bound_to
-    return base64.urlsafe_b64encode(paging._digest(bound_to, data) + data).decode()
+    return base64.urlsafe_b64encode(pages._digest(bound_to, data) + data).decode()
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_the_size_of_a_page(asked: int, size: int) -> None:
 
 def test_a_page_fits_into_a_message_and_has_one_entry_at_least() -> None:
     big = [Command(phase="x" * 4_000_000), Command(phase="y")]
-    assert paging.page_within(big, 5) == big[:1]
-    assert paging.page_within([GpuLease()] * 9, 5) == [GpuLease()] * 5
+    assert pages.page_within(big, 5) == big[:1]
+    assert pages.page_within([GpuLease()] * 9, 5) == [GpuLease()] * 5
 
 
 @pytest.mark.parametrize(

@@ -140,12 +140,12 @@ async def test_a_member_on_a_strange_gpu_that_can_not_be_read_is_refused(hanging
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever looks for processes with NOBODY's mark hangs."""
     released = threading.Event()
-    has_entries, has_real_user = processes._has_entries, processes.has_real_user
+    has_entries, has_real_user = processes.has_entries, processes.has_real_user
 
     def read(pid: int, mark: str) -> bool | None:
         return not released.wait(60) if mark == MARK else has_entries(pid, mark)
 
-    monkeypatch.setattr("leasehold_worker.host.process_trees._has_entries", read)
+    monkeypatch.setattr("leasehold_worker.host.process_trees.has_entries", read)
     monkeypatch.setattr(
         "leasehold_worker.host.process_trees.has_real_user",
         lambda pid, uid: uid == NOBODY or has_real_user(pid, uid),

@@ -447,6 +447,18 @@ def test_a_scan_that_misses_an_environment_lists_again_or_is_not_complete(
         assert tree.complete == bool(patience_s)
 
 
+def test_a_process_that_ended_before_it_was_read_may_have_had_a_mark_and_a_child() -> None:
+    gone = ProcessIdentity(Pid(2**22 + 1), 0)
+    with subprocess.Popen(["true"]) as ended:
+        wait_until(lambda: processes.is_zombie(ended.pid))
+        uid = os.getuid()
+        assert not scan_tree(gone, "MARK=ended", mark_uid=uid).complete
+        assert scan_tree(gone, "MARK=ended", mark_uid=uid, patience_s=5).complete, (
+            "the second listing has all"
+        )
+        assert not scan_tree(gone, "MARK=ended", mark_uid=uid).processes
+
+
 def test_a_group_that_was_listed_long_ago_is_killed_only_while_a_process_of_the_tree_is_in_it() -> None:
     """A workload can delay the search for marked processes, and end meanwhile: others get its ids."""
     with contextlib.ExitStack() as running:
@@ -537,7 +549,7 @@ def test_an_environment_that_is_empty_for_good_is_read() -> None:
     with subprocess.Popen(["sleep", "1000"], env={}) as bare:
         try:
             wait_until(lambda: command_line(bare.pid) == ["sleep", "1000"])
-            assert processes._has_entries(bare.pid, "MARK=bare") is False
+            assert processes.has_entries(bare.pid, "MARK=bare") is False
         finally:
             bare.kill()
-    assert processes._has_entries(2, "MARK=bare") is False, "a thread of the kernel"
+    assert processes.has_entries(2, "MARK=bare") is False, "a thread of the kernel"

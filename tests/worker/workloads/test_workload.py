@@ -248,7 +248,7 @@ async def test_a_process_that_can_not_be_read_holds_nobody_up(
         assert threading.current_thread() is not threading.main_thread(), "it would hold up all of the worker"
         return not released.wait(10)
 
-    monkeypatch.setattr("leasehold_worker.host.process_trees._has_entries", hang)
+    monkeypatch.setattr("leasehold_worker.host.process_trees.has_entries", hang)
     root = start(NESTED, "same")
     child = told(root)[0]
     mine = make("w-unread", sure(root.pid), f"{WORKLOAD_ID_VARIABLE}=w-unread")

@@ -19,8 +19,8 @@ from leasehold_worker.host.process_files import (
 from leasehold_worker.host.process_folders import PROC
 from leasehold_worker.host.processes import (
     ProcessIdentity,
-    _has_entries,
     _is_in_group,
+    has_entries,
     has_real_user,
     held,
     identify,
@@ -102,7 +102,7 @@ def scan_tree(
         # A process that inherited the variable is younger than the root.
         younger = {pid for pid, stat in stats.items() if stat.start_time_ticks >= root.start_time_ticks}
         marked, unread = _find_marked(
-            (stats[pid] for pid in younger - members - theirs), mark, mark_uid, asked
+            (stats[pid] for pid in younger - members - theirs), ended, mark, mark_uid, asked
         )
         members |= _Descent(stats).grow(marked, theirs)
         if not unread or time.monotonic() > deadline:
@@ -147,7 +147,11 @@ def _descend(
 
 
 def _find_marked(
-    strangers: Iterable[ProcessStat], mark: str, mark_uid: int | None, asked: dict[ProcessIdentity, bool]
+    strangers: Iterable[ProcessStat],
+    ended: Collection[Pid],
+    mark: str,
+    mark_uid: int | None,
+    asked: dict[ProcessIdentity, bool],
 ) -> tuple[set[Pid], bool]:
     """The other processes with a mark, and whether the environment of one could not be read.
 
@@ -158,14 +162,17 @@ def _find_marked(
     fresh: list[ProcessStat] = []
     unread = False
     for stat in strangers:
+        if stat.over:
+            unread = unread or (stat.pid in ended and has_real_user(stat.pid, mark_uid))
+            continue
         identity = ProcessIdentity(stat.pid, stat.start_time_ticks)
         if identity not in asked:
-            has_mark = has_real_user(stat.pid, mark_uid) and _has_entries(stat.pid, mark)
+            has_mark = has_real_user(stat.pid, mark_uid) and has_entries(stat.pid, mark)
             if has_mark is None and not _ended_since(stat):
                 unread = True
                 continue
             asked[identity] = bool(has_mark)
-            if not (has_mark or stat.over):
+            if not has_mark:
                 fresh.append(stat)
         if asked[identity]:
             marked.add(stat.pid)

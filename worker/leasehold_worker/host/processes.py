@@ -129,7 +129,7 @@ def has_variable(identity: ProcessIdentity, name: str) -> bool:
     return any(entry.startswith(name.encode() + b"=") for entry in _environment(identity.pid))
 
 
-def _has_entries(pid: int, mark: str) -> bool | None:
+def has_entries(pid: int, mark: str) -> bool | None:
     """Whether a process was started with a mark. None: it has an environment, which can't be read yet."""
     environment = _environment(pid)
     if environment == [b""] and may_have_environment(pid):

@@ -6,7 +6,8 @@ left alone if that fails.
 
 Processes can fork while they are killed. The kernel ends a whole control group (cgroup.kill), and a whole
 process group, in one step that no fork escapes, so no freeze is needed. Processes outside of such a group are
-searched and killed repeatedly, until a search finds no new one.
+searched and killed repeatedly, until a search finds no new one. Where a search may have missed a process, the
+newest ones of the host are looked at before the next search: a chain of forks ends in one of them.
 """
 
 import time
@@ -27,6 +28,7 @@ from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.fork_chains import kill_newest
 from leasehold_worker.host.process_readings import SEARCH, user_threads
 from leasehold_worker.host.process_trees import ProcessTree, kill_children, kill_tree
 from leasehold_worker.host.processes import ProcessIdentity
@@ -38,6 +40,12 @@ ENDING_S: Final = 1.0
 
 CHASE_S: Final = 2.0
 """Time for killing processes that start others meanwhile."""
+
+SCAN_PATIENCE_S: Final = 0.05
+"""Time for which processes are listed again if some ended before they were read."""
+
+NEWEST_S: Final = 0.2
+"""Time for killing the newest process before all are listed again."""
 
 POLL_INTERVAL_S: Final = 0.05
 
@@ -160,12 +168,17 @@ async def _kill_all(workload: Workload) -> None:
     kill_tree(await workload.find_tree())
     for mark in dict.fromkeys((workload.mark, "")):
         with user_threads(workload.uid, SEARCH) as limiter, trio.move_on_after(2 * CHASE_S):
-            chase = partial(_chase, workload.scanner(mark), workload.launcher)
+            is_member = workload.membership(mark)
+            chase = partial(_chase, workload.scanner(mark), is_member, workload.launcher)
             await trio.to_thread.run_sync(chase, abandon_on_cancel=True, limiter=limiter if mark else None)
             return
 
 
-def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | None) -> None:
+def _chase(
+    scan: Callable[[float], ProcessTree],
+    is_member: Callable[[ProcessIdentity], bool],
+    launcher: ProcessIdentity | None,
+) -> None:
     """Kills the processes that it finds until a search finds no new one, for CHASE_S.
 
     Call it in a thread: a marked process that is stuck in the kernel can make it wait forever.
@@ -179,13 +192,15 @@ def _chase(scan: Callable[[float], ProcessTree], launcher: ProcessIdentity | Non
             if killed.issuperset(children):
                 break
             killed |= children
-        tree = scan(0.0)
+        tree = scan(SCAN_PATIENCE_S)
         if time.monotonic() > deadline:
             return  # the scan may be outdated, and the group ids reused by other processes
         kill_tree(tree)
         if tree.complete and killed.issuperset(tree.processes):
             return
         killed |= set(tree.processes)
+        if not tree.complete:
+            killed |= kill_newest(is_member, NEWEST_S)
 
 
 async def _nobody() -> tuple[Member, ...]:

@@ -15,6 +15,7 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadStat
 
 from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.fork_chains import is_related
 from leasehold_worker.host.process_readings import SEARCH, user_threads
 from leasehold_worker.host.process_trees import ProcessTree, scan_tree
 from leasehold_worker.host.processes import ProcessIdentity, identify
@@ -261,7 +262,7 @@ class Workload:
     def scanner(self, mark: str, known: ProcessTree | None = None) -> Callable[[float], ProcessTree]:
         """A scanner of the workload's processes, for any thread; with an empty mark it never blocks."""
         worker = identify(os.getpid())
-        without = [*self.others(), worker] if worker else list(self.others())
+        without = self._strangers()
         root, launcher, uid = self.root, self.launcher, self.uid
 
         def scan(patience_s: float) -> ProcessTree:
@@ -269,6 +270,25 @@ class Workload:
             return replace(tree, processes=tuple(each for each in tree.processes if each != worker))
 
         return scan
+
+    def membership(self, mark: str) -> Callable[[ProcessIdentity], bool]:
+        """Whether one process belongs to the workload, for any thread; with an empty mark it never blocks.
+
+        The answer is quick, and is no for some orphans that a scan finds.
+        """
+        strangers = self._strangers()
+        launcher, uid = self.launcher, self.uid
+        relatives = [self.root] if launcher is None else [self.root, launcher]
+
+        def is_member(identity: ProcessIdentity) -> bool:
+            return identity != launcher and is_related(identity, relatives, strangers, mark, uid)
+
+        return is_member
+
+    def _strangers(self) -> list[ProcessIdentity]:
+        """The worker and the first processes of other workloads."""
+        worker = identify(os.getpid())
+        return [*self.others(), worker] if worker else list(self.others())
 
 
 def told_arguments(arguments: Sequence[str]) -> list[str]:

@@ -144,7 +144,7 @@ def test_a_program_that_dies_as_soon_as_its_image_is_woken_is_that_image_again(
     deadly = tmp_path / "deadly"
     (root,) = start(session, [hook("up", AFTER, f"test ! -e {deadly} || sh {deadly}")])
     assert suspend(session, "s", CHECKPOINT) == SUCCEEDED
-    deadly.write_text(f"kill -9 {root}; while test -e /proc/{root}/exe; do sleep 0.01; done")
+    deadly.write_text(f"kill -9 {root}; while test -d /proc/{root}; do sleep 0.01; done")
     failed = session.run("r", "w", restore=RestoreOperation())
     assert failed.error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED, failed.error
     (parked,) = failed.workloads

@@ -69,6 +69,7 @@ def test_the_session_on_simulated_gpus(checkout: Path) -> None:
     check(simulated_blocks(), checkout, LIMIT_S, {})
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_the_session_on_a_gpu_host(checkout: Path, gpu_host: dict[str, str]) -> None:
     install, *session = gpu_blocks()

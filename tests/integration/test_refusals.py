@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,8 +100,12 @@ def test_a_suspend_that_the_driver_refuses_says_what_became_of_each_member(fleet
 
 def test_no_coordinator() -> None:
     fleet = Fleet(Path(), address="127.0.0.1:1")
-    fleet.refuse("get", "workers", code=3, match="no coordinator answers at 127.0.0.1:1", waits=True)
-    fleet.refuse("suspend", "one", code=3, match="leasehold coordinator", waits=True)
+    refuse = partial(fleet.refuse, code=3, waits=True)
+    with ThreadPoolExecutor() as at_once:  # each one waits for a coordinator
+        read = at_once.submit(refuse, "get", "workers", match="no coordinator answers at 127.0.0.1:1")
+        asked = at_once.submit(refuse, "suspend", "one", match="leasehold coordinator")
+        read.result()
+        asked.result()
 
 
 def test_a_worker_out_of_contact(fleet: Fleet) -> None:

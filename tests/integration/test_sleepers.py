@@ -20,7 +20,13 @@ def worker_with(fleet: Fleet, memory_bytes: int, *, gpus: int = 1, settings: str
     fleet.start_worker(WORKER, settings=settings)
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["same worker", "restarted worker"])
+@pytest.mark.parametrize(
+    "restarts",
+    [
+        pytest.param(False, id="same worker"),
+        pytest.param(True, id="restarted worker", marks=pytest.mark.long),
+    ],
+)
 def test_a_gpu_offers_what_a_sleeping_workload_leaves(empty_fleet: Fleet, restarts: bool) -> None:
     fleet = empty_fleet
     worker_with(fleet, 4 * CONTEXT_BYTES)

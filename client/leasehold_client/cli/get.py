@@ -61,9 +61,9 @@ def get(
     if sort_by and kind == "checkpoints":
         raise click.UsageError("checkpoints are always listed newest first: leave out --sort-by")
     if watch:
-        if filter_text or sort_by:
-            raise click.UsageError("--watch shows everything: leave out --filter and --sort-by")
-        echo_changes(client, kind, name, output)
+        if sort_by:
+            raise click.UsageError("--watch shows changes in their order: leave out --sort-by")
+        echo_changes(client, kind, name, filter_text, output)
         return
     match kind:
         case "workers":

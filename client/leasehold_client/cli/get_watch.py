@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WATCHED = ("workers", "gpus", "workloads", "commands", "events")
 
 
-def echo_changes(client: Client, kind: str, name: str | None, output: str) -> None:
+def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, output: str) -> None:
     """Prints the entries of a kind, and then each change and deletion, until the user ends it.
 
     Raises:
@@ -27,7 +27,7 @@ def echo_changes(client: Client, kind: str, name: str | None, output: str) -> No
         raise UsageError(f"--watch can't show {kind}: choose {', '.join(WATCHED)}")
     if name and kind in ("workers", "gpus"):
         raise UsageError(f"--watch shows all {kind}: leave the name out")
-    for response in _responses(client, kind, name or ""):
+    for response in _responses(client, kind, name or "", filter_text):
         change = response.WhichOneof("change")
         is_other_kind = kind in ("workers", "gpus") and (kind == "gpus") != ("gpu" in change)
         if change == "bookmark" or is_other_kind:
@@ -35,16 +35,16 @@ def echo_changes(client: Client, kind: str, name: str | None, output: str) -> No
         echo(_json_line(response, change) if output == "json" else _line(response, change))
 
 
-def _responses(client: Client, kind: str, name: str) -> Iterator[Message]:
+def _responses(client: Client, kind: str, name: str, filter_text: str) -> Iterator[Message]:
     match kind:
         case "workloads":
-            return client.watch_workloads(name)
+            return client.watch_workloads(name, filter=filter_text)
         case "commands":
-            return client.watch_commands(workload=name)
+            return client.watch_commands(workload=name, filter=filter_text)
         case "events":
-            return client.watch_events(workload=name)
+            return client.watch_events(workload=name, filter=filter_text)
         case _:
-            return client.watch_fleet()
+            return client.watch_fleet(filter=filter_text)
 
 
 def _json_line(response: Message, change: str) -> str:

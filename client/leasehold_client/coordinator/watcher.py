@@ -30,31 +30,45 @@ from leasehold_client.messages import command_state, operation_name, reason_name
 class Watcher(Reader):
     """A connection to one coordinator, for reads and watches."""
 
-    def watch_fleet(self, resume_token: str = "") -> Iterator[WatchFleetResponse]:
+    def watch_fleet(
+        self,
+        resume_token: str = "",
+        *,
+        filter: str = "",  # noqa: A002 - the API's name
+    ) -> Iterator[WatchFleetResponse]:
         """Yields all workers and GPUs, a bookmark, and then each change and deletion, without end.
 
         An outage of the coordinator is tolerated for 30 s. Tokens are invalid after its restart.
 
         Args:
             resume_token: The last token of an earlier watch. Empty: a snapshot first.
+            filter: Only workers and GPUs that match an AIP-160 expression (docs/api.md). Empty: all.
 
         Raises:
             LeaseholdError: INVALID_TOKEN: changes were missed. Start again without a token.
+                INVALID_ARGUMENT: a bad filter.
             NoCoordinatorError: The outage lasted longer.
         """
 
         def open_stream(token: str) -> Generator[WatchFleetResponse]:
-            request = fleet_service_pb2.WatchFleetRequest(resume_token=token)
+            request = fleet_service_pb2.WatchFleetRequest(resume_token=token, filter=filter)
             return self._connection.stream(self._fleet.WatchFleet(request))
 
         return resumed_watch(open_stream, resume_token)
 
-    def watch_workloads(self, workload: str = "", resume_token: str = "") -> Iterator[WatchWorkloadsResponse]:
+    def watch_workloads(
+        self,
+        workload: str = "",
+        resume_token: str = "",
+        *,
+        filter: str = "",  # noqa: A002 - the API's name
+    ) -> Iterator[WatchWorkloadsResponse]:
         """Yields the open workloads, a bookmark, and then each change and deletion, without end.
 
         Args:
             workload: Only the workload with this id or name, ended or not. Empty: all.
             resume_token: As of :meth:`watch_fleet`.
+            filter: Only workloads that match, as of :meth:`watch_fleet`.
 
         Raises:
             LeaseholdError: UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
@@ -64,13 +78,20 @@ class Watcher(Reader):
         workload_id = self.workload(workload).workload_id if workload else ""
 
         def open_stream(token: str) -> Generator[WatchWorkloadsResponse]:
-            request = workload_service_pb2.WatchWorkloadsRequest(resume_token=token, workload=workload_id)
+            request = workload_service_pb2.WatchWorkloadsRequest(
+                resume_token=token, workload=workload_id, filter=filter
+            )
             return self._connection.stream(self._workloads.WatchWorkloads(request))
 
         return resumed_watch(open_stream, resume_token)
 
     def watch_commands(
-        self, *, worker: str = "", workload: str = "", resume_token: str = ""
+        self,
+        *,
+        worker: str = "",
+        workload: str = "",
+        resume_token: str = "",
+        filter: str = "",  # noqa: A002 - the API's name
     ) -> Iterator[WatchCommandsResponse]:
         """Yields the open commands, a bookmark, and then each change and deletion, without end.
 
@@ -78,6 +99,7 @@ class Watcher(Reader):
             worker: Only commands of the worker with this id or name. Empty: all.
             workload: Only commands about the workload with this id or name. Empty: all.
             resume_token: As of :meth:`watch_fleet`.
+            filter: Only commands that match, as of :meth:`watch_fleet`.
 
         Raises:
             LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
@@ -87,14 +109,19 @@ class Watcher(Reader):
 
         def open_stream(token: str) -> Generator[WatchCommandsResponse]:
             request = command_service_pb2.WatchCommandsRequest(
-                resume_token=token, worker=worker, workload=workload_id
+                resume_token=token, worker=worker, workload=workload_id, filter=filter
             )
             return self._connection.stream(self._commands.WatchCommands(request))
 
         return resumed_watch(open_stream, resume_token)
 
     def watch_events(
-        self, *, worker: str = "", workload: str = "", resume_token: str = ""
+        self,
+        *,
+        worker: str = "",
+        workload: str = "",
+        resume_token: str = "",
+        filter: str = "",  # noqa: A002 - the API's name
     ) -> Iterator[WatchEventsResponse]:
         """Yields a bookmark, and then each event, without end. :meth:`events` returns earlier events.
 
@@ -102,6 +129,7 @@ class Watcher(Reader):
             worker: Only events of the worker with this id or name. Empty: all.
             workload: Only events of the workload with this id or name. Empty: all.
             resume_token: As of :meth:`watch_fleet`. Empty: from now on.
+            filter: Only events that match, as of :meth:`watch_fleet`.
 
         Raises:
             LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
@@ -111,7 +139,7 @@ class Watcher(Reader):
 
         def open_stream(token: str) -> Generator[WatchEventsResponse]:
             request = event_service_pb2.WatchEventsRequest(
-                resume_token=token, worker=worker, workload=workload_id
+                resume_token=token, worker=worker, workload=workload_id, filter=filter
             )
             return self._connection.stream(self._events.WatchEvents(request))
 

@@ -30,6 +30,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.filters import matches
 from leasehold_coordinator.lists.pages import page_request
 
 
@@ -77,6 +78,7 @@ class CommandService(CommandServiceServicer):
     async def WatchCommands(
         self, request: WatchCommandsRequest, context: Context
     ) -> AsyncIterator[WatchCommandsResponse]:
+        wanted = await read_filter(self.fleet, request.filter, list_fields.COMMANDS)
         worker_id, workload_id = await self.fleet.find_parents(request.worker, request.workload)
 
         def wants(response: WatchCommandsResponse) -> bool:
@@ -87,12 +89,18 @@ class CommandService(CommandServiceServicer):
                 workload_id is None or workload_id in workload_ids(command)
             )
 
+        def shown(response: WatchCommandsResponse) -> WatchCommandsResponse:
+            if response.HasField("command") and not matches(wanted, response.command):
+                return WatchCommandsResponse(deleted_command_id=response.command.command_id)
+            return response
+
         responses = watch(
             self.fleet.command_hub,
             WatchCommandsResponse,
             request.resume_token,
             self._snapshot(wants),
             wants=wants,
+            shown=shown,
         )
         async with aclosing(responses):
             async for response in responses:

@@ -18,6 +18,7 @@ from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.lists import list_fields, list_orders
+from leasehold_coordinator.lists.filters import matches
 from leasehold_coordinator.lists.pages import page_request
 
 
@@ -41,11 +42,13 @@ class EventService(EventServiceServicer):
     async def WatchEvents(
         self, request: WatchEventsRequest, context: Context
     ) -> AsyncIterator[WatchEventsResponse]:
+        wanted = await read_filter(self.fleet, request.filter, list_fields.EVENTS)
         worker_id, workload_id = await self.fleet.find_parents(request.worker, request.workload)
 
         def wants(response: WatchEventsResponse) -> bool:
             event = response.event
-            return worker_id in (None, event.worker_id) and workload_id in (None, event.workload_id)
+            is_of_parents = worker_id in (None, event.worker_id) and workload_id in (None, event.workload_id)
+            return is_of_parents and matches(wanted, event)
 
         responses = watch(self.fleet.event_hub, WatchEventsResponse, request.resume_token, wants=wants)
         async with aclosing(responses):

@@ -64,7 +64,17 @@ def test_each_change_is_a_line(leasehold: CommandLine, watched: ScriptedCoordina
     assert json.loads(lines[1]) == {"deleted_workload_id": "id-of-one"}
 
 
-@pytest.mark.parametrize("arguments", ["checkpoints", "gpus alpha/0", "workers alpha"])
+@pytest.mark.parametrize("kind", ["workers", "gpus", "workloads", "commands", "events"])
+def test_the_coordinator_filters(leasehold: CommandLine, watched: ScriptedCoordinator, kind: str) -> None:
+    assert leasehold("get", kind, "--watch", "--filter", "worker = alpha").code == 0
+    requests = WatchFleetRequest, WatchWorkloadsRequest, WatchCommandsRequest, WatchEventsRequest
+    (request,) = (request for one in requests for request in watched.asked(one))
+    assert request.filter == "worker = alpha"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["checkpoints", "gpus alpha/0", "workers alpha", "workloads --sort-by name"]
+)
 def test_what_can_not_be_watched_is_a_usage_error(
     leasehold: CommandLine, watched: ScriptedCoordinator, arguments: str
 ) -> None:

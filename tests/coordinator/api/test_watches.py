@@ -390,6 +390,11 @@ def test_a_watch_of_what_is_not_known_is_refused(coordinator: CoordinatorProcess
     assert refusal(lambda: next(watch_worker))[1] == "UNKNOWN_WORKER"
     watch_workload: Any = events.WatchEvents(WatchEventsRequest(workload="x"))
     assert refusal(lambda: next(watch_workload))[1] == "UNKNOWN_WORKLOAD"
+    for badly_filtered in (
+        lambda: next(coordinator.commands.WatchCommands(WatchCommandsRequest(filter="colour = red"))),
+        lambda: next(events.WatchEvents(WatchEventsRequest(filter="colour = red"))),
+    ):
+        assert refusal(badly_filtered)[1] == "INVALID_ARGUMENT"
 
 
 def test_what_retention_deletes_is_told(tmp_path: Path) -> None:
@@ -451,4 +456,28 @@ def test_an_entry_that_does_not_match_the_filter_any_more_is_a_deletion(
     while next(fleet).worker.name != "beta":
         pass
     for responses in (matching, other, fleet):
+        responses.cancel()
+
+
+def test_commands_and_events_are_filtered(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> None:
+    started = start(coordinator, worker, "one", CPU)
+    wanted = "state = PENDING OR state = DISPATCHED OR state = RUNNING"
+    opened, ended_well = (
+        coordinator.commands.WatchCommands(WatchCommandsRequest(filter=text), timeout=20)
+        for text in (f"operation = suspend AND ({wanted})", "state = SUCCEEDED")
+    )
+    events = EventServiceStub(coordinator.channel).WatchEvents(
+        WatchEventsRequest(filter="kind = COMMAND_ENDED AND workload = one"), timeout=20
+    )
+    for responses in (opened, ended_well):
+        assert len(snapshot(responses)) == 1
+    assert next(events).bookmark.snapshot_end
+    command = suspend(coordinator, "one")
+    assert next(opened).command.command_id == command.command_id
+    worker.succeed("suspend", reported(started, SUSPENDED, 2))
+    assert next(one for one in opened if one.deleted_command_id).deleted_command_id == command.command_id
+    shown = next(one.command for one in ended_well if one.HasField("command"))
+    assert (shown.command_id, shown.state) == (command.command_id, command_pb2.COMMAND_STATE_SUCCEEDED)
+    assert next(events).event.command_id == command.command_id
+    for responses in (opened, ended_well, events):
         responses.cancel()

@@ -26,7 +26,7 @@ from leasehold.v1 import command_pb2 as leasehold_dot_v1_dot_command__pb2
 from leasehold.v1 import watch_pb2 as leasehold_dot_v1_dot_watch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"leasehold/v1/command_service.proto\x12\x0cleasehold.v1\x1a\x1aleasehold/v1/command.proto\x1a\x18leasehold/v1/watch.proto\"\'\n\x11GetCommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\"<\n\x12GetCommandResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"p\n\x13ListCommandsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x10\n\x08order_by\x18\x05 \x01(\t\"X\n\x14ListCommandsResponse\x12\'\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x15.leasehold.v1.Command\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x13WatchCommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\">\n\x14WatchCommandResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"N\n\x14WatchCommandsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\"\xab\x01\n\x15WatchCommandsResponse\x12(\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.CommandH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x1c\n\x12\x64\x65leted_command_id\x18\x04 \x01(\tH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange\"*\n\x14\x43\x61ncelCommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\"?\n\x15\x43\x61ncelCommandResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command2\xc7\x03\n\x0e\x43ommandService\x12O\n\nGetCommand\x12\x1f.leasehold.v1.GetCommandRequest\x1a .leasehold.v1.GetCommandResponse\x12U\n\x0cListCommands\x12!.leasehold.v1.ListCommandsRequest\x1a\".leasehold.v1.ListCommandsResponse\x12W\n\x0cWatchCommand\x12!.leasehold.v1.WatchCommandRequest\x1a\".leasehold.v1.WatchCommandResponse0\x01\x12Z\n\rWatchCommands\x12\".leasehold.v1.WatchCommandsRequest\x1a#.leasehold.v1.WatchCommandsResponse0\x01\x12X\n\rCancelCommand\x12\".leasehold.v1.CancelCommandRequest\x1a#.leasehold.v1.CancelCommandResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"leasehold/v1/command_service.proto\x12\x0cleasehold.v1\x1a\x1aleasehold/v1/command.proto\x1a\x18leasehold/v1/watch.proto\"\'\n\x11GetCommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\"<\n\x12GetCommandResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"p\n\x13ListCommandsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x10\n\x08order_by\x18\x05 \x01(\t\"X\n\x14ListCommandsResponse\x12\'\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x15.leasehold.v1.Command\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\")\n\x13WatchCommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\">\n\x14WatchCommandResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command\"^\n\x14WatchCommandsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\"\xab\x01\n\x15WatchCommandsResponse\x12(\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.CommandH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x1c\n\x12\x64\x65leted_command_id\x18\x04 \x01(\tH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange\"*\n\x14\x43\x61ncelCommandRequest\x12\x12\n\ncommand_id\x18\x01 \x01(\t\"?\n\x15\x43\x61ncelCommandResponse\x12&\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x15.leasehold.v1.Command2\xc7\x03\n\x0e\x43ommandService\x12O\n\nGetCommand\x12\x1f.leasehold.v1.GetCommandRequest\x1a .leasehold.v1.GetCommandResponse\x12U\n\x0cListCommands\x12!.leasehold.v1.ListCommandsRequest\x1a\".leasehold.v1.ListCommandsResponse\x12W\n\x0cWatchCommand\x12!.leasehold.v1.WatchCommandRequest\x1a\".leasehold.v1.WatchCommandResponse0\x01\x12Z\n\rWatchCommands\x12\".leasehold.v1.WatchCommandsRequest\x1a#.leasehold.v1.WatchCommandsResponse0\x01\x12X\n\rCancelCommand\x12\".leasehold.v1.CancelCommandRequest\x1a#.leasehold.v1.CancelCommandResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,13 +47,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHCOMMANDRESPONSE']._serialized_start=456
   _globals['_WATCHCOMMANDRESPONSE']._serialized_end=518
   _globals['_WATCHCOMMANDSREQUEST']._serialized_start=520
-  _globals['_WATCHCOMMANDSREQUEST']._serialized_end=598
-  _globals['_WATCHCOMMANDSRESPONSE']._serialized_start=601
-  _globals['_WATCHCOMMANDSRESPONSE']._serialized_end=772
-  _globals['_CANCELCOMMANDREQUEST']._serialized_start=774
-  _globals['_CANCELCOMMANDREQUEST']._serialized_end=816
-  _globals['_CANCELCOMMANDRESPONSE']._serialized_start=818
-  _globals['_CANCELCOMMANDRESPONSE']._serialized_end=881
-  _globals['_COMMANDSERVICE']._serialized_start=884
-  _globals['_COMMANDSERVICE']._serialized_end=1339
+  _globals['_WATCHCOMMANDSREQUEST']._serialized_end=614
+  _globals['_WATCHCOMMANDSRESPONSE']._serialized_start=617
+  _globals['_WATCHCOMMANDSRESPONSE']._serialized_end=788
+  _globals['_CANCELCOMMANDREQUEST']._serialized_start=790
+  _globals['_CANCELCOMMANDREQUEST']._serialized_end=832
+  _globals['_CANCELCOMMANDRESPONSE']._serialized_start=834
+  _globals['_CANCELCOMMANDRESPONSE']._serialized_end=897
+  _globals['_COMMANDSERVICE']._serialized_start=900
+  _globals['_COMMANDSERVICE']._serialized_end=1355
 # @@protoc_insertion_point(module_scope)

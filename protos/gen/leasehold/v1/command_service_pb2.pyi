@@ -187,22 +187,26 @@ class WatchCommandsRequest(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """The last token that was received. Empty: a snapshot first."""
     worker: _builtins.str
     """Only commands of this worker, by id or name. Empty: all."""
     workload: _builtins.str
     """Only commands that name this workload, by id or name. Empty: all."""
+    filter: _builtins.str
+    """Filter of the commands, an AIP-160 expression (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
         worker: _builtins.str = ...,
         workload: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "resume_token", b"resume_token", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,7 +223,9 @@ class WatchCommandsResponse(_message.Message):
     DELETED_COMMAND_ID_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     deleted_command_id: _builtins.str
-    """Id of a command whose record was deleted. It may be a command that this watch did not show."""
+    """Id of a command whose record was deleted, or that does not match the filter. It may be a command that this
+    watch did not show.
+    """
     resume_token: _builtins.str
     """Resumes after this response. Empty before the end of the snapshot."""
     @_builtins.property

@@ -99,22 +99,26 @@ class WatchEventsRequest(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """The last token that was received. Empty: from now on."""
     worker: _builtins.str
     """Only entries of this worker, by id or name. Empty: all workers."""
     workload: _builtins.str
     """Only entries of this workload, by id or name. Empty: all workloads."""
+    filter: _builtins.str
+    """Filter of the events, an AIP-160 expression (docs/api.md). Empty: all."""
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
         worker: _builtins.str = ...,
         workload: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "resume_token", b"resume_token", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -479,5 +479,6 @@ def test_commands_and_events_are_filtered(coordinator: CoordinatorProcess, worke
     shown = next(one.command for one in ended_well if one.HasField("command"))
     assert (shown.command_id, shown.state) == (command.command_id, command_pb2.COMMAND_STATE_SUCCEEDED)
     assert next(events).event.command_id == command.command_id
-    for responses in (opened, ended_well, events):
-        responses.cancel()
+    opened.cancel()
+    ended_well.cancel()
+    events.cancel()

@@ -14,7 +14,12 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_client.arguments.cordon_targets import CordonTarget
 from leasehold_client.arguments.gpu_names import gpu_places, with_places
 from leasehold_client.cli.exit_codes import EXIT_FAILED, EXIT_WAIT_TIMEOUT, error_line, interrupted
-from leasehold_client.cli.lookups import gpus_if_known, names_if_several, with_short_names
+from leasehold_client.cli.lookups import (
+    gpus_if_known,
+    names_if_several,
+    preempted_if_known,
+    with_short_names,
+)
 from leasehold_client.cli.verb import READY_LIMIT_S, CommandOptions
 from leasehold_client.coordinator.client import Client
 from leasehold_client.coordinator.command_watch import has_ended
@@ -61,7 +66,7 @@ def conclude(
     elif not options.wait:
         _echo_stored(command, workload)
     elif succeeded:
-        echo_outcome(command, workload, gpus_if_known(client))
+        echo_outcome(command, workload, gpus_if_known(client), preempted_if_known(client, command))
     if options.wait and not succeeded:
         places = gpu_places(gpus_if_known(client))
         _fail([with_places(line, places) for line in failure_lines(command)])

@@ -10,6 +10,7 @@ from leasehold_client.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from leasehold.v1.checkpoint_pb2 import Checkpoint
+    from leasehold.v1.command_pb2 import Command
     from leasehold.v1.plan_pb2 import Plan
     from leasehold.v1.worker_pb2 import FleetGpu
 
@@ -72,6 +73,15 @@ def gpus_if_known(client: Client) -> list[FleetGpu]:
         return client.gpus()
     except LeaseholdError:
         return []
+
+
+def preempted_if_known(client: Client, command: Command) -> list[str]:
+    """Names of the workloads that a command suspended first. Ids, if the coordinator does not answer."""
+    ids = list(command.result.preempted_workload_ids)
+    try:
+        return [client.workload(workload_id).name for workload_id in ids]
+    except LeaseholdError:
+        return ids
 
 
 def names_if_several(client: Client, plan: Plan) -> dict[str, str]:

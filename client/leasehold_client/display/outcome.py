@@ -22,8 +22,17 @@ from leasehold_client.messages import (
 )
 
 
-def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu]) -> None:
-    """Prints the effects of a command that succeeded."""
+def echo_outcome(
+    command: Command, workload_name: str, gpus: Iterable[FleetGpu], preempted: Iterable[str] = ()
+) -> None:
+    """Prints the effects of a command that succeeded.
+
+    Args:
+        command: The command.
+        workload_name: The name of its workload or worker.
+        gpus: GPUs of the fleet, for their short names.
+        preempted: Names of the workloads that it suspended first.
+    """
     places = gpu_places(gpus)
     result = command.result
     seconds = duration_s(result.duration)
@@ -39,8 +48,8 @@ def echo_outcome(command: Command, workload_name: str, gpus: Iterable[FleetGpu])
         echo(f"  checkpoint {result.checkpoint_id}")
     if result.HasField("disk_bytes"):
         echo(f"  {size_text(result.disk_bytes)} on disk")
-    if result.preempted_workload_ids:
-        echo(f"  suspended {', '.join(result.preempted_workload_ids)}")
+    if names := ", ".join(preempted):
+        echo(f"  suspended {names}")
     if result.HasField("hold_id"):
         hold_s = duration_s(command.operation.suspend.hold_for)
         echo(f"  hold {result.hold_id} for {hold_s:g} s: take it by run --hold or restore --hold")

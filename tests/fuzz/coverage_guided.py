@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["leasehold_coordinator", "leasehold_wor
     from leasehold_coordinator.api.session_service import SessionService, _parse
     from leasehold_coordinator.commands.dispatcher import Dispatcher
     from leasehold_coordinator.fleet.fleet import Fleet
-    from leasehold_coordinator.shielding import settle
+    from leasehold_coordinator.shielded_tasks import settle
     from leasehold_coordinator.storage.store import Store
     from leasehold_worker.commands.ledger import CommandLedger
     from leasehold_worker.commands.states import is_terminal

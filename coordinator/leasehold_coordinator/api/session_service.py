@@ -34,7 +34,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
-from leasehold_coordinator.shielding import finish
+from leasehold_coordinator.shielded_tasks import finish
 from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)

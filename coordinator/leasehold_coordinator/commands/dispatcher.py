@@ -21,7 +21,7 @@ from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.log_context import log_context
-from leasehold_coordinator.shielding import start
+from leasehold_coordinator.shielded_tasks import start
 from leasehold_coordinator.storage.rows import Row, workload_row
 from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
 

@@ -41,7 +41,7 @@ from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.health_reports import report_health, set_health
-from leasehold_coordinator.shielding import settle
+from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, final
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.shielding import finish
+from leasehold_coordinator.shielded_tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from leasehold_coordinator.core import command_states
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.session import FRAME_LIMIT, Session
 from leasehold_coordinator.server import server
-from leasehold_coordinator.shielding import finish, settle
+from leasehold_coordinator.shielded_tasks import finish, settle
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Change
 

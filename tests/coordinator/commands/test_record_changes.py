@@ -14,7 +14,7 @@ from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.decisions import Decision
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.shielding import settle
+from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Change, workload_row
 

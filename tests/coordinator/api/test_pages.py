@@ -207,7 +207,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize(("kind", "fields"), LISTS)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(first=st.sets(st.integers(0, 39), max_size=20), steps=STEPS, size=st.integers(1, 5))
 def test_nothing_comes_twice_and_nothing_that_stays_is_skipped(
     kind: str,

@@ -536,7 +536,7 @@ def test_a_process_within_execve_is_found_or_the_tree_is_not_complete() -> None:
     program = [sys.executable, "-ISE", "-c", EXECUTING]
     with subprocess.Popen(program, env={"MARK": "executing"}) as executing:
         try:
-            while missed < 5:
+            while missed < 2:
                 tree = scan_tree(root, "MARK=executing", mark_uid=os.getuid())
                 found = [identity.pid for identity in tree.processes]
                 assert found == [executing.pid] or not tree.complete

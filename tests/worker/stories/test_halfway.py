@@ -19,6 +19,7 @@ from leasehold.v1.operation_pb2 import (
 )
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.grids import grid
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import (
     counter_run,
@@ -99,14 +100,18 @@ def check_place(again: Session, host: SimulatedHost, workload_id: str, gpu: int)
 
 @pytest.mark.parametrize(
     ("crash_point", "swapped"),
-    [
-        ("phase-checkpoint", False),
+    grid(
+        (
+            ("phase-checkpoint", False),
+            ("phase-verify", False),
+            ("intent-restore", True),
+            ("phase-unlock", True),
+            ("operation-ended:3", True),
+            ("outcome-journaled:3", True),
+        ),
         ("phase-verify", False),
-        ("intent-restore", True),
-        ("phase-unlock", True),
         ("operation-ended:3", True),
-        ("outcome-journaled:3", True),
-    ],
+    ),
 )
 @pytest.mark.long
 def test_a_swap_ends_on_one_side(
@@ -127,7 +132,8 @@ def test_a_swap_ends_on_one_side(
 
 
 @pytest.mark.parametrize(
-    "crash_point", ["phase-checkpoint", "phase-verify", "intent-restore", "phase-unlock"]
+    "crash_point",
+    grid(("phase-checkpoint", "phase-verify", "intent-restore", "phase-unlock"), "intent-restore"),
 )
 def test_a_workload_of_a_move_survives_the_other(
     start_worker: Start,
@@ -211,6 +217,7 @@ def test_a_refusal_that_passes_does_not_leave_a_workload_parked(
     check_place(again, host, "w1", 0)
 
 
+@pytest.mark.long
 def test_members_that_were_moved_and_parked_again_before_the_worker_died_are_found(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:

@@ -14,6 +14,7 @@ from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.operation_pb2 import ReleaseHoldOperation, RestoreOperation, RunOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.grids import grid
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import counter_run, counters, slots, until, wait_counting
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
@@ -203,13 +204,17 @@ def test_a_suspend_that_frees_nothing_makes_no_hold(
 
 @pytest.mark.parametrize(
     "crash_point",
-    [
-        "command-journaled:2",
-        "intent-checkpoint",
+    grid(
+        (
+            "command-journaled:2",
+            "intent-checkpoint",
+            "phase-verify",
+            "operation-ended:2",
+            "outcome-journaled:2",
+        ),
         "phase-verify",
-        "operation-ended:2",
         "outcome-journaled:2",
-    ],
+    ),
 )
 def test_a_hold_survives_the_worker_wherever_the_suspend_is_killed(
     start_worker: Start,
@@ -263,7 +268,17 @@ def test_a_hold_keeps_its_end_over_a_restart_and_serves_who_waits_then(
 
 @pytest.mark.parametrize(
     "crash_point",
-    ["command-journaled:3", "intent-run:2", "program-started:2", "operation-ended:3", "outcome-journaled:3"],
+    grid(
+        (
+            "command-journaled:3",
+            "intent-run:2",
+            "program-started:2",
+            "operation-ended:3",
+            "outcome-journaled:3",
+        ),
+        "intent-run:2",
+        "operation-ended:3",
+    ),
 )
 def test_a_taken_hold_is_used_or_whole_wherever_the_run_is_killed(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, crash_point: str

@@ -9,6 +9,7 @@ from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.operation_pb2 import RestoreOperation, RunOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.grids import grid
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import counter_run, counters, until, wait_counting
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
@@ -107,19 +108,24 @@ def test_whoever_was_suspended_before_stays_so(
 
 @pytest.mark.parametrize(
     "crash_point",
-    [
-        "intent-preempt",
-        "command-journaled:4",
-        "intent-checkpoint",
-        "phase-verify",
-        "outcome-journaled:3",
+    grid(
+        (
+            "intent-preempt",
+            "command-journaled:4",
+            "intent-checkpoint",
+            "phase-verify",
+            "outcome-journaled:3",
+            "intent-checkpoint:2",
+            "outcome-journaled:4",
+            "intent-run:3",
+            "program-started:3",
+            "operation-ended:5",
+            "outcome-journaled:5",
+        ),
         "intent-checkpoint:2",
-        "outcome-journaled:4",
         "intent-run:3",
-        "program-started:3",
-        "operation-ended:5",
         "outcome-journaled:5",
-    ],
+    ),
 )
 def test_all_or_nothing_wherever_the_worker_is_killed(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, crash_point: str

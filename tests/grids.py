@@ -13,9 +13,4 @@ def grid(cases: Iterable[Case], *kept: Case) -> list[Case | ParameterSet]:
     """The cases of a grid, all long except those to keep in ``make test``, which must be among them."""
     listed = list(cases)
     assert set(kept) <= set(listed), kept
-    return [
-        case
-        if case in kept
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
-        for case in listed
-    ]
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.long) for case in listed]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.grids import grid
+
 from .conftest import DriverHost
 
 CUDA_CORE = (
@@ -46,7 +48,7 @@ WORKER = (
 )
 
 
-@pytest.mark.parametrize("scenario", CUDA_CORE)
+@pytest.mark.parametrize("scenario", grid(CUDA_CORE, *CUDA_CORE[8:]))
 def test_cuda_core(driver_host: DriverHost, scenario: str) -> None:
     driver_host.run(scenario)
 

@@ -100,18 +100,14 @@ def check_place(again: Session, host: SimulatedHost, workload_id: str, gpu: int)
 
 @pytest.mark.parametrize(
     ("crash_point", "swapped"),
-    grid(
-        (
-            ("phase-checkpoint", False),
-            ("phase-verify", False),
-            ("intent-restore", True),
-            ("phase-unlock", True),
-            ("operation-ended:3", True),
-            ("outcome-journaled:3", True),
-        ),
+    [
+        ("phase-checkpoint", False),
         ("phase-verify", False),
+        ("intent-restore", True),
+        ("phase-unlock", True),
         ("operation-ended:3", True),
-    ),
+        ("outcome-journaled:3", True),
+    ],
 )
 @pytest.mark.long
 def test_a_swap_ends_on_one_side(

@@ -17,6 +17,7 @@ FEW = (
     "discard+cuda_suspend down: driver checkpoint error=999",
     "discard+checkpoint up: disk altered",
     "sglang discard+cuda_suspend up: server /update_weights_from_disk 500",
+    "sglang discard+cuda_suspend up: kill hook-noted",
     "offload+cuda_suspend down: kill phase-checkpoint",
 )
 TROUBLES = (

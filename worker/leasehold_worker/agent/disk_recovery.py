@@ -39,7 +39,7 @@ from leasehold_worker.workloads.states import (
     SUSPENDED,
     SUSPENDING,
 )
-from leasehold_worker.workloads.workload import Parked, Workload
+from leasehold_worker.workloads.workload import Parked, Workload, home_of
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class DiskRecovery:
             if workload.state != RUNNING or workload.hooked is None:
                 continue
             progress = Progress.unheard()
-            target = WorkloadPlan(workload, members=workload.members)
+            target = WorkloadPlan(workload, members=workload.members, home=home_of(workload))
             operation_hooks = self._parts.hook_factory.operation_hooks([target], None, progress)
             try:
                 await (operation_hooks.up() if kind == "restore" else operation_hooks.back())

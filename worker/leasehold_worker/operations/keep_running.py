@@ -29,7 +29,7 @@ from leasehold_worker.workloads.eviction import OFFLOAD, RETAIN
 from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import RESTORING, RUNNING, SLEEPING, SUSPENDING
-from leasehold_worker.workloads.workload import Parked, Workload
+from leasehold_worker.workloads.workload import Parked, Workload, home_of
 
 MOST_KEPT: Final = 0.5
 """Share of a GPU's memory that a sleeping workload may keep. With more, the GPU is of little use to others.
@@ -157,7 +157,7 @@ class KeepRunning:
         with trio.CancelScope(shield=True):
             members = await self._cuda_suspend.members_of(workload)
             operation_hooks = self._hook_factory.operation_hooks(
-                [WorkloadPlan(workload, members=members)], None, progress
+                [WorkloadPlan(workload, members=members, home=home_of(workload))], None, progress
             )
             try:
                 await operation_hooks.up()

@@ -36,9 +36,10 @@ def test_streams_whose_peer_reads_nothing_are_their_hosts(
         """Opens five streams and reads nothing. Returns the codes of the first that have ended."""
         async with grpc.aio.insecure_channel(address, DEAF) as channel:
             connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
-            calls = [connect() for _ in range(5)]
+            calls = [connect() for _ in range(4)]
             for call in calls:
                 await call.write(first)
+            calls.append(connect())  # refused before it has written
             ends = [asyncio.ensure_future(call.code()) for call in calls]
             ended, open_still = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=20)
             for one in open_still:

@@ -165,7 +165,11 @@ class Arena:
         assert not (done and not case.trouble.harmless and not case.trouble.may_succeed), ended
         if done:
             parked_by = case.process if case.way == DOWN else ""
-        self._require(model, case, parked_by)
+        if case.trouble.half_awake and case.process == "keep_running":
+            assert (outcome, model.state_name) == ("HOOK_FAILED", "RUNNING"), model.log()
+            assert model.gpus, "it uses more of its GPUs than while it slept"
+        else:
+            self._require(model, case, parked_by)
         if parked_by:
             woken = model.wake()
             assert reason(woken) == "SUCCEEDED", woken

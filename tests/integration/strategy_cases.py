@@ -40,6 +40,7 @@ class Trouble:
         harmless: The operation succeeds all the same.
         may_succeed: It may succeed, where that is true.
         member: Which process of the workload has a driver's fault, or is on a sick GPU.
+        half_awake: It leaves the server half awake. vLLM then ignores /sleep.
     """
 
     kind: Kind
@@ -50,6 +51,7 @@ class Trouble:
     harmless: bool = False
     may_succeed: bool = False
     member: int = 0
+    half_awake: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def hooks_up(weights: str) -> Iterator[Trouble]:
     yield Trouble(Kind.SERVER, "/is_sleeping", "500", ATTEMPTS)
     yield Trouble(Kind.SERVER, "/reset_prefix_cache", "500", ATTEMPTS, harmless=True)
     if weights == "discard":
-        yield Trouble(Kind.SERVER, "/collective_rpc reload_weights", "500", ATTEMPTS)
+        yield Trouble(Kind.SERVER, "/collective_rpc reload_weights", "500", ATTEMPTS, half_awake=True)
 
 
 def sglang_down() -> Iterator[Trouble]:

@@ -30,6 +30,18 @@ def test_the_record_of_a_process_that_ended_while_checkpointed_waits_for_it(
     assert record.allocated_bytes[0] == MIB
 
 
+def test_a_process_that_returns_has_the_memory_of_its_image(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    target.allocate(MIB)
+    suspend(controller, target)
+    record = record_of(host, target.pid)
+    assert record is not None
+    record.allocated_bytes[0] = 2 * MIB  # of a process that came back from the image before, and ended
+    assert controller.restore(target.pid) == SUCCESS
+    assert record.allocated_bytes[0] == MIB
+
+
 def test_the_record_of_a_process_that_ended_while_running_waits_for_nobody(
     host: SimulatedHost, target: Program, start_program: StartProgram
 ) -> None:

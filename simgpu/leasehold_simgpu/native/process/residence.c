@@ -82,6 +82,14 @@ static CUresult find_room(struct simgpu_host *host, const struct simgpu_process 
     return CUDA_SUCCESS;
 }
 
+/* Counts the memory again. A process that comes back from an image has the allocations of the image, and the record
+ * those of a process that came back from it before, and ended. Under the lock. */
+static void recount(struct simgpu_process *self) {
+    memset(self->allocated_bytes, 0, sizeof self->allocated_bytes);
+    for (struct allocation *allocation = simgpu_allocations; allocation != NULL; allocation = allocation->next)
+        self->allocated_bytes[allocation->ordinal] += allocation->bytes;
+}
+
 /* Takes the room on the new GPUs. The placement is written to the row that does not hold yet; the one store of the
  * status makes row and residence hold together. Under the lock. */
 static void take_room(struct simgpu_host *host, struct simgpu_process *self) {
@@ -110,6 +118,7 @@ CUresult residence_place(struct simgpu_process *self) {
         return result;
     if (!simgpu_lock())
         return CUDA_ERROR_OPERATING_SYSTEM;
+    recount(self);
     result = find_room(host, self);
     if (result == CUDA_SUCCESS)
         take_room(host, self);

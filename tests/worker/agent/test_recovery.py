@@ -12,6 +12,7 @@ import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import Operation, RestoreOperation, SuspendOperation
+from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
@@ -30,7 +31,7 @@ from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.workloads.eviction import CHECKPOINT
-from leasehold_worker.workloads.states import CHECKPOINTED, EXITED, RUNNING, UNKNOWN
+from leasehold_worker.workloads.states import CHECKPOINTED, EXITED, RESTORING, RUNNING, UNKNOWN
 from leasehold_worker.workloads.workload import CLAIM, Parked, Workload
 
 from tests.worker.local_api.test_claims import running
@@ -58,6 +59,16 @@ def leave_halfway(
         (("intents", command_id), journal_file.keep_intent(command_id, intent)),
     ):
         journal.put(key, statements)
+
+
+def of_image(folder: Path, state: WorkloadState.ValueType) -> Workload:
+    """A workload of an image, whose first process has ended."""
+    with running("sleep", "1000") as peer:
+        root = peer.identity
+    policy, now = EvictionPolicy(process_strategy=CHECKPOINT), datetime.now(UTC)
+    parked = Parked((GPU,), {}, policy, now, 0, "i-1")
+    spec = workload_pb2.WorkloadSpec()
+    return Workload("w1", "one", spec, root, folder / "output", now, None, state, parked=parked)
 
 
 @pytest.mark.parametrize("fails", ["settle", "look_at"])
@@ -133,11 +144,7 @@ async def test_a_failed_restore_of_an_image_whose_preempted_workloads_were_comin
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal.sqlite3"
-    with running("sleep", "1000") as peer:
-        root = peer.identity
-    parked = Parked((GPU,), {}, EvictionPolicy(process_strategy=CHECKPOINT), datetime.now(UTC), 0, "i-1")
-    spec, now = workload_pb2.WorkloadSpec(), datetime.now(UTC)
-    one = Workload("w1", "one", spec, root, tmp_path / "output", now, None, CHECKPOINTED, parked=parked)
+    one = of_image(tmp_path, CHECKPOINTED)
     one.absent = True
     async with open_journal(path) as journal:
         restore = Operation(restore=RestoreOperation(preempt=["w2"]))
@@ -155,8 +162,37 @@ async def test_a_failed_restore_of_an_image_whose_preempted_workloads_were_comin
             await recovery.settle()
         await journal.wait_settled()
         found = parts.workloads.get("w1")
-        assert (found.state, found.parked) == (CHECKPOINTED, parked)
+        assert (found.state, found.parked) == (CHECKPOINTED, one.parked)
     assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "operation"),
+    [
+        ("restore", RESTORING, Operation(restore=RestoreOperation())),
+        ("image", SUSPENDING, Operation(suspend=SuspendOperation())),
+    ],
+    ids=["restore", "image"],
+)
+async def test_members_that_may_outlive_the_first_process_of_an_image_count_as_restored(
+    tmp_path: Path, phase: str, state: WorkloadState.ValueType, operation: Operation
+) -> None:
+    path = tmp_path / "journal.sqlite3"
+    async with open_journal(path) as journal:
+        leave_halfway(journal, of_image(tmp_path, state), "c1", phase, operation)
+    async with (
+        open_journal(path) as journal,
+        open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
+    ):
+        carry_out = parts.operations.perform
+        commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, lambda _: None)
+        recovery = Recovery(parts, journal, commands)
+        recovery.rebuild()
+        await recovery.settle()
+        found = parts.workloads.get("w1")
+        assert found.restored, "they are suspended before they are killed"
+        with trio.fail_after(20):
+            await found.ended.wait()
 
 
 @pytest.mark.parametrize(("name", "told"), [("one", "one"), ("a b\n", "w1"), ("x" * 65, "w1"), ("", "w1")])

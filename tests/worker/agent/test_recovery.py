@@ -1,16 +1,22 @@
 """What an earlier start of the worker left, taken back in the test's own process."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
-from leasehold.v1.operation_pb2 import Operation, SuspendOperation
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import Operation, RestoreOperation, SuspendOperation
+from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.agent.disk_recovery import DiskRecovery
 from leasehold_worker.agent.member_recovery import MemberRecovery
 from leasehold_worker.agent.recovery import Recovery
 from leasehold_worker.agent.strays import Strays
@@ -24,8 +30,9 @@ from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.workloads.states import UNKNOWN
-from leasehold_worker.workloads.workload import CLAIM, Workload
+from leasehold_worker.workloads.eviction import CHECKPOINT
+from leasehold_worker.workloads.states import CHECKPOINTED, EXITED, RESTORING, RUNNING, UNKNOWN
+from leasehold_worker.workloads.workload import CLAIM, Parked, Workload
 
 from tests.worker.local_api.test_claims import running
 
@@ -33,20 +40,35 @@ GPU = "GPU-00000000-0000-0000-0000-000000000000"
 SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
 
 
-def leave_halfway(journal: Journal, workload: Workload, command_id: str) -> None:
-    """Writes down that the suspend of a workload was under way."""
+def leave_halfway(
+    journal: Journal,
+    workload: Workload,
+    command_id: str,
+    phase: str = "lock",
+    operation: Operation = Operation(suspend=SuspendOperation()),  # noqa: B008 - never changed
+) -> None:
+    """Writes down that the suspend of a workload was under way, or another operation."""
     workload_id = workload.workload_id
-    command = CommandSpec(
-        command_id=command_id, workload_id=workload_id, operation=Operation(suspend=SuspendOperation())
-    )
+    command = CommandSpec(command_id=command_id, workload_id=workload_id, operation=operation)
     running_update = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_RUNNING)
-    intent = Intent("lock", (WorkloadIntent(workload_id, (), (), (), parked=False),))
+    target = WorkloadIntent(workload_id, (), (), (), parked=workload.parked is not None)
+    intent = Intent(phase, (target,))
     for key, statements in (
         (("workloads", workload_id), journal_file.keep_workload(workload_record(workload, boot_id()))),
         (("commands", command_id), journal_file.keep_command(Entry(command, 1, 0.0, running_update))),
         (("intents", command_id), journal_file.keep_intent(command_id, intent)),
     ):
         journal.put(key, statements)
+
+
+def of_image(folder: Path, state: WorkloadState.ValueType) -> Workload:
+    """A workload of an image, whose first process has ended."""
+    with running("sleep", "1000") as peer:
+        root = peer.identity
+    policy, now = EvictionPolicy(process_strategy=CHECKPOINT), datetime.now(UTC)
+    parked = Parked((GPU,), {}, policy, now, 0, "i-1")
+    spec = workload_pb2.WorkloadSpec()
+    return Workload("w1", "one", spec, root, folder / "output", now, None, state, parked=parked)
 
 
 @pytest.mark.parametrize("fails", ["settle", "look_at"])
@@ -86,6 +108,91 @@ async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_ano
         assert updates[-1].state == command_pb2.COMMAND_STATE_FAILED
         assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERNAL
         assert not updates[-1].result.warnings, "there is nothing to warn of"
+
+
+async def test_a_defect_in_settling_a_workload_at_rest_leaves_it_a_monitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    path = tmp_path / "journal.sqlite3"
+    with running("sleep", "1000") as peer:
+        spec, now = workload_pb2.WorkloadSpec(), datetime.now(UTC)
+        one = Workload("w1", "one", spec, peer.identity, tmp_path / "output", now, None, origin=CLAIM)
+        async with open_journal(path) as journal:
+            leave_halfway(journal, one, "c1", "end")
+        monkeypatch.setattr(DiskRecovery, "settle", fail)
+        async with (
+            open_journal(path) as journal,
+            open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
+        ):
+            carry_out = parts.operations.perform
+            commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, lambda _: None)
+            recovery = Recovery(parts, journal, commands)
+            recovery.rebuild()
+            await recovery.settle()
+            found = parts.workloads.get("w1")
+            assert found.state == RUNNING
+            os.kill(peer.identity.pid, signal.SIGKILL)
+            with trio.fail_after(20):
+                await found.ended.wait()
+            assert found.state == EXITED
+
+
+async def test_a_failed_restore_of_an_image_whose_preempted_workloads_were_coming_back_leaves_the_image(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal.sqlite3"
+    one = of_image(tmp_path, CHECKPOINTED)
+    one.absent = True
+    async with open_journal(path) as journal:
+        restore = Operation(restore=RestoreOperation(preempt=["w2"]))
+        leave_halfway(journal, one, "c1", "restore", restore)
+    updates: list[CommandUpdate] = []
+    async with (
+        open_journal(path) as journal,
+        open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
+    ):
+        carry_out = parts.operations.perform
+        commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, updates.append)
+        recovery = Recovery(parts, journal, commands)
+        recovery.rebuild()
+        with trio.fail_after(20):
+            await recovery.settle()
+        await journal.wait_settled()
+        found = parts.workloads.get("w1")
+        assert (found.state, found.parked) == (CHECKPOINTED, one.parked)
+    assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "operation"),
+    [
+        ("restore", RESTORING, Operation(restore=RestoreOperation())),
+        ("image", SUSPENDING, Operation(suspend=SuspendOperation())),
+    ],
+    ids=["restore", "image"],
+)
+async def test_members_that_may_outlive_the_first_process_of_an_image_count_as_restored(
+    tmp_path: Path, phase: str, state: WorkloadState.ValueType, operation: Operation
+) -> None:
+    path = tmp_path / "journal.sqlite3"
+    async with open_journal(path) as journal:
+        leave_halfway(journal, of_image(tmp_path, state), "c1", phase, operation)
+    async with (
+        open_journal(path) as journal,
+        open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
+    ):
+        carry_out = parts.operations.perform
+        commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, lambda _: None)
+        recovery = Recovery(parts, journal, commands)
+        recovery.rebuild()
+        await recovery.settle()
+        found = parts.workloads.get("w1")
+        assert found.restored, "they are suspended before they are killed"
+        with trio.fail_after(20):
+            await found.ended.wait()
 
 
 @pytest.mark.parametrize(("name", "told"), [("one", "one"), ("a b\n", "w1"), ("x" * 65, "w1"), ("", "w1")])

@@ -69,6 +69,15 @@ def test_a_transition_that_is_not_in_the_table_is_refused_and_changes_nothing() 
     assert world.told == [(RUNNING, 1)]
 
 
+def test_a_settlement_with_a_transition_that_is_not_in_the_table_changes_nothing() -> None:
+    world = World()
+    world.workload.home = (GPU,)
+    with pytest.raises(ValueError, match="from RUNNING to CHECKPOINTED"):
+        world.workloads.settle(world.workload, CHECKPOINTED, (), parked(CHECKPOINTED))
+    assert (world.workload.parked, world.workload.home) == (None, (GPU,))
+    assert world.told == [(RUNNING, 1)]
+
+
 def test_an_ended_workload_stays_ended() -> None:
     world = World()
     world.workloads.end(world.workload, EXITED)

@@ -154,6 +154,8 @@ class DiskRecovery:
         error: OperationError | None = _interrupted(f"the processes of workload {workload.name} have ended")
         warning = ""
         alive = not workload.absent and is_alive(workload.root)
+        if not workload.absent:
+            workload.mark_restored()  # members can outlive the first process, and may run
         if alive:
             error, warning = await self._interrupted.settle(intent, [workload], "restore")
         else:
@@ -179,6 +181,7 @@ class DiskRecovery:
             rebooted = OperationError(errors_pb2.ERROR_REASON_HOST_REBOOTED, why)
             self._parts.exit_monitor.end(workload, FAILED, rebooted)
             return
+        workload.mark_restored()  # members can outlive the first process, and may run
         # Otherwise the exit monitor would wait for the end of an operation.
         self._go_on(workload, RUNNING)
 

@@ -240,10 +240,10 @@ class Recovery:
             self._note_defect(workload)
 
     def _note_defect(self, workload: Workload) -> None:
-        """Gives an interrupted workload a state from which it can be restored or stopped."""
+        """Gives an interrupted workload a state from which it can be restored or stopped, and a monitor."""
+        if not workload.absent and not self._parts.exit_monitor.watches(workload):
+            self._parts.exit_monitor.watch(workload)
         if workload.state not in SETTLED:
-            if not workload.absent:
-                self._parts.exit_monitor.watch(workload)
             self._parts.workloads.lose(workload, defect())
 
     async def _settle_run(self, entry: Entry) -> tuple[OperationError | None, str]:
@@ -301,8 +301,9 @@ class Recovery:
             if target.workload_id in self._parts.workloads
         ]
         kind = entry.command.operation.WhichOneof("kind") or "command"
-        if kind == "restore" and any(each.workload_id in self._from_image for each in workloads):
-            return await self._on_disk.settle_wake(intent, workloads[0])
+        from_image = [each for each in workloads if each.absent or each.workload_id in self._from_image]
+        if kind == "restore" and from_image:
+            return await self._on_disk.settle_wake(intent, from_image[0])
         gone = await _ended(workloads)
         living = {workload.workload_id: workload for workload in workloads if workload not in gone}
         left = msgspec.structs.replace(

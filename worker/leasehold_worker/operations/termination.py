@@ -15,7 +15,16 @@ from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.operations.kill import Killer, wait_gone
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import AWAY, ENDED, EXITED, RUNNING, SLEEPING, STOPPING, SUSPENDED
+from leasehold_worker.workloads.states import (
+    AWAY,
+    ENDED,
+    EXITED,
+    RUNNING,
+    SLEEPING,
+    STOPPING,
+    SUSPENDED,
+    UNKNOWN,
+)
 from leasehold_worker.workloads.workload import Workload
 
 DEFAULT_GRACE_S: Final = 10.0
@@ -94,7 +103,7 @@ class Termination:
             if not parked and self._may_terminate(workload, force=operation.force):
                 await _wait_grace(workload, operation)
             if not workload.ended.is_set():
-                before = SUSPENDED if parked else RUNNING
+                before = SUSPENDED if parked else _state_before(workload)
                 await self._kill(workload, before, progress, force=operation.force)
 
     async def end_processes(
@@ -161,6 +170,13 @@ class Termination:
             stuck = _stuck(workload)
             self._workloads.lose(workload, stuck)
             raise stuck
+
+
+def _state_before(workload: Workload) -> workload_pb2.WorkloadState.ValueType:
+    """The state of a STOPPING workload before its stop, unless it was suspended. WEDGED counts as UNKNOWN."""
+    if workload.error is not None:
+        return UNKNOWN
+    return SLEEPING if workload.is_asleep else RUNNING
 
 
 def _stuck(workload: Workload) -> OperationError:

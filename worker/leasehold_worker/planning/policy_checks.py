@@ -178,7 +178,8 @@ class PolicyChecks:
             await self._criu.check_kept(plan.checkpoint_id)
         with plan.findings.check("resources", "there"):
             host = AllocRequest.of(workload.spec.resources).host
-            self._resources.alloc(workload.workload_id, AllocRequest(GpuRequest(0), host), live=False)
+            request = AllocRequest(GpuRequest(0), host, plan.hold_id)
+            self._resources.alloc(workload.workload_id, request, live=False)
         plan.host_memory = need = self._criu.need(workload)
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
             need.check()
@@ -198,7 +199,7 @@ class PolicyChecks:
         with findings.check("resources", "there"):
             request = AllocRequest.of(workload.spec.resources, plan.target.home, operation.hold_id)
             if operation.gpu_uuids:
-                request = AllocRequest(GpuRequest(0), request.host)
+                request = AllocRequest(GpuRequest(0), request.host, request.hold_id)
             taken = self._resources.alloc(
                 workload.workload_id, request, live=False, priority=workload.spec.priority
             )

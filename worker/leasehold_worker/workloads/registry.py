@@ -161,9 +161,13 @@ class Workloads:
             parked: Record of its suspend. None: it is not suspended.
             home: GPUs from which its members are displaced, if it is UNKNOWN.
             error: Why it is WEDGED or UNKNOWN.
+
+        Raises:
+            ValueError: A defect of the worker: there is no such transition. Nothing has changed.
         """
         if workload.state in ENDED:
             return
+        check_transition(workload.state, state)
         workload.members, workload.parked, workload.home = members, parked, home
         workload.yielded = workload.yielded and state in PARKED
         self.set_state(workload, state, error)

@@ -1,0 +1,82 @@
+"""The needs of restores that start processes, while claims wait for the same resources of the host."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from leasehold.v1 import errors_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.operation_pb2 import RestoreOperation
+from leasehold.v1.workload_pb2 import Resources as Requested
+from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold_worker.agent.assembly import Parts, open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.leasing.allocation import AllocRequest
+from leasehold_worker.leasing.gpu_selection import GpuRequest
+from leasehold_worker.leasing.holds import HoldTerms
+from leasehold_worker.leasing.host_reservations import HostRequest
+from leasehold_worker.planning.plan import Plan, WorkloadPlan
+from leasehold_worker.planning.policy_checks import PolicyChecks
+from leasehold_worker.workloads.eviction import CHECKPOINT, STOP
+from leasehold_worker.workloads.states import CHECKPOINTED, STOPPED
+from leasehold_worker.workloads.workload import Parked, Workload
+
+from tests.worker.leasing.test_allocation import GIB, Host
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LACKS = errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
+    async with open_parts(WorkerConfig(state_dir=tmp_path), tmp_path / "workloads", lambda _: None) as opened:
+        yield opened
+
+
+def suspended(process_strategy: int) -> Workload:
+    """A workload without processes that needs 40 GiB of host memory again."""
+    policy = EvictionPolicy(process_strategy=process_strategy)  # type: ignore[arg-type]  # a number
+    return Workload(
+        "w",
+        "w",
+        WorkloadSpec(resources=Requested(gpu_count=1, memory_bytes=40 * GIB)),
+        ProcessIdentity(Pid(2**22 + 1), 1),
+        Path("output"),
+        NOW,
+        None,
+        STOPPED if process_strategy == STOP else CHECKPOINTED,
+        parked=Parked(("GPU-0",), {}, policy, NOW, host_bytes=0),
+    )
+
+
+@pytest.mark.parametrize("process_strategy", [STOP, CHECKPOINT], ids=["stopped", "checkpointed"])
+@pytest.mark.parametrize("hold_id", ["", "h"], ids=["no hold", "hold"])
+async def test_who_takes_a_hold_gets_host_memory_that_claims_wait_for(
+    tmp_path: Path, parts: Parts, process_strategy: int, hold_id: str
+) -> None:
+    host = Host(units=(1, 1))
+    held = host.pool.claim_gpus("w", ["GPU-0"])
+    host.pool.holds.expect("w", HoldTerms("h", 60.0))
+    host.pool.release(held)
+    host.pool.claim_gpus("other", ["GPU-1"])
+    store = ApplicationStore(tmp_path / "images")
+    checks = PolicyChecks(host.resources, parts.applications, store, parts.disk, parts.criu)
+    async with trio.open_nursery() as nursery:
+        request = AllocRequest(GpuRequest(1), HostRequest(memory_bytes=40 * GIB))
+        nursery.start_soon(host.resources.claim, "waiting", request)
+        await trio.testing.wait_all_tasks_blocked()
+        plan = Plan([WorkloadPlan(suspended(process_strategy), home=("GPU-0",))], hold_id=hold_id)
+        if process_strategy == STOP:
+            operation = RestoreOperation(gpu_uuids=["GPU-0"], hold_id=hold_id)
+            await checks.look_at_start(plan, operation)
+        else:
+            await checks.look_at_kept_image(plan)
+        reasons = [refusal.reason for refusal in plan.findings.refusals]
+        assert (LACKS in reasons) == (not hold_id)
+        nursery.cancel_scope.cancel()

@@ -1,5 +1,6 @@
 """The unfinished workloads, by id, by worker and by name."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ class LiveWorkloads(MutableMapping[str, Workload]):
         """By id, while a workload is being stored: as it is on disk. None: not there, or ended."""
         self._writes: Counter[str] = Counter()
         """Writes under way, by id of the workload."""
+        self._writes_ended: dict[str, asyncio.Event] = {}
+        """By id of the workload, while a caller waits for the end of its writes."""
 
     def __getitem__(self, workload_id: str) -> Workload:
         return self._by_id[workload_id]
@@ -84,6 +87,17 @@ class LiveWorkloads(MutableMapping[str, Workload]):
                 self._writes[workload_id] -= 1
                 if not self._writes[workload_id]:
                     del self._writes[workload_id], self._on_disk[workload_id]
+                    if (ended := self._writes_ended.pop(workload_id, None)) is not None:
+                        ended.set()
+
+    def is_being_stored(self, workload_id: str) -> bool:
+        """Whether a write of the workload is under way."""
+        return workload_id in self._writes
+
+    async def wait_stored(self, workload_id: str) -> None:
+        """Waits until the writes of the workload that are under way have succeeded or failed."""
+        if self.is_being_stored(workload_id):
+            await self._writes_ended.setdefault(workload_id, asyncio.Event()).wait()
 
     def on_disk(self, workload_id: str) -> Workload | None:
         """The workload as it is on disk. None: not there, or ended."""

@@ -60,8 +60,8 @@ async def find_target(fleet: FleetReader, workload: str, operation: Operation) -
         if preempted and preempted[0].worker_id != first.worker_id:
             raise invalid(
                 "operation.preempt",
-                f"{first.name} and {preempted[0].name} are on different workers: name workloads of the worker "
-                f"of {first.name}",
+                f"{first.name} and {preempted[0].name} are on different workers: name workloads of the "
+                f"worker of {first.name}",
             )
         if preempted:
             resolved.restore.preempt[:] = [found.workload_id for found in preempted]

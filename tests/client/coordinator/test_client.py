@@ -261,7 +261,13 @@ def test_a_method_that_the_coordinator_lacks(scripted: ScriptedCoordinator) -> N
 
 @pytest.mark.parametrize(
     ("hooks", "checkpoint_id", "validate_only", "least_s"),
-    [(0, "", False, 8), (0, "ck-1", False, 13), (1, "", False, 30), (0, "", True, 30), (1, "ck-1", False, 45)],
+    [
+        (0, "", False, 8),
+        (0, "ck-1", False, 13),
+        (1, "", False, 30),
+        (0, "", True, 30),
+        (1, "ck-1", False, 45),
+    ],
 )
 def test_a_run_waits_for_the_questions_that_the_coordinator_asks_workers(
     scripted: ScriptedCoordinator, hooks: int, checkpoint_id: str, validate_only: bool, least_s: float

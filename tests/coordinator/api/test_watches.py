@@ -212,9 +212,7 @@ def test_a_watcher_that_falls_behind_during_its_snapshot_gets_no_token(
 
     async def scenario() -> None:
         hub: Hub[WatchWorkloadsResponse] = Hub()
-        entries = (
-            [(key, WatchWorkloadsResponse(workload=Workload(workload_id=key)))] for key in ("a", "b")
-        )
+        entries = ([(key, WatchWorkloadsResponse(workload=Workload(workload_id=key)))] for key in ("a", "b"))
         responses = watch(hub, WatchWorkloadsResponse, "", entries)
         told = await read(responses, 1)
         for _ in range(3):

@@ -154,16 +154,8 @@ class Fleet:
             if event is not None:
                 events.append(event)
         stored_rows = (*map(workload_row, workloads), *map(command_row, commands), *map(event_row, events))
-        try:
-            with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
-                await self.store.write(*rows, *stored_rows)
-        except FleetError:  # undone unless a newer report was applied, so that a repeated report is new again
-            for workload_id, earlier in before.items():
-                if self.workloads.get(workload_id) is live.get(workload_id):
-                    self.workloads.pop(workload_id, None)
-                    if earlier is not None:
-                        self.workloads[workload_id] = earlier
-            raise
+        with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
+            await self.store.write(*rows, *stored_rows)
         for workload in workloads:
             self._publish_workload(workload)
         for stored in commands:
@@ -212,12 +204,8 @@ class Fleet:
     def workload_being_created(self, workload: Workload) -> Iterator[None]:
         """The context of the write of a new workload. Watchers get the workload after the write."""
         workload_id = workload.workload_id
-        try:
-            with self.workloads.being_stored({workload_id: None}, {workload_id: workload}):
-                yield
-        except FleetError:
-            self.workloads.pop(workload_id, None)
-            raise
+        with self.workloads.being_stored({workload_id: None}, {workload_id: workload}):
+            yield
         self._publish_workload(workload)
 
     async def update_workload(self, workload: Workload) -> None:

@@ -149,7 +149,7 @@ class Fleet:
             earlier = before[workload.workload_id]
             if has_events and (earlier is None or _condition(earlier) != _condition(workload)):
                 events.append(self.events.of_workload(workload))
-        for stored in commands:
+        for stored in filter(self._is_news, commands):
             event = self._event_of(stored.command, workloads, worker_name)
             if event is not None:
                 events.append(event)
@@ -159,17 +159,24 @@ class Fleet:
         for workload in workloads:
             self._publish_workload(workload)
         for stored in commands:
+            is_news = self._is_news(stored)
             self.ledger.kept(stored)
             if is_terminal(stored.command.state):
                 self.reader.recent.add(stored.command)
-            response = WatchCommandsResponse(command=command_view(stored.command))
-            self.reader.command_hub.publish(stored.command.command_id, response)
+            if is_news:
+                response = WatchCommandsResponse(command=command_view(stored.command))
+                self.reader.command_hub.publish(stored.command.command_id, response)
         for event in events:
             self.events.publish(event)
 
     def _publish_workload(self, workload: Workload) -> None:
         response = WatchWorkloadsResponse(workload=self.reader.view(workload))
         self.reader.workload_hub.publish(workload.workload_id, response)
+
+    def _is_news(self, stored: StoredCommand) -> bool:
+        """Whether clients see another state of a command than the one on disk."""
+        before = self.ledger.on_disk.get(stored.command.command_id)
+        return before is None or before.command.revision != stored.command.revision
 
     def _event_of(self, command: Command, workloads: Sequence[Workload], worker_name: str) -> Event | None:
         saved = (one for one in workloads if one.workload_id == command.workload_id)

@@ -91,8 +91,11 @@ class Client(WorkerChanges):
             timeout=duration(timeout_s),
             **options,
         )
-        call_timeout_s = CHECKPOINTS_TIMEOUT_S if checkpoint_id else CALL_TIMEOUT_S
-        response = self._create(self._workloads.CreateWorkload, request, call_timeout_s)
+        lookup_s = CHECKPOINTS_TIMEOUT_S if checkpoint_id else 0.0
+        check_s = PLAN_TIMEOUT_S if spec.hooks or request.validate_only else 0.0
+        response = self._create(
+            self._workloads.CreateWorkload, request, max(CALL_TIMEOUT_S, lookup_s + check_s)
+        )
         return response.workload, response.command
 
     def suspend(
@@ -274,7 +277,8 @@ class Client(WorkerChanges):
             timeout=duration(timeout_s),
             **options,
         )
-        response = self._create(self._workloads.AdoptProcess, request)
+        call_timeout_s = PLAN_TIMEOUT_S if hooks else CALL_TIMEOUT_S  # the worker checks hooks
+        response = self._create(self._workloads.AdoptProcess, request, call_timeout_s)
         return response.workload, response.command
 
     def release(

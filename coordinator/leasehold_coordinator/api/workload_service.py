@@ -59,6 +59,7 @@ from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core.client_views import command_view
+from leasehold_coordinator.core.operation_rules import check_operation
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.lists import list_fields, list_orders
@@ -206,6 +207,7 @@ class WorkloadService(WorkloadServiceServicer):
 
     async def ReleaseHold(self, request: ReleaseHoldRequest, context: Context) -> ReleaseHoldResponse:
         operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
+        check_operation(operation)
         worker_id = await find_hold_worker(self.fleet, request.hold_id)
         command = await self._requests.operate_worker(request, operation, worker_id)
         return ReleaseHoldResponse(command=command)

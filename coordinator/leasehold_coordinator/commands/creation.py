@@ -277,7 +277,7 @@ class CommandCreation:
 
         async def decide() -> Decision[Command]:
             target = await find_target(self._fleet.reader, workload, operation)
-            check_one_worker([*target.workloads, *target.preempted])
+            check_one_worker(target.workloads)
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:

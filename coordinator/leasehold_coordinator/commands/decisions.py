@@ -67,7 +67,7 @@ class Decisions:
             async with turn:
                 return await create()
 
-        return await self._health.unless_stalled(take_turn())
+        return await self._health.unless_stalled(take_turn(), is_repeated=request_id in self._turns)
 
     async def decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
         """Makes a decision, and stores it while later decisions are made.

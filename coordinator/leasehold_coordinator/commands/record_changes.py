@@ -67,6 +67,9 @@ class RecordChanges:
                 if live is not None:
                     return live
                 continue
+            if live is None and reader.workloads.is_being_stored(found.workload_id):
+                await reader.workloads.wait_stored(found.workload_id)  # its end is not on disk yet
+                continue
             has_changed = reader.workload_hub.has_changed(found.workload_id, revision)
             if live is found or (live is None and not has_changed):
                 return found

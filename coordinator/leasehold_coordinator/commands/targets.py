@@ -57,6 +57,12 @@ async def find_target(fleet: FleetReader, workload: str, operation: Operation) -
         preempted = await find_preempted(fleet, "operation.preempt", operation.restore.preempt)
         if any(found.workload_id == first.workload_id for found in preempted):
             raise invalid("operation.preempt", f"workload {first.name} can't preempt itself: leave it out")
+        if preempted and preempted[0].worker_id != first.worker_id:
+            raise invalid(
+                "operation.preempt",
+                f"{first.name} and {preempted[0].name} are on different workers: name workloads of the "
+                f"worker of {first.name}",
+            )
         if preempted:
             resolved.restore.preempt[:] = [found.workload_id for found in preempted]
         return Target(resolved, (first,), preempted)

@@ -38,6 +38,7 @@ class KnownWorker:
         load_interval_s: The time between two loads, as the coordinator told the worker.
         loads_since_silence: Number of loads since the worker was last silent.
         leases: The lease entries of its GPUs, in slot order. They are part of the newest load.
+        is_ahead: The result of a command has changed the lease entries since the newest load.
         load: The last load.
         resources: Total and free resources of its host. None: unknown.
         cordon: The cordon of the whole worker. None: not cordoned.
@@ -54,6 +55,7 @@ class KnownWorker:
     load_interval_s: float = 0.0
     loads_since_silence: int = LOADS_TO_COME_BACK
     leases: Sequence[GpuLease] = ()
+    is_ahead: bool = False
     load: WorkerLoad = field(default_factory=WorkerLoad)
     resources: MachineResources | None = None
     cordon: Cordon | None = None

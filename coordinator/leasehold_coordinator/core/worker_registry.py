@@ -304,11 +304,12 @@ class Registry:
         """Applies a load, unless a newer load came before.
 
         Returns:
-            Whether :func:`holdings` changed, which is published to watchers.
+            Whether :func:`holdings` changed since the last load, which is published to watchers.
         """
         if load.sequence <= known.load_sequence:
             return False
-        before = holdings(known)
+        before = None if known.is_ahead else holdings(known)
+        known.is_ahead = False
         known.load_sequence = load.sequence
         known.loads_since_silence += 1
         known.load = load
@@ -316,13 +317,16 @@ class Registry:
         return holdings(known) != before
 
     def apply_result(self, known: KnownWorker, result: CommandResult) -> None:
-        """Applies the GPUs that a command claimed and released. The next load reports them later."""
+        """Applies the GPUs that a command claimed, released and holds. The next load reports them later."""
         taken, freed = set(result.claimed_gpu_uuids), set(result.released_gpu_uuids)
         for lease in known.leases:
             if lease.gpu_uuid in taken:
+                known.is_ahead = True
                 lease.state = lease_pb2.SLOT_STATE_LEASED
             elif lease.gpu_uuid in freed:
-                lease.state = state_without_lease(lease)
+                known.is_ahead = True
+                is_held = result.HasField("hold_id")
+                lease.state = lease_pb2.SLOT_STATE_RESERVED if is_held else state_without_lease(lease)
                 lease.ClearField("lease_id")
                 lease.ClearField("workload_id")
 

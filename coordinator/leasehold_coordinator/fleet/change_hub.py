@@ -8,7 +8,7 @@ import asyncio
 import uuid
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, final
 
@@ -107,7 +107,16 @@ class Subscription(Generic[Message]):
         del self._waiting_keys[key]
 
     def until(self, revision: int) -> Iterator[Change[Message]]:
-        """The waiting changes up to this revision."""
+        """The waiting changes up to this revision.
+
+        Raises:
+            FleetError: INVALID_TOKEN, the watcher was too slow, and a change up to this revision was dropped.
+        """
+        if self._why_ended:
+            raise self._too_slow()
+        return self._taken_until(revision)
+
+    def _taken_until(self, revision: int) -> Iterator[Change[Message]]:
         while self._waiting and self._waiting[0].revision <= revision:
             yield self._take()
 
@@ -129,22 +138,21 @@ class Subscription(Generic[Message]):
             if self._waiting:
                 yield self._take()
             elif self._why_ended:
-                raise FleetError(
-                    errors_pb2.ERROR_REASON_INVALID_TOKEN,
-                    f"{self._why_ended}: watch again, from a snapshot",
-                    field="resume_token",
-                )
+                raise self._too_slow()
             else:
                 self._woken.clear()
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(BOOKMARK_INTERVAL_S):
                         await self._woken.wait()
-                except TimeoutError:
-                    is_quiet = True
-                else:
-                    is_quiet = False
-                if is_quiet:
+                if not self._woken.is_set():  # a change may come in the turn in which the time is over
                     yield None  # outside the timeout, which does not limit the watcher
+
+    def _too_slow(self) -> FleetError:
+        return FleetError(
+            errors_pb2.ERROR_REASON_INVALID_TOKEN,
+            f"{self._why_ended}: watch again, from a snapshot",
+            field="resume_token",
+        )
 
 
 @final

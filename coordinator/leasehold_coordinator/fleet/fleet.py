@@ -149,35 +149,34 @@ class Fleet:
             earlier = before[workload.workload_id]
             if has_events and (earlier is None or _condition(earlier) != _condition(workload)):
                 events.append(self.events.of_workload(workload))
-        for stored in commands:
+        for stored in filter(self._is_news, commands):
             event = self._event_of(stored.command, workloads, worker_name)
             if event is not None:
                 events.append(event)
         stored_rows = (*map(workload_row, workloads), *map(command_row, commands), *map(event_row, events))
-        try:
-            with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
-                await self.store.write(*rows, *stored_rows)
-        except FleetError:  # undone unless a newer report was applied, so that a repeated report is new again
-            for workload_id, earlier in before.items():
-                if self.workloads.get(workload_id) is live.get(workload_id):
-                    self.workloads.pop(workload_id, None)
-                    if earlier is not None:
-                        self.workloads[workload_id] = earlier
-            raise
+        with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
+            await self.store.write(*rows, *stored_rows)
         for workload in workloads:
             self._publish_workload(workload)
         for stored in commands:
+            is_news = self._is_news(stored)
             self.ledger.kept(stored)
             if is_terminal(stored.command.state):
                 self.reader.recent.add(stored.command)
-            response = WatchCommandsResponse(command=command_view(stored.command))
-            self.reader.command_hub.publish(stored.command.command_id, response)
+            if is_news:
+                response = WatchCommandsResponse(command=command_view(stored.command))
+                self.reader.command_hub.publish(stored.command.command_id, response)
         for event in events:
             self.events.publish(event)
 
     def _publish_workload(self, workload: Workload) -> None:
         response = WatchWorkloadsResponse(workload=self.reader.view(workload))
         self.reader.workload_hub.publish(workload.workload_id, response)
+
+    def _is_news(self, stored: StoredCommand) -> bool:
+        """Whether clients see another state of a command than the one on disk."""
+        before = self.ledger.on_disk.get(stored.command.command_id)
+        return before is None or before.command.revision != stored.command.revision
 
     def _event_of(self, command: Command, workloads: Sequence[Workload], worker_name: str) -> Event | None:
         saved = (one for one in workloads if one.workload_id == command.workload_id)
@@ -212,12 +211,8 @@ class Fleet:
     def workload_being_created(self, workload: Workload) -> Iterator[None]:
         """The context of the write of a new workload. Watchers get the workload after the write."""
         workload_id = workload.workload_id
-        try:
-            with self.workloads.being_stored({workload_id: None}, {workload_id: workload}):
-                yield
-        except FleetError:
-            self.workloads.pop(workload_id, None)
-            raise
+        with self.workloads.being_stored({workload_id: None}, {workload_id: workload}):
+            yield
         self._publish_workload(workload)
 
     async def update_workload(self, workload: Workload) -> None:

@@ -1,5 +1,6 @@
 """The unfinished workloads, by id, by worker and by name."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import final
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.workload_states import is_ended
+from leasehold_coordinator.errors import FleetError
 
 
 @final
@@ -27,6 +29,8 @@ class LiveWorkloads(MutableMapping[str, Workload]):
         """By id, while a workload is being stored: as it is on disk. None: not there, or ended."""
         self._writes: Counter[str] = Counter()
         """Writes under way, by id of the workload."""
+        self._writes_ended: dict[str, asyncio.Event] = {}
+        """By id of the workload, while a caller waits for the end of its writes."""
 
     def __getitem__(self, workload_id: str) -> Workload:
         return self._by_id[workload_id]
@@ -66,7 +70,7 @@ class LiveWorkloads(MutableMapping[str, Workload]):
     def being_stored(
         self, before: Mapping[str, Workload | None], after: Mapping[str, Workload]
     ) -> Iterator[None]:
-        """The context of a write. At its end, the new states count as stored, except after an exception.
+        """The context of a write. At its end, the new states count as stored. A refusal undoes them.
 
         Args:
             before: By id: each workload before this change. None: there was none that had not ended.
@@ -79,11 +83,40 @@ class LiveWorkloads(MutableMapping[str, Workload]):
             yield
             for workload_id, workload in after.items():
                 self._on_disk[workload_id] = None if is_ended(workload.status.state) else workload
+        except FleetError:
+            for workload_id, workload in after.items():
+                self._undo(workload_id, workload, before[workload_id])
+            raise
         finally:
             for workload_id in before:
                 self._writes[workload_id] -= 1
                 if not self._writes[workload_id]:
                     del self._writes[workload_id], self._on_disk[workload_id]
+                    if (ended := self._writes_ended.pop(workload_id, None)) is not None:
+                        ended.set()
+
+    def _undo(self, workload_id: str, refused: Workload, before: Workload | None) -> None:
+        """Undoes a change that the store refused, unless a newer change was made.
+
+        An earlier change that is still being stored stays. Otherwise the workload is again as on disk, so a
+        repeated report is new again.
+        """
+        newest = None if is_ended(refused.status.state) else refused
+        if self._by_id.get(workload_id) is not newest:
+            return
+        self.pop(workload_id, None)
+        kept = before if self._writes[workload_id] > 1 else self._on_disk[workload_id]
+        if kept is not None:
+            self[workload_id] = kept
+
+    def is_being_stored(self, workload_id: str) -> bool:
+        """Whether a write of the workload is under way."""
+        return workload_id in self._writes
+
+    async def wait_stored(self, workload_id: str) -> None:
+        """Waits until the writes of the workload that are under way have succeeded or failed."""
+        if self.is_being_stored(workload_id):
+            await self._writes_ended.setdefault(workload_id, asyncio.Event()).wait()
 
     def on_disk(self, workload_id: str) -> Workload | None:
         """The workload as it is on disk. None: not there, or ended."""

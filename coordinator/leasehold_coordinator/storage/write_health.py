@@ -20,6 +20,11 @@ STALL_S: Final = 5.0
 LATE_S: Final = 1.0
 """A deadline noticed this late shows that this process was stopped. The deadline then starts again."""
 
+_MAY_BE_STORED: Final = (
+    "whether the request was stored is unknown: repeat the request with its request_id, or look at "
+    "`leasehold get commands`"
+)
+
 
 @final
 class WriteHealth:
@@ -75,8 +80,12 @@ class WriteHealth:
         self._changed.clear()
         return self.is_serving
 
-    async def unless_stalled(self, work: Coroutine[Any, Any, Result]) -> Result:
+    async def unless_stalled(self, work: Coroutine[Any, Any, Result], *, is_repeated: bool = False) -> Result:
         """Does work with writes to its end, also if its caller is cancelled or refused.
+
+        Args:
+            work: The work.
+            is_repeated: The same work was begun before and has not ended, so it may still be stored.
 
         Raises:
             FleetError: STORAGE_UNAVAILABLE, a commit is beyond its deadline. The work was not begun, or it
@@ -84,17 +93,14 @@ class WriteHealth:
         """
         if self.is_stalled:
             work.close()
-            raise _refusal("nothing was begun: try again later")
+            raise _refusal(_MAY_BE_STORED if is_repeated else "nothing was begun: try again later")
         begun = asyncio.ensure_future(finish(work))
         stall = asyncio.ensure_future(self._stalled.wait())
         try:
             await asyncio.wait({begun, stall}, return_when=asyncio.FIRST_COMPLETED)
             if begun.done():
                 return begun.result()
-            raise _refusal(
-                "whether the request was stored is unknown: repeat the request with its request_id, or "
-                "look at `leasehold get commands`"
-            )
+            raise _refusal(_MAY_BE_STORED)
         finally:
             stall.cancel()
             begun.cancel()

@@ -15,7 +15,9 @@ from leasehold.v1 import (
     workload_service_pb2,
 )
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.hook_pb2 import Hook
 from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
 from leasehold_client import Client, CommandFailedError, LeaseholdError, NoCoordinatorError
 
@@ -255,3 +257,46 @@ def test_a_method_that_the_coordinator_lacks(scripted: ScriptedCoordinator) -> N
         client.workers()
     assert error.value.code is grpc.StatusCode.UNIMPLEMENTED
     assert not error.value.reason
+
+
+@pytest.mark.parametrize(
+    ("hooks", "checkpoint_id", "validate_only", "least_s"),
+    [
+        (0, "", False, 8),
+        (0, "ck-1", False, 13),
+        (1, "", False, 30),
+        (0, "", True, 30),
+        (1, "ck-1", False, 45),
+    ],
+)
+def test_a_run_waits_for_the_questions_that_the_coordinator_asks_workers(
+    scripted: ScriptedCoordinator, hooks: int, checkpoint_id: str, validate_only: bool, least_s: float
+) -> None:
+    """A worker has 10 s to list checkpoints, and 30 s to check hooks. Then the coordinator says why."""
+    left_s: list[float] = []
+
+    def answer(_: Any, context: grpc.ServicerContext) -> workload_service_pb2.CreateWorkloadResponse:
+        left_s.append(context.time_remaining())
+        return workload_service_pb2.CreateWorkloadResponse()
+
+    scripted.answers["CreateWorkload"] = answer
+    spec = WorkloadSpec(arguments=["program"], hooks=[Hook()] * hooks)
+    with Client(scripted.address) as client:
+        client.run(spec, checkpoint_id=checkpoint_id, validate_only=validate_only)
+    assert least_s < left_s[0] < least_s + 7
+
+
+@pytest.mark.parametrize(("hooks", "least_s"), [(0, 8), (1, 30)])
+def test_an_adoption_waits_for_the_check_of_its_hooks(
+    scripted: ScriptedCoordinator, hooks: int, least_s: float
+) -> None:
+    left_s: list[float] = []
+
+    def answer(_: Any, context: grpc.ServicerContext) -> workload_service_pb2.AdoptProcessResponse:
+        left_s.append(context.time_remaining())
+        return workload_service_pb2.AdoptProcessResponse()
+
+    scripted.answers["AdoptProcess"] = answer
+    with Client(scripted.address) as client:
+        client.adopt(1, worker="alpha", hooks=[Hook()] * hooks)
+    assert least_s < left_s[0] < least_s + 7

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 import pytest
-from leasehold.v1 import command_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import WatchCommandsRequest, WatchCommandsResponse
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.event_service_pb2 import ListEventsRequest, WatchEventsRequest
@@ -36,6 +36,8 @@ from leasehold_coordinator.api.workload_service import WorkloadService
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import change_hub
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.storage import schema
@@ -198,6 +200,28 @@ def test_changes_that_come_while_a_snapshot_is_read_are_sent_before_its_end() ->
         assert rest[-1].bookmark.snapshot_end
         assert list(hub.since(rest[-1].resume_token)) == []
         await responses.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_watcher_that_falls_behind_during_its_snapshot_gets_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resume from the end of the snapshot would skip the changes that were dropped."""
+    monkeypatch.setattr(change_hub, "BACKLOG_LIMIT", 2)
+
+    async def scenario() -> None:
+        hub: Hub[WatchWorkloadsResponse] = Hub()
+        entries = ([(key, WatchWorkloadsResponse(workload=Workload(workload_id=key)))] for key in ("a", "b"))
+        responses = watch(hub, WatchWorkloadsResponse, "", entries)
+        told = await read(responses, 1)
+        for _ in range(3):
+            hub.publish("a", WatchWorkloadsResponse(deleted_workload_id="a"))
+        told += await read(responses, 1)
+        with pytest.raises(FleetError) as error:
+            told += await read(responses, 3)
+        assert error.value.reason == errors_pb2.ERROR_REASON_INVALID_TOKEN
+        assert [one.resume_token for one in told] == ["", ""]
 
     asyncio.run(scenario())
 

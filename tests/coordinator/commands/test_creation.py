@@ -247,3 +247,27 @@ def test_a_command_that_waited_for_its_turn_goes_once_it_is_stored(tmp_path: Pat
         assert frames[0].command.command.command_id == "c-late"
 
     on_bench(tmp_path, scenario)
+
+
+def test_a_request_that_is_repeated_while_the_disk_hangs_may_be_stored(tmp_path: Path) -> None:
+    """A client that is told that nothing was begun asks again, under another id."""
+
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        first = desk.run("one", request_id="r-1")
+        await desk.gate.reached.wait()
+        bench.store.health._stalled.set()
+        try:
+            for request, message in (
+                (first, "whether the request was stored is unknown"),
+                (desk.run("one", request_id="r-1"), "whether the request was stored is unknown"),
+                (desk.run("two", request_id="r-2"), "nothing was begun"),
+            ):
+                with pytest.raises(FleetError, match=message):
+                    await asyncio.wait_for(request, 10)
+        finally:
+            bench.store.health._stalled.clear()
+            desk.gate.opened.set()
+        workload, _ = await desk.run("one", request_id="r-1")
+        assert [one.workload_id for one in desk.fleet.workloads.values()] == [workload.workload_id]
+
+    at_desk(tmp_path, scenario)

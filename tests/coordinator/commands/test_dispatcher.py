@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, event_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.operation_pb2 import Operation, RunOperation
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
@@ -442,5 +442,26 @@ def test_a_clock_that_jumps_ends_no_command(
         bench.fleet.sessions.clear()
         await bench.dispatcher.tick()
         assert (await bench.stored()).state == command_pb2.COMMAND_STATE_UNKNOWN, "its time is over"
+
+    on_bench(tmp_path, scenario)
+
+
+def test_what_clients_do_not_see_of_a_command_is_neither_an_event_nor_a_change(tmp_path: Path) -> None:
+    """The wish to cancel and the instance of the worker are stored, and the command keeps its revision."""
+
+    async def scenario(bench: Bench) -> None:
+        with bench.fleet.reader.command_hub.subscribe() as commands:
+            await bench.dispatcher.cancel(await bench.send())
+            again = Session(make_hello(instance_id="instance-2"))
+            bench.fleet.sessions["worker-alpha"] = again
+            again.earlier = frozenset(["c-1"])
+            await bench.dispatcher.welcome(again)
+            assert bench.fleet.ledger.on_disk["c-1"].instance_id == "instance-2"
+            await bench.dispatcher.update(again, CommandUpdate(command_id="c-1", state=SUCCEEDED))
+            changes = commands.until(bench.fleet.reader.command_hub.revision)
+            revisions = [change.message.command.revision for change in changes]
+        assert revisions == sorted({*revisions})
+        kinds = [event.kind for event in await all_events(bench.store)]
+        assert kinds == [event_pb2.EVENT_KIND_COMMAND_ENDED, event_pb2.EVENT_KIND_COMMAND_CREATED]
 
     on_bench(tmp_path, scenario)

@@ -18,7 +18,7 @@ from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Change, workload_row
 
-from tests.coordinator.bench import Bench, Gate, on_bench
+from tests.coordinator.bench import FULL, Bench, Gate, on_bench, workload
 from tests.coordinator.scripted_worker import make_hello
 
 
@@ -123,5 +123,61 @@ def test_an_update_never_ends_a_workload_that_its_worker_reports_again_meanwhile
         updated = await update
         assert updated.status.state == workload_pb2.WORKLOAD_STATE_RUNNING
         assert bench.fleet.workloads["w-1"].labels == {"team": "red"}
+
+    on_bench(tmp_path, scenario)
+
+
+def test_an_update_never_brings_back_a_workload_whose_end_is_being_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
+        with monkeypatch.context() as slow_disk:
+            writing = bench.hold_writes(slow_disk, schema.workloads)
+            exited = workload(workload_pb2.WORKLOAD_STATE_EXITED, 2)
+            reported = asyncio.create_task(bench.fleet.apply_workload(exited, bench.session))
+            await writing.reached.wait()
+        wanted = Workload(workload_id="w-1", labels={"team": "red"})
+        update = asyncio.create_task(records.update_workload(UpdateWorkloadRequest(workload=wanted)))
+        await asyncio.sleep(0.1)  # the update reads the store
+        writing.opened.set()
+        await reported
+        updated = await update
+        assert updated.status.state == workload_pb2.WORKLOAD_STATE_EXITED
+        assert updated.labels == {"team": "red"}
+        assert "w-1" not in bench.fleet.workloads
+        stored = await bench.store.find_workload("w-1")
+        assert stored == updated
+
+    on_bench(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_report_stored", [False, True])
+def test_a_report_and_an_update_that_fail_together_leave_the_workload_as_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_report_stored: bool
+) -> None:
+    """The report would otherwise stay in memory alone, and the worker's next hello would not be newer."""
+
+    async def scenario(bench: Bench) -> None:
+        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
+        suspended = workload(workload_pb2.WORKLOAD_STATE_SUSPENDED, 2)
+        with monkeypatch.context() as broken_disk:
+            writing = bench.hold_writes(broken_disk, schema.workloads, None if is_report_stored else FULL)
+            reported = asyncio.create_task(bench.fleet.apply_workload(suspended, bench.session))
+            await writing.reached.wait()
+            if is_report_stored:
+                bench.fail_writes(broken_disk)
+            wanted = Workload(workload_id="w-1", labels={"team": "red"})
+            request = UpdateWorkloadRequest(workload=wanted)
+            update = asyncio.create_task(records.update_workload(request))
+            await asyncio.wait({update}, timeout=20 if is_report_stored else 0.1)
+            writing.opened.set()
+            results = await asyncio.gather(reported, update, return_exceptions=True)
+        assert [isinstance(result, FleetError) for result in results] == [not is_report_stored, True]
+        await bench.fleet.apply_workload(suspended, bench.session)
+        assert bench.fleet.workloads["w-1"] == suspended
+        assert await bench.store.find_workload("w-1") == suspended
 
     on_bench(tmp_path, scenario)

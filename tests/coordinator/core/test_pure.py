@@ -127,6 +127,28 @@ def test_what_a_command_took_is_not_free_before_the_next_load() -> None:
     assert known.free_gpu_uuids == ["GPU-a"]
 
 
+def test_watchers_get_the_load_after_a_result_that_gave_gpus_up() -> None:
+    """The result has changed the entries already, so the load is equal to them."""
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    leased = GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_LEASED, lease_id="l-1", workload_id="w-1")
+    free = GpuLease(gpu_uuid="GPU-a", state=lease_pb2.SLOT_STATE_FREE)
+    assert registry.apply_load(known, WorkerLoad(sequence=1, gpu_leases=[leased]))
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"]))
+    assert registry.apply_load(known, WorkerLoad(sequence=2, gpu_leases=[free]))
+    assert not registry.apply_load(known, WorkerLoad(sequence=3, gpu_leases=[free]))
+    registry.apply_result(known, CommandResult())
+    assert not registry.apply_load(known, WorkerLoad(sequence=4, gpu_leases=[free]))
+
+
+def test_what_a_suspend_holds_is_not_free_before_the_next_load() -> None:
+    registry = Registry(INTERVAL_S, started=0)
+    known = welcome(registry, hello())
+    registry.apply_result(known, CommandResult(claimed_gpu_uuids=["GPU-a"]))
+    registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"], hold_id="c-1"))
+    assert known.free_gpu_uuids == ["GPU-b"]
+
+
 def test_the_end_of_a_superseded_session_changes_nothing() -> None:
     registry = Registry(INTERVAL_S, started=0)
     superseded = welcome(registry, hello(), "s1")

@@ -1,6 +1,7 @@
 """Changes are told once, in order, and can be resumed."""
 
 import asyncio
+import time
 
 import pytest
 from leasehold.v1 import errors_pb2
@@ -146,5 +147,25 @@ def test_a_quiet_watch_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
         hub: Hub[Workload] = Hub()
         with hub.subscribe() as subscription:
             assert await take(subscription, 1) == [None]
+
+    asyncio.run(scenario())
+
+
+def test_a_change_in_the_turn_that_ends_a_quiet_time_comes_before_the_bookmark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The token of the bookmark would cover a change that the watcher has not got."""
+    monkeypatch.setattr(change_hub, "BOOKMARK_INTERVAL_S", 0.01)
+
+    async def scenario() -> None:
+        hub: Hub[Workload] = Hub()
+        with hub.subscribe() as subscription:
+            taking = asyncio.create_task(take(subscription, 1))
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.02, hub.publish, "a", named("a1"))
+            time.sleep(0.05)  # noqa: ASYNC251 - both timers are due in one turn of the loop
+            [change] = await taking
+            assert change is not None
+            assert change.message.name == "a1"
 
     asyncio.run(scenario())

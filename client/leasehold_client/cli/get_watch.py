@@ -25,7 +25,7 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
     """
     if kind not in WATCHED:
         raise UsageError(f"--watch can't show {kind}: choose {', '.join(WATCHED)}")
-    if name and kind in ("workers", "gpus"):
+    if name and kind not in ("workloads", "events"):
         raise UsageError(f"--watch shows all {kind}: leave the name out")
     for response in _responses(client, kind, name or "", filter_text):
         change = response.WhichOneof("change")
@@ -40,7 +40,7 @@ def _responses(client: Client, kind: str, name: str, filter_text: str) -> Iterat
         case "workloads":
             return client.watch_workloads(name, filter=filter_text)
         case "commands":
-            return client.watch_commands(workload=name, filter=filter_text)
+            return client.watch_commands(filter=filter_text)
         case "events":
             return client.watch_events(workload=name, filter=filter_text)
         case _:

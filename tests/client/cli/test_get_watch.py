@@ -73,7 +73,7 @@ def test_the_coordinator_filters(leasehold: CommandLine, watched: ScriptedCoordi
 
 
 @pytest.mark.parametrize(
-    "arguments", ["checkpoints", "gpus alpha/0", "workers alpha", "workloads --sort-by name"]
+    "arguments", ["checkpoints", "gpus alpha/0", "workers alpha", "commands c-1", "workloads --sort-by name"]
 )
 def test_what_can_not_be_watched_is_a_usage_error(
     leasehold: CommandLine, watched: ScriptedCoordinator, arguments: str

@@ -5,10 +5,11 @@ of the table. The server has weights and a KV cache in device memory, and vLLM's
 Prints one JSON document.
 
 Only the GPU is simulated. Device memory is the program's own memory, filled and resident, so an image of the
-processes really contains it. The driver's checkpoint and restore copy nothing, and have the reported times of
-real drivers (0.4 s and 2 GB/s out, 0.5 s and 4 GB/s in). The CUDA context's half a GiB is only counted. Sleep
-level 1 copies memory to memory, where a real server copies over PCIe. Level 2 generates the weights, where a
-real server reads them from disk. CRIU and the images use this machine's disk.
+processes really contains it. The simulated driver's checkpoint and restore take the reported times of real
+drivers (0.4 s and 2 GB/s out, 0.5 s and 4 GB/s in), and also copy the bytes by way of files, which takes most
+of the time. The CUDA context's half a GiB is only counted. Sleep level 1 copies memory to memory, where a
+real server copies over PCIe. Level 2 generates the weights, where a real server reads them from disk. The
+checkout's CRIU and the images use this machine's disk.
 
 With `--gpu real` nothing is simulated: the same server uses this machine's first GPU. If a Python of the
 machine has PyTorch, a PyTorch program is suspended by the policies that its hooks support. Missing parts are
@@ -36,6 +37,7 @@ from tests.integration.fleets import Fleet, make_fleet
 from tests.integration.model_server import parse_size
 from tests.integration.models import CONTEXT_BYTES, WORKER, Model, reason
 from tests.integration.tensors import expected_checksum
+from tests.worker.criu_cases import criu_setting
 
 GIB: Final = 2**30
 WEIGHTS: Final = ("retain", "offload", "discard")
@@ -164,7 +166,7 @@ def measure_all(fleet: Fleet, size: int, only: str, *, real: bool) -> dict[str, 
     if real:
         start_real_worker(fleet)
     else:
-        fleet.start_worker(WORKER, gpus=2)
+        fleet.start_worker(WORKER, gpus=2, settings=criu_setting())
         fleet.hosts[WORKER].set_timing(Timing.typical())
     (worker,) = fleet.client.workers()
     images = next(each for each in worker.capabilities if each.name == "checkpoint_image")

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -289,6 +291,23 @@ async def test_the_helpers_end_with_the_driver(host: SimulatedHost) -> None:
         assert driver.cuda_version == 13000
         assert children() - before
     assert children() == before
+
+
+def test_a_helper_whose_worker_has_ended_ends_with_one_line(host: SimulatedHost) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)  # nobody reads its replies, as if the worker had been killed while the helper started
+    done = subprocess.run(
+        [sys.executable, "-m", "leasehold_worker.driver.helper", str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **host.environment()},
+        timeout=60,
+        check=False,
+    )
+    os.close(writes)
+    assert done.returncode == 1
+    assert done.stderr == b"the worker ended before its driver helper had answered\n"
 
 
 def children() -> set[int]:

@@ -159,13 +159,16 @@ def restore(request: Request) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Answers requests until standard input ends."""
+    """Answers requests until standard input ends, or until the worker, which reads the replies, has ended."""
     die_with(int(sys.argv[1]))
     replies = claim_reply_stream()
-    replies.write(PROTOCOL_ENCODER.encode(greet()) + b"\n")
-    decoder = msgspec.json.Decoder(Request)
-    for line in sys.stdin.buffer:
-        replies.write(PROTOCOL_ENCODER.encode(answer(decoder.decode(line))) + b"\n")
+    try:
+        replies.write(PROTOCOL_ENCODER.encode(greet()) + b"\n")
+        decoder = msgspec.json.Decoder(Request)
+        for line in sys.stdin.buffer:
+            replies.write(PROTOCOL_ENCODER.encode(answer(decoder.decode(line))) + b"\n")
+    except BrokenPipeError:
+        raise SystemExit("the worker ended before its driver helper had answered") from None
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_client.cli import exec_wait
 
+from tests.fork_chain import CHAIN
+
 from .fleets import LEASEHOLD, Fleet
 from .local_hosts import COUNTING, LocalHost
 
@@ -186,20 +188,9 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "2", "--wait", "0", "--", "echo", "done") == "done\n"
 
 
-FORKING = """
-import os, sys
-count = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-for _ in range(50_000):
-    if os.fork():
-        break
-    os.write(count, b".")
-    os.setsid()
-"""
-
-
 def test_a_command_that_forks_and_exits_all_the_time_is_ended(local_host: LocalHost, tmp_path: Path) -> None:
     forks = tmp_path / "forks"
-    forking = local_host.exec("--gpus", "1", "--", sys.executable, "-c", FORKING, str(forks))
+    forking = local_host.exec("--gpus", "1", "--", sys.executable, "-c", CHAIN, str(forks))
     local_host.end(forking, 0)
     local_host.wait(lambda: forks.exists() and "LEASED" not in local_host.states())
     left = forks.stat().st_size

@@ -15,15 +15,8 @@ from leasehold_worker.host.fork_chains import is_related, kill_newest, newest_pi
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity, identify
 
-CHAIN = """
-import os, sys
-links = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-for _ in range(20_000):
-    if os.fork():
-        break
-    os.write(links, b".")
-    os.setsid()
-"""
+from tests.fork_chain import CHAIN
+
 GONE = ProcessIdentity(Pid(2**22 + 1), 0)
 TIMEOUT_S = 30.0
 

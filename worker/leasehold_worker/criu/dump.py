@@ -187,8 +187,7 @@ async def _undo(criu: Swrk) -> None:
     criu.forbid_writing()
     with trio.move_on_after(UNDO_TIMEOUT_S):
         try:
-            # It may wait for an answer to the notification at which we were interrupted. One too many does
-            # no harm.
+            # CRIU may wait for an answer to the last notification. A surplus answer does no harm.
             await criu.go_on(False)
             while (answer := await criu.receive()).type == criu_pb2.CRIU_REQUEST_TYPE_NOTIFY:
                 await criu.go_on(answer.notify.script == _NETWORK_UNLOCK)

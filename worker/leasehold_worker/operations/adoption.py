@@ -127,7 +127,7 @@ class Adoption:
             )
         )
         progress.claimed_gpu_uuids = lease.gpu_uuids
-        # It is done, and nothing that comes now may make it look undone.
+        # The adoption is done, and a cancellation during this search must not undo it.
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._foreign.look(self._workloads)
 

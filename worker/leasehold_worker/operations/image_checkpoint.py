@@ -129,7 +129,7 @@ class ImageCheckpoint:
         with self._disk.room() as room:
             await trio.to_thread.run_sync(room.hold, needed or 0)
             partial_image = await trio.to_thread.run_sync(self._store.begin, workload.workload_id)
-            # It is final, and others' operations go on, some time before the workload is settled.
+            # The image is final some time before the workload is settled, and other operations run meanwhile.
             self._disk.expect(partial_image.image_id, workload)
             try:
                 progress.enter("image")

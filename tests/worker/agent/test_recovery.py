@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import Operation, RestoreOperation, SuspendOperation
 from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
-from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.agent.disk_recovery import DiskRecovery
 from leasehold_worker.agent.member_recovery import MemberRecovery
@@ -71,6 +73,24 @@ def of_image(folder: Path, state: WorkloadState.ValueType) -> Workload:
     return Workload("w1", "one", spec, root, folder / "output", now, None, state, parked=parked)
 
 
+@asynccontextmanager
+async def recovered(
+    path: Path, on_update: Callable[[CommandUpdate], None] = lambda _: None
+) -> AsyncIterator[tuple[Parts, Journal]]:
+    """A worker's parts and journal after a recovery from this journal."""
+    async with (
+        open_journal(path) as journal,
+        open_parts(WorkerConfig(), path.parent / "workloads", lambda _: None) as parts,
+    ):
+        carry_out = parts.operations.perform
+        commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, on_update)
+        recovery = Recovery(parts, journal, commands)
+        recovery.rebuild()
+        with trio.fail_after(20):
+            await recovery.settle()
+        yield parts, journal
+
+
 @pytest.mark.parametrize("fails", ["settle", "look_at"])
 async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
@@ -89,15 +109,7 @@ async def test_a_defect_in_settling_one_workload_ends_neither_the_worker_nor_ano
                 journal.put(("intents", "c1"), journal_file.forget_command("c1"))
         monkeypatch.setattr(MemberRecovery, fails, fail)
         updates: list[CommandUpdate] = []
-        async with (
-            open_journal(path) as journal,
-            open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
-        ):
-            carry_out = parts.operations.perform
-            commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, updates.append)
-            recovery = Recovery(parts, journal, commands)
-            recovery.rebuild()
-            await recovery.settle()
+        async with recovered(path, updates.append) as (parts, journal):
             await journal.wait_settled()
             found = parts.workloads.get("w1")
             assert (found.state, found.error and found.error.reason) == (
@@ -123,15 +135,7 @@ async def test_a_defect_in_settling_a_workload_at_rest_leaves_it_a_monitor(
         async with open_journal(path) as journal:
             leave_halfway(journal, one, "c1", "end")
         monkeypatch.setattr(DiskRecovery, "settle", fail)
-        async with (
-            open_journal(path) as journal,
-            open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
-        ):
-            carry_out = parts.operations.perform
-            commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, lambda _: None)
-            recovery = Recovery(parts, journal, commands)
-            recovery.rebuild()
-            await recovery.settle()
+        async with recovered(path) as (parts, _):
             found = parts.workloads.get("w1")
             assert found.state == RUNNING
             os.kill(peer.identity.pid, signal.SIGKILL)
@@ -150,16 +154,7 @@ async def test_a_failed_restore_of_an_image_whose_preempted_workloads_were_comin
         restore = Operation(restore=RestoreOperation(preempt=["w2"]))
         leave_halfway(journal, one, "c1", "restore", restore)
     updates: list[CommandUpdate] = []
-    async with (
-        open_journal(path) as journal,
-        open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
-    ):
-        carry_out = parts.operations.perform
-        commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, updates.append)
-        recovery = Recovery(parts, journal, commands)
-        recovery.rebuild()
-        with trio.fail_after(20):
-            await recovery.settle()
+    async with recovered(path, updates.append) as (parts, journal):
         await journal.wait_settled()
         found = parts.workloads.get("w1")
         assert (found.state, found.parked) == (CHECKPOINTED, one.parked)
@@ -180,15 +175,7 @@ async def test_members_that_may_outlive_the_first_process_of_an_image_count_as_r
     path = tmp_path / "journal.sqlite3"
     async with open_journal(path) as journal:
         leave_halfway(journal, of_image(tmp_path, state), "c1", phase, operation)
-    async with (
-        open_journal(path) as journal,
-        open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts,
-    ):
-        carry_out = parts.operations.perform
-        commands = Commands(carry_out, journal, lambda _: [], None, parts.nursery, lambda _: None)
-        recovery = Recovery(parts, journal, commands)
-        recovery.rebuild()
-        await recovery.settle()
+    async with recovered(path) as (parts, _):
         found = parts.workloads.get("w1")
         assert found.restored, "they are suspended before they are killed"
         with trio.fail_after(20):

@@ -11,9 +11,11 @@ from leasehold_worker.criu import dump as dumping
 from leasehold_worker.criu.dump import COMMITTED, dump
 from leasehold_worker.criu.installation import decisive_errors, probe
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import ProcessIdentity, is_alive
+from leasehold_worker.host.processes import ProcessIdentity, is_alive, wait_ended
 
 from tests.worker.criu_cases import MakeCriu, program, wait_counted
+
+END_TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -72,6 +74,12 @@ async def test_no_criu_and_no_program_are_reasons(tmp_path: Path) -> None:
     assert isinstance(await probe(str(plain)), str)
 
 
+async def ended(process: ProcessIdentity) -> None:
+    """Waits for the end of a process that CRIU has killed. CRIU itself does not wait for it."""
+    with trio.fail_after(END_TIMEOUT_S):
+        await wait_ended(process)
+
+
 async def test_a_dump_ends_the_process_after_its_commit(
     make_criu: MakeCriu, counter: ProcessIdentity, directory: Path
 ) -> None:
@@ -85,7 +93,7 @@ async def test_a_dump_ends_the_process_after_its_commit(
 
     await dump(make_criu(""), counter.pid, directory, commit, progress=told.append)
     assert alive_at_commit
-    assert not is_alive(counter)
+    await ended(counter)
     assert sorted(os.listdir(directory.with_suffix(""))) == ["inventory.img", "pages-1.img"]
     assert os.listdir(directory.parent) == [directory.with_suffix("").name], "its log is gone"
     assert told
@@ -176,7 +184,7 @@ async def test_a_cancellation_after_the_commit_is_noticed_when_the_process_has_e
             scope.cancel()
 
         await dump(make_criu(""), counter.pid, directory, commit)
-    assert not is_alive(counter)
+    await ended(counter)
     assert os.listdir(directory.parent) == [directory.with_suffix("").name]
 
 

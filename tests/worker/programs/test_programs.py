@@ -3,8 +3,9 @@
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -67,13 +68,25 @@ async def test_a_start_that_is_cancelled_is_finished(folder: Path) -> None:
 async def test_a_launcher_that_is_not_heard_never_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    open_process = trio.lowlevel.open_process
+
+    async def open_held(command: Sequence[str], **settings: Any) -> trio.Process:
+        """Starts a launcher that waits at the gate, and so is slower than the worker."""
+        held = ["sh", "-c", 'read _ <"$0"; exec "$@"', str(gate), *command]
+        return await open_process(held, **settings)
+
     async def hear(descriptor: int) -> None:
         os.close(descriptor)
 
+    monkeypatch.setattr(trio.lowlevel, "open_process", open_held)
     monkeypatch.setattr(programs, "_hear", hear)
     async with trio.open_nursery() as nursery:
         with pytest.raises(LaunchError, match="start was cancelled"):
             await start(folder, nursery)
+        with trio.fail_after(START_TIMEOUT_S):
+            await trio.to_thread.run_sync(gate.write_text, "go\n", abandon_on_cancel=True)
     assert launched(folder) is None, "its launcher has ended, which the nursery waited for"
 
 

@@ -315,7 +315,7 @@ class Client(WorkerChanges):
             workload: Id or name.
             labels: All labels. None: unchanged.
             annotations: All annotations. None: unchanged.
-            etag: Refuse if the workload has another etag. Empty: any.
+            etag: Refuse if the workload has another etag, and not these values already. Empty: any.
 
         Raises:
             LeaseholdError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT, or ETAG_MISMATCH.
@@ -332,7 +332,7 @@ class Client(WorkerChanges):
 
         Args:
             workload: Id or name.
-            etag: As of :meth:`update_workload`.
+            etag: Refuse if the workload has another etag. Empty: any.
 
         Raises:
             LeaseholdError: UNKNOWN_WORKLOAD, ETAG_MISMATCH, WORKLOAD_BUSY, or WRONG_STATE if it lives.

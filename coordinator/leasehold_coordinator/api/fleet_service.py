@@ -128,19 +128,19 @@ class FleetService(FleetServiceServicer):
 
     async def Cordon(self, request: CordonRequest, context: Context) -> CordonResponse:
         operation = Operation(cordon=request.operation)
-        command = await self._requests.operate_worker(request, operation, request.worker)
+        command = await self._requests.operate_worker(request, operation)
         return CordonResponse(command=command)
 
     async def Uncordon(self, request: UncordonRequest, context: Context) -> UncordonResponse:
         operation = Operation(uncordon=request.operation)
-        command = await self._requests.operate_worker(request, operation, request.worker)
+        command = await self._requests.operate_worker(request, operation)
         return UncordonResponse(command=command)
 
     async def ResetGpuHealth(
         self, request: ResetGpuHealthRequest, context: Context
     ) -> ResetGpuHealthResponse:
         operation = Operation(reset_gpu_health=request.operation)
-        command = await self._requests.operate_worker(request, operation, request.worker)
+        command = await self._requests.operate_worker(request, operation)
         return ResetGpuHealthResponse(command=command)
 
     async def DeleteWorker(self, request: DeleteWorkerRequest, context: Context) -> DeleteWorkerResponse:

@@ -53,13 +53,11 @@ from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.commands.checkpoint_list import list_checkpoints
 from leasehold_coordinator.commands.creation import CommandCreation
-from leasehold_coordinator.commands.holds import find_hold_worker
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core.client_views import command_view
-from leasehold_coordinator.core.operation_rules import check_operation
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.lists import list_fields, list_orders
@@ -202,14 +200,12 @@ class WorkloadService(WorkloadServiceServicer):
         self, request: DeleteCheckpointsRequest, context: Context
     ) -> DeleteCheckpointsResponse:
         operation = Operation(delete_checkpoints=request.operation)
-        command = await self._requests.operate_worker(request, operation, request.worker)
+        command = await self._requests.operate_worker(request, operation)
         return DeleteCheckpointsResponse(command=command)
 
     async def ReleaseHold(self, request: ReleaseHoldRequest, context: Context) -> ReleaseHoldResponse:
         operation = Operation(release_hold=ReleaseHoldOperation(hold_id=request.hold_id))
-        check_operation(operation)
-        worker_id = await find_hold_worker(self.fleet, request.hold_id)
-        command = await self._requests.operate_worker(request, operation, worker_id)
+        command = await self._requests.operate_worker(request, operation)
         return ReleaseHoldResponse(command=command)
 
     async def StopWorkload(self, request: StopWorkloadRequest, context: Context) -> StopWorkloadResponse:

@@ -29,7 +29,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import Room, find_room
+from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
@@ -214,14 +214,13 @@ class CommandCreation:
         )
 
     async def operate_worker(
-        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation, worker: str
+        self, request: WorkerRequest | ReleaseHoldRequest, operation: Operation
     ) -> Command:
-        """Creates a command about a worker, its GPUs or its checkpoints.
+        """Creates a command about a worker, its GPUs, its checkpoints or one of its holds.
 
         Args:
             request: Has a timeout for wait and execution. The default timeout is 60 s.
             operation: The request's operation.
-            worker: Id or name of the worker.
 
         Raises:
             FleetError: The request is refused, and nothing was created.
@@ -230,6 +229,10 @@ class CommandCreation:
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
+            if isinstance(request, ReleaseHoldRequest):
+                worker = await find_hold_worker(self._fleet.reader, request.hold_id)
+            else:
+                worker = request.worker
             known = self._fleet.registry.find(worker)
             worker_id = known.hello.worker_id
             self._fleet.reader.contact(worker_id)

@@ -301,9 +301,12 @@ class Dispatcher:
                     try:
                         await self._store(effect, rows, workloads)
                     except FleetError:
-                        for left in reversed(effects[number:]):
-                            if isinstance(left, Store):
-                                self._fleet.ledger.revert(left)
+                        left = [step for step in effects[number:] if isinstance(step, Store)]
+                        for step in reversed(left):
+                            self._fleet.ledger.revert(step)
+                        ids = [step.after.command.command_id for step in left]
+                        for stored in self._fleet.ledger.unstored(ids):  # the acceptance may be unstored
+                            self._note(stored.command.command_id)
                         raise
                     rows, workloads = (), ()
                 case Note(stored):

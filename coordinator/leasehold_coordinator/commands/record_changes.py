@@ -34,6 +34,9 @@ class RecordChanges:
     async def update_workload(self, request: UpdateWorkloadRequest) -> Workload:
         """Changes labels and annotations of a workload, and returns the workload.
 
+        A workload that has the new values already is returned, whatever the etag: the request may be repeated
+        after a lost response, and its own change gave the workload another etag (RFC 9110, 13.1.1).
+
         Raises:
             FleetError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT, ETAG_MISMATCH or STORAGE_UNAVAILABLE.
         """
@@ -41,10 +44,10 @@ class RecordChanges:
         async def update() -> Workload:
             async with self._changing:
                 known = await self._find_current(request.workload.workload_id)
-                check_etag(known, request.workload.etag)
                 mask = request.update_mask if request.HasField("update_mask") else None
                 workload = updated(known, request.workload, mask)
                 if workload != known:
+                    check_etag(known, request.workload.etag)
                     await self._fleet.update_workload(workload)
                 return workload
 

@@ -35,6 +35,7 @@ from leasehold_coordinator.core.command_states import (
     PENDING,
     REJECTED,
     RUNNING,
+    SUCCEEDED,
     UNKNOWN,
     is_terminal,
     may_follow,
@@ -140,13 +141,17 @@ class CommandLedger:
         return [stored for stored, on_disk in found if stored and on_disk and stored is not on_disk]
 
     def revert(self, effect: Store) -> None:
-        """Undoes a step that could not be stored, unless a later step followed."""
+        """Undoes a step that could not be stored, unless a later step followed.
+
+        An accepted command stays accepted: otherwise a worker that loses its journal would get it again.
+        """
         command = effect.after.command
         before = self.on_disk.get(command.command_id)
         if before is None:
             self._drop(effect.after)
         elif self.commands.get(command.command_id) is (None if is_terminal(command.state) else effect.after):
-            self._put(before)
+            was_noted = effect.after.accepted and not before.accepted
+            self._put(replace(before, accepted=True) if was_noted else before)
 
     def has_room(self, worker_id: str, client: str) -> bool:
         """Whether a client may add a command: it must have fewer of the worker's places than are free."""
@@ -278,6 +283,8 @@ class CommandLedger:
         if is_terminal(update.state):
             error = update.error if update.HasField("error") else None
             result = update.result if update.HasField("result") else None
+            if update.state in (SUCCEEDED, FAILED):  # the other outcomes may precede the acceptance
+                stored = replace(stored, accepted=True)
             return [*self._end(stored, update.state, now, error, result), acknowledgement]
         command = _changed(stored.command, update.state, now, update.phase)
         return [Note(self._put(replace(stored, command=command, accepted=True)))]

@@ -75,6 +75,21 @@ def test_an_update_that_rests_on_an_older_state_is_refused(
     assert dict(update(coordinator, labels={"a": "2"}, etag=now.etag).labels) == {"a": "2"}
 
 
+def test_an_update_that_is_repeated_after_a_lost_response_succeeds(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    start(coordinator, worker, "one", CPU)
+    read = found(coordinator)
+    changed = update(coordinator, ["labels"], labels={"a": "1"}, etag=read.etag)
+    assert update(coordinator, ["labels"], labels={"a": "1"}, etag=read.etag) == changed
+    coordinator.restart()
+    again = update(coordinator, ["labels"], labels={"a": "1"}, etag=read.etag)
+    assert (dict(again.labels), again.etag) == ({"a": "1"}, changed.etag)
+    update(coordinator, ["labels"], labels={"a": "2"})
+    code, reason = refusal(lambda: update(coordinator, ["labels"], labels={"a": "1"}, etag=read.etag))
+    assert (code, reason) == (grpc.StatusCode.ABORTED, "ETAG_MISMATCH"), "somebody else has changed them"
+
+
 def broken() -> Iterator[object]:
     yield pytest.param({"labels": {"": "x"}}, None, "INVALID_ARGUMENT", id="empty key")
     yield pytest.param({"labels": {"a-": "x"}}, None, "INVALID_ARGUMENT", id="key ends in a dash")

@@ -49,7 +49,7 @@ class Desk:
         request = CordonRequest(worker="alpha")
         return asyncio.create_task(
             self.requests.operate_worker(
-                request, Operation(cordon=CordonOperation(cordoned_by="me", reason="a test")), "alpha"
+                request, Operation(cordon=CordonOperation(cordoned_by="me", reason="a test"))
             )
         )
 

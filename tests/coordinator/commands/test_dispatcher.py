@@ -75,6 +75,31 @@ def test_an_outcome_that_cannot_be_stored_is_not_acknowledged_and_counts_when_it
     on_bench(tmp_path, scenario)
 
 
+def test_an_acceptance_that_an_outcome_overtook_is_stored_if_the_outcome_cannot_be_stored(
+    tmp_path: Path,
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            commands = bench.hold_writes(monkeypatch, schema.commands, FULL)
+            await bench.update(command_states.ACCEPTED)
+            outcome = asyncio.create_task(bench.update(SUCCEEDED))
+            await commands.reached.wait()
+            while bench.dispatcher._noted:  # noqa: ASYNC110 - what was noted has its turn by a timer
+                await asyncio.sleep(NOTE_DELAY_S / 10)
+            commands.opened.set()
+            with pytest.raises(FleetError, match="disk is full"):
+                await outcome
+        async with asyncio.timeout(10):
+            while not bench.fleet.ledger.on_disk["c-1"].accepted:  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(NOTE_DELAY_S / 10)
+        await settle()
+        (stored,) = await bench.store.open_commands()
+        assert stored.accepted, "a coordinator that restarts now does not send the command again"
+
+    on_bench(tmp_path, scenario)
+
+
 async def tick_until_refused(bench: Bench) -> None:
     async with asyncio.timeout(10):
         while True:

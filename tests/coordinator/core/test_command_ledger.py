@@ -1,5 +1,6 @@
 """The coordinator's pure ledger of commands, step by step."""
 
+import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
@@ -269,10 +270,29 @@ def test_a_step_that_could_not_be_stored_is_taken_back() -> None:
     assert ledger.of_worker(ALPHA) == ledger.of_workload("w1") == []
     ledger = sent()
     before = ledger.commands["c1"]
-    (store, _) = told(ledger, SUCCEEDED)
+    (store, _) = told(ledger, REJECTED)
     assert isinstance(store, Store)
     ledger.revert(store)
     assert ledger.commands["c1"] == before
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_accepted"),
+    [([ACCEPTED, SUCCEEDED], True), ([RUNNING, CANCELLED], True), ([FAILED], True), ([REJECTED], False)],
+    ids=["accepted", "running", "ended at once", "refused"],
+)
+def test_a_command_whose_outcome_could_not_be_stored_stays_accepted(
+    steps: list[CommandState.ValueType], is_accepted: bool
+) -> None:
+    ledger = sent()
+    (store, _) = [told(ledger, new) for new in steps][-1]
+    assert isinstance(store, Store)
+    ledger.revert(store)
+    assert state(ledger) == DISPATCHED
+    assert [each.accepted for each in ledger.unstored(["c1"])] == [True] * is_accepted
+    (effect,) = ledger.welcome(ALPHA, INSTANCE, set(), at(3), can_ask=True)
+    assert isinstance(effect, Send)
+    assert effect.ask == is_accepted, "an accepted command is never sent again, also if the journal is lost"
 
 
 def test_what_has_gone_on_is_not_taken_back_and_stored_as_it_is() -> None:

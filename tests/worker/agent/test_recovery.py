@@ -16,6 +16,7 @@ from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import Operation, RestoreOperation, SuspendOperation
 from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold.worker.v1.session_pb2 import CommandSpec, CommandUpdate
+from leasehold_worker.agent import assembly
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.agent.disk_recovery import DiskRecovery
@@ -28,12 +29,16 @@ from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.journal import Journal, open_journal
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.commands.ledger import Entry
+from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.leases import Lease, LeaseId
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.operations.stop_restart import STOP_POLICY
 from leasehold_worker.workloads.eviction import CHECKPOINT
-from leasehold_worker.workloads.states import CHECKPOINTED, EXITED, RESTORING, RUNNING, UNKNOWN
+from leasehold_worker.workloads.invariants import violations
+from leasehold_worker.workloads.states import CHECKPOINTED, EXITED, RESTORING, RUNNING, STOPPED, UNKNOWN
 from leasehold_worker.workloads.workload import CLAIM, Parked, Workload
 
 from tests.worker.local_api.test_claims import running
@@ -48,13 +53,14 @@ def leave_halfway(
     command_id: str,
     phase: str = "lock",
     operation: Operation = Operation(suspend=SuspendOperation()),  # noqa: B008 - never changed
+    reserved: tuple[Lease, ...] = (),
 ) -> None:
     """Writes down that the suspend of a workload was under way, or another operation."""
     workload_id = workload.workload_id
     command = CommandSpec(command_id=command_id, workload_id=workload_id, operation=operation)
     running_update = CommandUpdate(command_id=command_id, state=command_pb2.COMMAND_STATE_RUNNING)
     target = WorkloadIntent(workload_id, (), (), (), parked=workload.parked is not None)
-    intent = Intent(phase, (target,))
+    intent = Intent(phase, (target,), reserved=reserved)
     for key, statements in (
         (("workloads", workload_id), journal_file.keep_workload(workload_record(workload, boot_id()))),
         (("commands", command_id), journal_file.keep_command(Entry(command, 1, 0.0, running_update))),
@@ -159,6 +165,34 @@ async def test_a_failed_restore_of_an_image_whose_preempted_workloads_were_comin
         found = parts.workloads.get("w1")
         assert (found.state, found.parked) == (CHECKPOINTED, one.parked)
     assert updates[-1].error.reason == errors_pb2.ERROR_REASON_INTERRUPTED
+
+
+@pytest.mark.parametrize("ends_by", ["the undo", "a reboot"])
+async def test_a_failed_restart_whose_processes_have_ended_meanwhile_leaves_the_workload_without_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    """The started program could not be ended, so its workload was UNKNOWN with the lease of the restore."""
+    monkeypatch.setattr(assembly, "GpuPool", lambda _, *options: GpuPool([PoolGpu(GPU)], *options))
+    path = tmp_path / "journal.sqlite3"
+    with running("sleep", "1000") as peer:
+        root = peer.identity
+    now, spec = datetime.now(UTC), workload_pb2.WorkloadSpec()
+    lease = Lease(LeaseId("l-1"), "w1", (GPU,), now, 1)
+    parked = Parked((GPU,), {}, STOP_POLICY, now, 0, "k-1")
+    one = Workload("w1", "one", spec, root, tmp_path / "output", now, lease, UNKNOWN, parked=parked)
+    one.error = OperationError(errors_pb2.ERROR_REASON_DRIVER_ERROR, "stuck in the kernel")
+    async with open_journal(path) as journal:
+        if ends_by == "the undo":
+            restore = Operation(restore=RestoreOperation(preempt=["w2"]))
+            leave_halfway(journal, one, "c1", "start", restore, reserved=(lease,))
+        else:
+            record = workload_record(one, "another boot")
+            journal.put(("workloads", "w1"), journal_file.keep_workload(record))
+    async with recovered(path) as (parts, _):
+        found = parts.workloads.get("w1")
+        assert (found.state, found.parked) == (STOPPED, parked)
+        assert not [*violations(found)]
+        assert parts.pool.slots.get(GPU).lease is None
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ class DiskRecovery:
             self._parts.exit_monitor.watch(workload)
             workloads.lose(workload, error)
             return error, ""
+        workloads.release_lease(workload)  # held if the operation itself had failed to end the processes
         self._parts.host_shares.give_back(workload)
         self._parts.applications.forget_restore(workload.workload_id)
         workloads.set_state(workload, STOPPED if intent.phase == "start" else CHECKPOINTED)

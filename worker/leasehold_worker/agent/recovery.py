@@ -120,12 +120,14 @@ class Recovery:
         if rebooted and watched and on_disk is None and not record.absent:
             self._end_by_reboot(workload_of(record, output_path), record)
             return
+        # A workload on disk has no processes, so it needs no lease. An UNKNOWN workload may have had one.
+        lease = record.lease if on_disk is None else None
         found = msgspec.structs.replace(
             record,
             state=on_disk or record.state,
             absent=record.absent or rebooted,  # after a reboot, the pids are those of other processes
             generation=record.generation + 1,
-            lease=self._adopt(record.name, record.lease) if record.lease is not None else None,
+            lease=self._adopt(record.name, lease) if lease is not None else None,
         )
         workload = workload_of(found, output_path)
         if not workload.absent:

@@ -373,7 +373,9 @@ class UpdateWorkloadRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workload(self) -> _workload_pb2.Workload:
-        """The new values. workload_id is an id or a name. A non-empty etag must be that of the workload."""
+        """The new values. workload_id is an id or a name. A non-empty etag must be that of the workload, unless the workload
+        has the new values already: a repeated request succeeds.
+        """
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:

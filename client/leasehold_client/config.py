@@ -1,7 +1,8 @@
-"""The settings file of the command line, and addresses."""
+"""The settings file of the command line, and addresses of coordinators."""
 
 import errno
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,9 @@ from typing import Final
 from leasehold_client.errors import UsageError
 
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+
+UNIX_SCHEME: Final = "unix:"
+"""Beginning of an address that is the path of a coordinator's socket."""
 
 SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 """Environment variable with the path of the worker's socket."""
@@ -23,8 +27,26 @@ def config_path() -> Path:
     return Path(base) / "leasehold/cli.toml"
 
 
+def state_directory() -> Path:
+    """Directory of the tokens of this user's coordinators, and of the default store and socket."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(base) / "leasehold"
+
+
+def default_coordinator() -> str:
+    """The socket of this user's coordinator if it answers, or else the default port."""
+    path = state_directory() / "coordinator.sock"
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return DEFAULT_COORDINATOR
+    return f"{UNIX_SCHEME}{path}"
+
+
 def configured_coordinator() -> str:
-    """Address of the coordinator, HOST:PORT, from the settings file or the default.
+    """Address of the coordinator, from the settings file or the default.
 
     Raises:
         UsageError: The file is unreadable or invalid.
@@ -33,7 +55,7 @@ def configured_coordinator() -> str:
     try:
         return _coordinator_of(_content(path).decode())
     except FileNotFoundError:
-        return DEFAULT_COORDINATOR
+        return default_coordinator()
     except OSError as error:
         raise UsageError(
             f"the configuration {path} can't be read: {error.strerror}; make it a readable file or remove it"
@@ -56,7 +78,7 @@ def _coordinator_of(text: str) -> str:
     for key, value in settings.items():
         if key != "coordinator" or not isinstance(value, str):
             raise ValueError(f"{key} = {value!r}"[:100])
-    return str(settings.get("coordinator", DEFAULT_COORDINATOR))
+    return str(settings.get("coordinator") or default_coordinator())
 
 
 def _content(path: Path) -> bytes:
@@ -82,13 +104,16 @@ def parse_address(text: str) -> str:
     """Validates and returns the address of a coordinator.
 
     Raises:
-        UsageError: The text is not HOST:PORT.
+        UsageError: The text is neither HOST:PORT nor unix:PATH.
     """
+    if text.startswith(f"{UNIX_SCHEME}/"):
+        return text
     host, _, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not _is_port(port):
         raise UsageError(
-            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}"
+            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}, or "
+            f"{UNIX_SCHEME}/PATH of a socket"
         )
     return f"{host}:{port}"
 

@@ -8,7 +8,9 @@ from typing import Final, Protocol, TypeVar, final
 
 import grpc
 
+from leasehold_client.config import UNIX_SCHEME
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
+from leasehold_client.coordinator.token_interceptor import TokenInterceptor
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -52,14 +54,17 @@ class Connection:
     """A channel to one coordinator. Refusals are raised as :class:`LeaseholdError`.
 
     Args:
-        address: HOST:PORT of the coordinator.
+        address: HOST:PORT of the coordinator, or unix:PATH of its socket.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
     def __init__(self, address: str, on_wait: Callable[[LeaseholdError], None] = lambda error: None) -> None:
         self.address = address
         self._on_wait = on_wait
-        self.channel = grpc.insecure_channel(address, options=OPTIONS)
+        plain = grpc.insecure_channel(address, options=OPTIONS)
+        self.channel = plain
+        if not address.startswith(UNIX_SCHEME):
+            self.channel = grpc.intercept_channel(plain, TokenInterceptor(address))
 
     def close(self) -> None:
         """Closes the channel within a second, even if gRPC hangs.

@@ -26,7 +26,18 @@ objects, which frequent collections would scan again during thousands of hellos.
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
-    help="SQLite file of the store.  [default: leasehold/coordinator.sqlite3 in the user's state directory]",
+    help="SQLite file of the store.  [default: coordinator.sqlite3 in the state directory]",
+)
+@click.option(
+    "--socket",
+    metavar="PATH",
+    help="Socket for clients of this host.  [default: the store's path with the suffix .sock]",
+)
+@click.option(
+    "--state-dir",
+    metavar="DIRECTORY",
+    envvar="LEASEHOLD_COORDINATOR_STATE_DIR",
+    help="Directory of the tokens and the store.  [default: ~/.local/state/leasehold]",
 )
 @click.option(
     "--load-interval",
@@ -50,6 +61,8 @@ objects, which frequent collections would scan again during thousands of hellos.
 def command(
     listen: str | None,
     database: str | None,
+    socket: str | None,
+    state_dir: str | None,
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
@@ -72,6 +85,8 @@ def command(
         config_path,
         listen=listen,
         database=database,
+        socket=socket,
+        state_dir=state_dir,
         load_interval_s=load_interval_s,
         log_level=log_level,
     )

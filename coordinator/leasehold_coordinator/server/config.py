@@ -18,10 +18,10 @@ FILE_LIMIT_BYTES: Final = 1_000_000
 """Most bytes of a settings file."""
 
 
-def default_database() -> str:
-    """The default path of the store."""
+def default_state_directory() -> str:
+    """The default directory of tokens, store and socket."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return str(Path(base) / "leasehold/coordinator.sqlite3")
+    return str(Path(base) / "leasehold")
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,8 +29,13 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     listen: str = DEFAULT_LISTEN
     """Address to serve on, HOST:PORT. Port 0 takes a free port."""
-    database: str = msgspec.field(default_factory=default_database)
-    """Path of the SQLite store, or a URL of SQLAlchemy."""
+    state_dir: str = msgspec.field(default_factory=default_state_directory)
+    """Directory of the tokens. Coordinators of one Unix user may share it."""
+    database: str = ""
+    """Path of the SQLite store, or a URL of SQLAlchemy. Empty: coordinator.sqlite3 in the state directory."""
+    socket: str = ""
+    """Path of the socket for clients of this host. Empty: that of the store, with the suffix .sock; with a URL,
+    coordinator.sock in the state directory."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0
@@ -38,6 +43,20 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Jumps of the host's clock have no effect."""
     log_level: str = "info"
     """debug, info, warning or error."""
+
+    @property
+    def store(self) -> str:
+        """``database``, or its default."""
+        return self.database or str(Path(self.state_dir) / "coordinator.sqlite3")
+
+    @property
+    def socket_path(self) -> Path:
+        """``socket``, or its default."""
+        if self.socket:
+            return Path(self.socket)
+        if "://" in self.store:
+            return Path(self.state_dir) / "coordinator.sock"
+        return Path(self.store).with_suffix(".sock")
 
 
 def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, TypeAlias, cast, final
 
 import grpc
@@ -25,6 +26,8 @@ from leasehold.v1 import (
 )
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.access.local_tokens import open_tokens
+from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
@@ -39,6 +42,7 @@ from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
+from leasehold_coordinator.server.client_socket import ClientSocket
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.health_reports import report_health, set_health
 from leasehold_coordinator.shielded_tasks import settle
@@ -86,17 +90,22 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    store = Store.open(config.database)
+    tokens = open_tokens(Path(config.state_dir))
+    store = Store.open(config.store)
+    client_socket: ClientSocket | None = None
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
-        await _load(fleet, config.database)
+        await _load(fleet, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
-        server = _build_server(fleet, dispatcher, health_servicer)
+        client_socket = ClientSocket(config.socket_path)
+        authentication = Authentication(tokens, client_socket.user_id)
+        server = _build_server(fleet, dispatcher, health_servicer, authentication)
         address = _listen(server, config.listen)
+        server.add_insecure_port(client_socket.inner_address)
         await server.start()
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)
@@ -116,6 +125,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
         _send_away(fleet)
         await server.stop(STOP_GRACE_S)
     finally:
+        if client_socket is not None:
+            await client_socket.close()
         await settle()
         await asyncio.to_thread(store.close)
 
@@ -135,9 +146,14 @@ def _send_away(fleet: Fleet) -> None:
 
 
 def _build_server(
-    fleet: Fleet, dispatcher: Dispatcher, health_servicer: health.aio.HealthServicer
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    health_servicer: health.aio.HealthServicer,
+    authentication: Authentication,
 ) -> grpc.aio.Server:
-    server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+    server = grpc.aio.server(
+        interceptors=[Border(authentication)], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT
+    )
     services = cast(grpc.aio.Server, _Services(server))
     reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
     records = RecordChanges(fleet, requests.decisions)
@@ -150,7 +166,7 @@ def _build_server(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
-    SessionService(fleet, dispatcher).add_to(server)
+    SessionService(fleet, dispatcher, authentication).add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server

@@ -1,0 +1,98 @@
+"""Who calls: the identity of a call, and whether its role permits the method."""
+
+import os
+import pwd
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, final
+
+import grpc
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE, LocalTokens, is_bearer
+from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.errors import FleetError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
+
+
+@final
+class Authentication:
+    """Establishes the callers of the coordinator on its own host.
+
+    Args:
+        tokens: The tokens of the loopback listeners.
+        socket_user: The Unix user of a connection through the client socket, by its gRPC peer. None: the
+            connection did not come through the socket.
+    """
+
+    def __init__(self, tokens: LocalTokens, socket_user: Callable[[str], int | None]) -> None:
+        self._tokens = tokens
+        self._socket_user = socket_user
+        self._users = {
+            uid: Identity(Kind.USER, _user_name(uid)) for uid in (0, os.geteuid())
+        }  # looked up once: a directory of users may be slow
+
+    def client(self, context: Context) -> Identity:
+        """The user who calls.
+
+        Raises:
+            FleetError: UNAUTHENTICATED.
+        """
+        if context.peer().startswith(_SOCKET_SCHEMES):
+            uid = self._socket_user(context.peer())
+            if uid not in self._users:
+                _refuse(f"the Unix user {uid} has no role: call as root or as the coordinator's user")
+            return self._users[uid]
+        if not is_bearer(_authorization(context), self._tokens.client):
+            _refuse(_NO_TOKEN.format(kind="call", file=CLIENT_FILE))
+        return self._users[os.geteuid()]
+
+    def worker(self, context: Context) -> Identity:
+        """The worker that calls.
+
+        Raises:
+            FleetError: UNAUTHENTICATED.
+        """
+        if not is_bearer(_authorization(context), self._tokens.worker):
+            _refuse(_NO_TOKEN.format(kind="worker", file=WORKER_FILE))
+        return Identity(Kind.WORKER)
+
+    def authorize(self, method: str, context: Context) -> Identity:
+        """The user who calls a method, if the user's role permits the method.
+
+        Raises:
+            FleetError: UNAUTHENTICATED or NOT_PERMITTED.
+        """
+        caller = self.client(context)
+        if method not in METHODS:
+            raise FleetError(errors_pb2.ERROR_REASON_NOT_PERMITTED, f"no role may call {method}")
+        return caller
+
+
+_NO_TOKEN: Final = (
+    "the {kind} has no valid token: send the content of {file} in the coordinator's state directory as metadata "
+    "`authorization: Bearer …` (by default ~/.local/state/leasehold/{file}; LEASEHOLD_TOKEN_FILE names another)"
+)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
+
+
+def _authorization(context: Context) -> str:
+    """The ``authorization`` header of a call, or an empty text."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization" and isinstance(value, str):
+            return value
+    return ""
+
+
+def _user_name(uid: int) -> str:
+    """The login name of a Unix user, or ``uid-NUMBER`` if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid-{uid}"

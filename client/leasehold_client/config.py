@@ -14,6 +14,9 @@ DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 UNIX_SCHEME: Final = "unix:"
 """Beginning of an address that is the path of a coordinator's socket."""
 
+CREDENTIALS_VARIABLE: Final = "LEASEHOLD_CREDENTIALS"
+"""Environment variable with the directory of ``ca.pem`` and ``client.token``."""
+
 SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 """Environment variable with the path of the worker's socket."""
 
@@ -28,9 +31,14 @@ def config_path() -> Path:
 
 
 def state_directory() -> Path:
-    """Directory of the tokens of this user's coordinators, and of the default store and socket."""
+    """The default state directory of this user's coordinators."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(base) / "leasehold"
+
+
+def credentials_directory() -> Path:
+    """Directory of ``ca.pem`` and ``client.token`` for coordinators."""
+    return Path(os.environ.get(CREDENTIALS_VARIABLE) or state_directory())
 
 
 def default_coordinator() -> str:

@@ -86,6 +86,7 @@ class SharedHost:
             folder / "host", gpus=GPUS, chip="H100", timing=Timing.instant(), exclusive_memory=True
         )
         self.address = f"127.0.0.1:{free_port()}"
+        self._worker_address = f"127.0.0.1:{free_port()}"
         self.socket = folder / "worker.sock"
         self.holders: list[Holder] = []
         self.cordoned: set[str] = set()
@@ -136,6 +137,8 @@ class SharedHost:
                 COORDINATOR,
                 "--listen",
                 self.address,
+                "--worker-listen",
+                self._worker_address,
                 "--database",
                 str(self.folder / "coordinator" / "store.sqlite3"),
                 "--load-interval",
@@ -144,7 +147,7 @@ class SharedHost:
             "worker": [
                 WORKER,
                 "--coordinator",
-                self.address,
+                self._worker_address,
                 "--name",
                 "alpha",
                 "--state-dir",

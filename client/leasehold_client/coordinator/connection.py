@@ -8,9 +8,8 @@ from typing import Final, Protocol, TypeVar, final
 
 import grpc
 
-from leasehold_client.config import UNIX_SCHEME
+from leasehold_client.coordinator.channels import open_channel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
-from leasehold_client.coordinator.token_interceptor import TokenInterceptor
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -56,15 +55,15 @@ class Connection:
     Args:
         address: HOST:PORT of the coordinator, or unix:PATH of its socket.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
+
+    Raises:
+        LeaseholdError: There are no credentials for the coordinator.
     """
 
     def __init__(self, address: str, on_wait: Callable[[LeaseholdError], None] = lambda error: None) -> None:
         self.address = address
         self._on_wait = on_wait
-        plain = grpc.insecure_channel(address, options=OPTIONS)
-        self.channel = plain
-        if not address.startswith(UNIX_SCHEME):
-            self.channel = grpc.intercept_channel(plain, TokenInterceptor(address))
+        self.channel = repeat(partial(open_channel, address, OPTIONS), on_wait)
 
     def close(self) -> None:
         """Closes the channel within a second, even if gRPC hangs.

@@ -46,6 +46,7 @@ class DemoFleet:
         self._mark = uuid.uuid4().hex
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"127.0.0.1:{_free_port()}"
+        self._worker_address = f"127.0.0.1:{_free_port()}"
 
     @property
     def coordinator_pid(self) -> int:
@@ -67,7 +68,8 @@ class DemoFleet:
 
     def _start_coordinator(self) -> None:
         database = str(self._folder / "coordinator.sqlite3")
-        self._start("coordinator", "coordinator", "--listen", self.address, "--database", database)
+        listen = ("--listen", self.address, "--worker-listen", self._worker_address)
+        self._start("coordinator", "coordinator", *listen, "--database", database)
 
     def replace_coordinator(self) -> None:
         """Kills the coordinator, and starts another one with the same address and store."""
@@ -84,7 +86,7 @@ class DemoFleet:
         """
         gpus = ("--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--exclusive-memory")
         host = ("simgpu", "exec", *gpus, "--")
-        worker = ("worker", "--coordinator", self.address, "--name", name)
+        worker = ("worker", "--coordinator", self._worker_address, "--name", name)
         state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
         self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)
 

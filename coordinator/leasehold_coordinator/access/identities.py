@@ -8,7 +8,8 @@ from enum import StrEnum, unique
 class Kind(StrEnum):
     """What an identity stands for."""
 
-    USER = "user"
+    LOCAL = "local"
+    """A Unix user of the coordinator's host."""
     WORKER = "worker"
 
 

@@ -15,15 +15,16 @@ from leasehold_coordinator.errors import FleetError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_TLS_1_3: Final = b"TLSv1.3"
 _SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 
 
 @final
 class Authentication:
-    """Establishes the callers of the coordinator on its own host.
+    """Establishes the callers.
 
     Args:
-        tokens: The tokens of the loopback listeners.
+        tokens: The tokens of clients and workers.
         socket_user: The Unix user of a connection through the client socket, by its gRPC peer. None: the
             connection did not come through the socket.
     """
@@ -32,7 +33,7 @@ class Authentication:
         self._tokens = tokens
         self._socket_user = socket_user
         self._users = {
-            uid: Identity(Kind.USER, _user_name(uid)) for uid in (0, os.geteuid())
+            uid: Identity(Kind.LOCAL, _user_name(uid)) for uid in (0, os.geteuid())
         }  # looked up once: a directory of users may be slow
 
     def client(self, context: Context) -> Identity:
@@ -46,8 +47,9 @@ class Authentication:
             if uid not in self._users:
                 _refuse(f"the Unix user {uid} has no role: call as root or as the coordinator's user")
             return self._users[uid]
+        _require_tls_1_3(context)
         if not is_bearer(_authorization(context), self._tokens.client):
-            _refuse(_NO_TOKEN.format(kind="call", file=CLIENT_FILE))
+            _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
         return self._users[os.geteuid()]
 
     def worker(self, context: Context) -> Identity:
@@ -56,8 +58,9 @@ class Authentication:
         Raises:
             FleetError: UNAUTHENTICATED.
         """
+        _require_tls_1_3(context)
         if not is_bearer(_authorization(context), self._tokens.worker):
-            _refuse(_NO_TOKEN.format(kind="worker", file=WORKER_FILE))
+            _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
         return Identity(Kind.WORKER)
 
     def authorize(self, method: str, context: Context) -> Identity:
@@ -72,14 +75,19 @@ class Authentication:
         return caller
 
 
-_NO_TOKEN: Final = (
-    "the {kind} has no valid token: send the content of {file} in the coordinator's state directory as metadata "
-    "`authorization: Bearer …` (by default ~/.local/state/leasehold/{file}; LEASEHOLD_TOKEN_FILE names another)"
+_UNKNOWN: Final = (
+    "the {kind} has no valid token: send the content of {file} in the coordinator's state directory as "
+    "metadata `authorization: Bearer …`; `leasehold` takes it from the directory LEASEHOLD_CREDENTIALS"
 )
 
 
 def _refuse(message: str) -> NoReturn:
     raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
+
+
+def _require_tls_1_3(context: Context) -> None:
+    if _TLS_1_3 not in context.auth_context().get("ssl_tls_version", ()):
+        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
 
 def _authorization(context: Context) -> str:

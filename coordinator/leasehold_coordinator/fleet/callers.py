@@ -65,8 +65,8 @@ class CallLimits:
         if self._counts[caller] >= self._limit - self._counts.total():
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
-                f"{self._counts[caller]} calls of {caller} are under way, of at most {self._limit} in all: end "
-                "some of them, or try again later",
+                f"{self._counts[caller]} calls of {caller} are under way, of at most {self._limit} in all: "
+                "end some of them, or try again later",
             )
         self._counts[caller] += 1
 

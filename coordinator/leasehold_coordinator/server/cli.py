@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.server import tls_versions
 
 GARBAGE_OBJECTS: Final = 10_000
 """Allocations between two garbage collections, instead of Python's 700. A session has hundreds of long-lived
@@ -20,7 +21,13 @@ objects, which frequent collections would scan again during thousands of hellos.
     "--listen",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_LISTEN",
-    help="Address to serve on; port 0 takes a free one.  [default: 127.0.0.1:7400]",
+    help="Address for clients; port 0 takes a free one.  [default: 127.0.0.1:7400]",
+)
+@click.option(
+    "--worker-listen",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_WORKER_LISTEN",
+    help="Address for workers; port 0 takes a free one.  [default: 127.0.0.1:7401]",
 )
 @click.option(
     "--database",
@@ -37,7 +44,7 @@ objects, which frequent collections would scan again during thousands of hellos.
     "--state-dir",
     metavar="DIRECTORY",
     envvar="LEASEHOLD_COORDINATOR_STATE_DIR",
-    help="Directory of the tokens and the store.  [default: ~/.local/state/leasehold]",
+    help="Directory of keys, tokens and the store.  [default: ~/.local/state/leasehold]",
 )
 @click.option(
     "--load-interval",
@@ -60,6 +67,7 @@ objects, which frequent collections would scan again during thousands of hellos.
 )
 def command(
     listen: str | None,
+    worker_listen: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
@@ -73,6 +81,7 @@ def command(
     commands are stored before they are answered, and workers reconnect by themselves.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback on Ctrl-C before the server listens
+    tls_versions.require_tls_1_3()
     gc.disable()  # imports make no garbage, and collections take a tenth of the start
     from leasehold_coordinator.server import (
         daemon,  # imported late, which keeps `leasehold coordinator --help` fast
@@ -84,6 +93,7 @@ def command(
     daemon.run(
         config_path,
         listen=listen,
+        worker_listen=worker_listen,
         database=database,
         socket=socket,
         state_dir=state_dir,

@@ -1,8 +1,8 @@
 """The unix socket for clients of this host. The kernel identifies its peers, so they need no token.
 
-gRPC does not expose the sockets of its peers. So connections are accepted here, where the kernel identifies the
-peer (unix(7)), and are forwarded byte by byte to gRPC's own listener. Each has a name by which a call finds its
-peer. The listener is in a folder that only the coordinator's user can enter.
+gRPC does not expose the sockets of its peers. So connections are accepted here, where the kernel identifies
+the peer (unix(7)), and are forwarded byte by byte to gRPC's own listener. Each has a name by which a call
+finds its peer. The listener is in a folder that only the coordinator's user can enter.
 """
 
 import asyncio
@@ -133,8 +133,8 @@ async def _pump(source: socket.socket, sink: socket.socket) -> None:
 def _listen(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > PATH_LIMIT_BYTES:
         raise StartError(
-            f"the path of the socket {path} is longer than {PATH_LIMIT_BYTES} bytes: choose a shorter one with "
-            "--socket"
+            f"the path of the socket {path} is longer than {PATH_LIMIT_BYTES} bytes: choose a shorter one "
+            "with --socket"
         )
     listener = socket.socket(socket.AF_UNIX)
     try:

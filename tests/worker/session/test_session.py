@@ -22,6 +22,7 @@ from leasehold.worker.v1.session_pb2 import (
     OutputChunk,
     ReadOutput,
 )
+from leasehold_client.config import credentials_directory
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands import journal_file
@@ -94,6 +95,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
         )
         opened = CoordinatorSession(
             coordinator.address,
+            credentials_directory(),
             frames,
             state,
             reporter,

@@ -14,8 +14,14 @@ from leasehold_worker import __version__
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator to connect to.  [default: 127.0.0.1:7400]",
+    envvar="LEASEHOLD_WORKER_COORDINATOR",
+    help="Coordinator's address for workers.  [default: 127.0.0.1:7401]",
+)
+@click.option(
+    "--credentials",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_CREDENTIALS",
+    help="Directory of ca.pem and worker.token.  [default: ~/.local/state/leasehold]",
 )
 @click.option(
     "--state-dir",
@@ -55,6 +61,7 @@ from leasehold_worker import __version__
 )
 def command(
     coordinator: str | None,
+    credentials: Path | None,
     state_dir: Path | None,
     name: str | None,
     socket: Path | None,
@@ -78,6 +85,7 @@ def command(
     daemon.run(
         config_path,
         coordinator=coordinator,
+        credentials=credentials,
         state_dir=state_dir,
         name=name,
         socket=socket,

@@ -93,6 +93,7 @@ def _play(
             env={
                 **os.environ,
                 "HOME": str(home),
+                "TMPDIR": str(home),  # a killed worker leaves a folder there
                 "LEASEHOLD_LISTEN": address,
                 "LEASEHOLD_COORDINATOR": address,
                 **environment,

@@ -315,6 +315,19 @@ def test_the_newest_line_about_the_wait_comes_by_itself(
     lines.close()
 
 
+def test_an_interrupt_while_a_line_is_put_off_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = exec_wait.StatusLines()
+    show(lines, 2, 2, 0)
+
+    def interrupted(timer: threading.Timer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Timer, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        show(lines, 1, 2, 0)
+    lines.close()
+
+
 def test_a_claim_that_does_not_wait_passes_nobody(local_host: LocalHost) -> None:
     holder = hold(local_host)
     large = queue(local_host, "--gpus", "2")

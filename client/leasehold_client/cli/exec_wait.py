@@ -86,9 +86,10 @@ class StatusLines:
             if left_s <= 0:
                 self._write(waiting)
             elif self._timer is None:
-                self._timer = threading.Timer(left_s, self._write_late)
-                self._timer.daemon = True
-                self._timer.start()
+                timer = threading.Timer(left_s, self._write_late)
+                timer.daemon = True
+                timer.start()
+                self._timer = timer  # only now: Ctrl-C may interrupt the start, and close() joins this timer
 
     def close(self) -> None:
         """Stops printing."""

@@ -61,7 +61,7 @@ coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_COORDINATOR",
-    help="Address of the coordinator.  [default: as in cli.toml, or 127.0.0.1:7400]",
+    help="HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 output_option = click.option(
     "-o",

@@ -45,7 +45,7 @@ class DemoFleet:
         self._temporary = folder / "tmp"  # holds the simulated hosts, and is deleted even after a crash
         self._mark = uuid.uuid4().hex
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"unix:{folder.absolute()}/coordinator.sock"
         self._worker_address = f"127.0.0.1:{_free_port()}"
 
     @property
@@ -67,9 +67,8 @@ class DemoFleet:
             self.wait_until_reported(client)
 
     def _start_coordinator(self) -> None:
-        database = str(self._folder / "coordinator.sqlite3")
-        listen = ("--listen", self.address, "--worker-listen", self._worker_address)
-        self._start("coordinator", "coordinator", *listen, "--database", database)
+        listen = ("--listen", "127.0.0.1:0", "--worker-listen", self._worker_address)
+        self._start("coordinator", "coordinator", *listen, "--state-dir", str(self._folder))
 
     def replace_coordinator(self) -> None:
         """Kills the coordinator, and starts another one with the same address and store."""
@@ -86,7 +85,8 @@ class DemoFleet:
         """
         gpus = ("--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--exclusive-memory")
         host = ("simgpu", "exec", *gpus, "--")
-        worker = ("worker", "--coordinator", self._worker_address, "--name", name)
+        coordinator = ("--coordinator", self._worker_address, "--credentials", str(self._folder))
+        worker = ("worker", *coordinator, "--name", name)
         state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
         self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)
 

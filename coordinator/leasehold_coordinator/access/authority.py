@@ -60,6 +60,7 @@ class Authority:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
         certificate = (
             x509.CertificateBuilder()
@@ -72,6 +73,7 @@ class Authority:
             .add_extension(alternatives, critical=True)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(issuer, critical=False)
             .sign(self.key, hashes.SHA256())
         )
         pem = certificate.public_bytes(serialization.Encoding.PEM)

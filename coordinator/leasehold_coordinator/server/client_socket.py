@@ -2,18 +2,18 @@
 
 gRPC does not expose the sockets of its peers. So connections are accepted here, where the kernel identifies
 the peer (unix(7)), and are forwarded byte by byte to gRPC's own listener. Each has a name by which a call
-finds its peer. The listener is in a folder that only the coordinator's user can enter.
+finds its peer. The listener's socket is in the state directory, and only the coordinator's user can connect to it.
 """
 
 import asyncio
 import errno
+import hashlib
 import logging
 import os
 import secrets
 import socket
 import stat
 import struct
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
@@ -40,25 +40,28 @@ class ClientSocket:
 
     Args:
         path: Its path. A socket that a killed coordinator left there is replaced.
+        directory: The state directory, for gRPC's own listener.
 
     Raises:
         StartError: The socket can't be created.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, directory: Path) -> None:
         self.path = path
+        name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
+        self._inner_path = directory.absolute() / f"{name}.grpc"  # one for each coordinator of the directory
+        _require_short(self._inner_path, "--state-dir")
         self._users: dict[str, int] = {}
         """The user of each forwarded connection, by the connection's name."""
         self._connections: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(CONNECTIONS_LIMIT)
-        self._folder = tempfile.TemporaryDirectory(prefix="leasehold-coordinator-")
         self._listener = _listen(path)
         self._accepting = asyncio.create_task(self._accept())
 
     @property
     def inner_address(self) -> str:
         """Address of gRPC's own listener."""
-        return f"unix:{self._folder.name}/grpc"
+        return f"unix:{self._inner_path}"
 
     def user_id(self, grpc_peer: str) -> int | None:
         """The user behind a gRPC peer, by ``context.peer()``. None: the connection was not forwarded."""
@@ -72,7 +75,7 @@ class ClientSocket:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
         self.path.unlink(missing_ok=True)
-        self._folder.cleanup()
+        self._inner_path.unlink(missing_ok=True)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -105,7 +108,7 @@ class ClientSocket:
             self._users[name] = uid
             try:
                 inner.bind(f"\0{name}")
-                await asyncio.get_running_loop().sock_connect(inner, self.inner_address.removeprefix("unix:"))
+                await asyncio.get_running_loop().sock_connect(inner, str(self._inner_path))
                 await _join(connection, inner)
             finally:
                 # Removed before the address is free: its next user must not get the identity of this peer.
@@ -130,12 +133,16 @@ async def _pump(source: socket.socket, sink: socket.socket) -> None:
             await loop.sock_sendall(sink, data)
 
 
-def _listen(path: Path) -> socket.socket:
+def _require_short(path: Path, option: str) -> None:
     if len(os.fsencode(path)) > PATH_LIMIT_BYTES:
         raise StartError(
             f"the path of the socket {path} is longer than {PATH_LIMIT_BYTES} bytes: choose a shorter one "
-            "with --socket"
+            f"with {option}"
         )
+
+
+def _listen(path: Path) -> socket.socket:
+    _require_short(path, "--socket")
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(path)

@@ -75,6 +75,7 @@ class Listeners:
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
         socket_path: Path of the socket for clients of this host.
+        state_directory: The state directory.
 
     Raises:
         StartError: The socket can't be created.
@@ -87,8 +88,9 @@ class Listeners:
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
         socket_path: Path,
+        state_directory: Path,
     ) -> None:
-        self._socket = ClientSocket(socket_path)
+        self._socket = ClientSocket(socket_path, state_directory)
         authentication = Authentication(tokens, self._socket.user_id)
         self._clients = _client_server(fleet, dispatcher, health_servicer, authentication)
         self._workers = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)

@@ -64,7 +64,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
-        listeners = Listeners(fleet, dispatcher, health_servicer, tokens, config.socket_path)
+        paths = config.socket_path, Path(config.state_dir)
+        listeners = Listeners(fleet, dispatcher, health_servicer, tokens, *paths)
         addresses = await listeners.start(config.listen, config.worker_listen, tls)
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)

@@ -3,6 +3,7 @@
 import datetime
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, cast, final
 
@@ -12,6 +13,9 @@ from leasehold_coordinator.access.authority import LOOPBACK_NAMES, Authority, op
 from leasehold_coordinator.access.local_tokens import LocalTokens, open_tokens
 from leasehold_coordinator.access.private_files import open_directory
 from leasehold_coordinator.errors import StartError
+
+PRESENT: Final = partial(datetime.datetime.now, datetime.UTC)
+"""The present time."""
 
 WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - addresses that are no names of the server
 
@@ -33,12 +37,17 @@ class ServerTls:
     def credentials(self) -> grpc.ServerCredentials:
         """Credentials for a port. gRPC asks for the certificate at each handshake."""
         # None keeps the present certificate, as gRPC's documentation says, and its types do not.
-        renewed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._renewed)
+        renewed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self.renewed)
         return grpc.dynamic_ssl_server_credentials(self._configuration(), renewed)
 
-    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+    @property
+    def renew_time(self) -> datetime.datetime:
+        """When another certificate is due."""
+        return self._certificate.renew_time
+
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """A new certificate if one is due. None: the present one stays."""
-        if datetime.datetime.now(datetime.UTC) < self._certificate.renew_time:
+        if PRESENT() < self.renew_time:
             return None
         self._certificate = self._authority.issue_server(self._names)
         return self._configuration()

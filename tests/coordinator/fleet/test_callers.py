@@ -44,16 +44,16 @@ def test_a_host_has_as_many_calls_as_are_free() -> None:
     calls = CallLimits(10)
     with ExitStack() as stack:
         for _ in range(5):
-            stack.enter_context(calls.entered("ipv4:a:1"))
-        with pytest.raises(FleetError) as error, calls.entered("ipv4:a:2"):
+            stack.enter_context(calls.entered("user/a"))
+        with pytest.raises(FleetError) as error, calls.entered("user/a"):
             pass
         assert error.value.reason == errors_pb2.ERROR_REASON_TOO_MANY_CALLS
         for _ in range(3):
-            stack.enter_context(calls.entered("ipv4:b:1"))
-        with pytest.raises(FleetError), calls.entered("ipv4:b:1"):
+            stack.enter_context(calls.entered("user/b"))
+        with pytest.raises(FleetError), calls.entered("user/b"):
             pass
     for _ in range(3):
-        with calls.entered("ipv4:a:1"):
+        with calls.entered("user/a"):
             pass
 
 

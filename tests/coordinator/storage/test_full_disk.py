@@ -11,7 +11,7 @@ from leasehold.v1 import workload_pb2
 from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
-from tests.channels import open_aio_worker_channel
+from tests.channels import open_aio_worker_channel, server_credentials
 from tests.coordinator.bench import Bench, on_bench, workload
 from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello

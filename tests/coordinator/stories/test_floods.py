@@ -10,7 +10,7 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator.api import session_service
 from leasehold_coordinator.fleet.session import FRAME_LIMIT
 
-from tests.channels import open_aio_worker_channel
+from tests.channels import open_aio_worker_channel, server_credentials
 from tests.coordinator.bench import CONNECT, Bench, on_bench
 from tests.coordinator.fleet.test_callers import DEAF
 from tests.coordinator.scripted_worker import make_hello

@@ -14,8 +14,8 @@ TIMEOUT_S: Final = 30.0
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator that the worker connects to.",
+    envvar="LEASEHOLD_WORKER_COORDINATOR",
+    help="Coordinator's address for workers.",
 )
 @click.option(
     "--state-dir",

@@ -95,6 +95,7 @@ def _play(
                 "HOME": str(home),
                 "TMPDIR": str(home),  # a killed worker leaves a folder there
                 "LEASEHOLD_LISTEN": address,
+                "LEASEHOLD_COORDINATOR": address,
                 "LEASEHOLD_WORKER_LISTEN": worker_address,
                 "LEASEHOLD_WORKER_COORDINATOR": worker_address,
                 **environment,

@@ -2,7 +2,7 @@
 
 gRPC does not expose the sockets of its peers. So connections are accepted here, where the kernel identifies
 the peer (unix(7)), and are forwarded byte by byte to gRPC's own listener. Each has a name by which a call
-finds its peer. The listener's socket is in the state directory, and only the coordinator's user can connect to it.
+finds its peer. The listener is in the state directory, and only the coordinator's user can connect to it.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ def channel_with(address: str, *authorization: str) -> grpc.Channel:
     certificate = (credentials_directory() / "ca.pem").read_bytes()
 
     def plugin(_: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
-        callback([("authorization", text) for text in authorization], None)
+        callback(tuple(("authorization", text) for text in authorization), None)
 
     credentials = grpc.composite_channel_credentials(
         grpc.ssl_channel_credentials(certificate),

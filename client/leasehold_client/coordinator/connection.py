@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
 from leasehold_client.coordinator.channels import open_channel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
+from leasehold_client.coordinator.tls_failures import explain
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -81,6 +82,9 @@ class Connection:
         try:
             yield
         except grpc.RpcError as error:
+            failure = explain(cast("grpc.Call", error).details() or "", self.address)
+            if failure is not None:
+                raise LeaseholdError(failure, code=grpc.StatusCode.UNAVAILABLE) from None
             raise decode_error(error, self.address) from None  # the gRPC error adds nothing
 
     def read(

@@ -42,6 +42,7 @@ from leasehold_worker.session.grpc_bridge import (
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
+from leasehold_worker.session.tls_failures import explain
 from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,9 @@ class CoordinatorSession:
                 "this user, or name the directory of its ca.pem and worker.token with --credentials"
             )
         with channel:
-            return await self._session(channel)
+            end = await self._session(channel)
+        end.why = explain(end.why, self._coordinator) or end.why
+        return end
 
     async def _session(self, channel: grpc.Channel) -> SessionEndError:
         """Holds one session until its end."""

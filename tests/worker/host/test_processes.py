@@ -532,15 +532,15 @@ def test_a_process_within_execve_is_found_or_the_tree_is_not_complete() -> None:
     me = identify(os.getpid())
     assert me is not None
     root = ProcessIdentity(Pid(2**22 + 1), me.start_time_ticks)
-    missed = 0
+    has_missed = False
     program = [sys.executable, "-ISE", "-c", EXECUTING]
     with subprocess.Popen(program, env={"MARK": "executing"}) as executing:
         try:
-            while missed < 2:
+            while not has_missed:
                 tree = scan_tree(root, "MARK=executing", mark_uid=os.getuid())
                 found = [identity.pid for identity in tree.processes]
                 assert found == [executing.pid] or not tree.complete
-                missed += not found
+                has_missed = not found
         finally:
             executing.kill()
 

@@ -257,6 +257,9 @@ class SessionService(SessionServiceServicer):
                     self._fleet.registry.seen(session.known, time.monotonic(), time.time_ns())
                 if (work := self._take(session, frame)) is not None:
                     await finish(work)
+                known = session.known
+                if known and (pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic())):
+                    await asyncio.sleep(pause_s)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:

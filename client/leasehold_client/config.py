@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import stat
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,9 @@ CREDENTIALS_VARIABLE: Final = "LEASEHOLD_CREDENTIALS"
 SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 """Environment variable with the path of the worker's socket."""
 
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group of a peer, as SO_PEERCRED has them (unix(7))."""
+
 FILE_LIMIT_BYTES: Final = 1_000_000
 """Largest settings file."""
 
@@ -32,7 +36,10 @@ def config_path() -> Path:
 
 def state_directory() -> Path:
     """The default state directory of this user's coordinators."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    except RuntimeError:
+        raise UsageError("this user has no home directory: set HOME or XDG_STATE_HOME") from None
     return Path(base) / "leasehold"
 
 
@@ -43,14 +50,31 @@ def credentials_directory() -> Path:
 
 def default_coordinator() -> str:
     """The socket of this user's coordinator if it answers, or else the default port."""
-    path = state_directory() / "coordinator.sock"
+    path = str(state_directory() / "coordinator.sock")
+    try:
+        require_trusted(path)
+    except OSError:
+        return DEFAULT_COORDINATOR
+    return f"{UNIX_SCHEME}{path}"
+
+
+def require_trusted(path: str) -> None:
+    """Connects to a socket, and refuses one of another user, who would read what is sent.
+
+    Raises:
+        UsageError: The server's process belongs to another user than this one and root.
+        OSError: Nobody listens there.
+    """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return DEFAULT_COORDINATOR
-    return f"{UNIX_SCHEME}{path}"
+        probe.connect(path)
+        data = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(data)
+    if uid not in (0, os.geteuid()):
+        raise UsageError(
+            f"the socket {path} is served by the Unix user {uid}, and not by root or this user: name another "
+            "coordinator with --coordinator"
+        )
 
 
 def configured_coordinator() -> str:

@@ -34,12 +34,14 @@ class CoordinatorProcess:
     load_interval_s: float = 5.0
     prelude: str = ""
     """Python that the process runs first, such as to change a limit."""
+    options: list[str] = field(default_factory=list)
+    """Further options."""
     workers: list[ScriptedWorker] = field(default_factory=list)
 
     def start(self) -> None:
         """Starts it, and opens the stubs."""
         listen = ["--listen", self.address, "--worker-listen", self.worker_address]
-        options = [*listen, "--database", str(self.folder / "store.sqlite3")]
+        options = [*listen, "--database", str(self.folder / "store.sqlite3"), *self.options]
         with (self.folder / "coordinator.log").open("a") as log:
             self.process = Forked(
                 f"{self.prelude}\n{COORDINATOR}" if self.prelude else COORDINATOR,

@@ -1,17 +1,27 @@
 """Channels to a coordinator: its socket, or TLS with a token."""
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import grpc
 
-from leasehold_client.config import CREDENTIALS_VARIABLE, UNIX_SCHEME, credentials_directory
+from leasehold_client.config import (
+    CREDENTIALS_VARIABLE,
+    UNIX_SCHEME,
+    credentials_directory,
+    require_trusted,
+)
+from leasehold_client.coordinator.token_interceptor import TokenInterceptor
 from leasehold_client.errors import NoCoordinatorError, UsageError
 
 FILES: Final = ("ca.pem", "client.token")
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+_TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
 FILE_LIMIT_BYTES: Final = 65_536
 
 
@@ -27,23 +37,31 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
         UsageError: The credentials can't be read.
     """
     if address.startswith(UNIX_SCHEME):
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, read_credentials(address), options=options)
-
-
-def read_credentials(address: str) -> grpc.ChannelCredentials:
-    """The credentials for a coordinator: the server is verified, and then gets the token.
-
-    Raises:
-        NoCoordinatorError: There are none yet.
-        UsageError: They can't be read.
-    """
+        path = address.removeprefix(UNIX_SCHEME)
+        _require_server(path)
+        return grpc.insecure_channel(f"{UNIX_SCHEME}{quote(path)}", options=options)
     directory = credentials_directory()
     certificate, token = (_read(directory / name, address) for name in FILES)
-    return grpc.composite_channel_credentials(
-        grpc.ssl_channel_credentials(certificate),
-        grpc.access_token_call_credentials(token.decode("ascii", "replace").strip()),
-    )
+    if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
+        raise UsageError(
+            f"{directory / FILES[0]} holds no certificate: copy it from the coordinator's host again"
+        )
+    text = token.decode("ascii", "replace").strip()
+    if not _TOKEN.fullmatch(text):
+        raise UsageError(f"{directory / FILES[1]} holds no token: copy it from the coordinator again")
+    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
+    return grpc.intercept_channel(channel, TokenInterceptor(text))
+
+
+def _require_server(path: str) -> None:
+    try:
+        require_trusted(path)
+    except OSError as error:
+        raise NoCoordinatorError(
+            f"no coordinator answers at {UNIX_SCHEME}{path} ({error.strerror or error}): start one with "
+            "`leasehold coordinator`, or name another one with --coordinator or LEASEHOLD_COORDINATOR",
+            code=grpc.StatusCode.UNAVAILABLE,
+        ) from None
 
 
 def _read(path: Path, address: str) -> bytes:

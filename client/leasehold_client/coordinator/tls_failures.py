@@ -2,6 +2,9 @@
 
 from typing import Final
 
+_NO_CONNECTION: Final = "failed to connect to all addresses"
+"""How gRPC's texts about failed connections begin."""
+
 _OTHER_AUTHORITY: Final = (
     "its certificate is not from the authority in ca.pem: another coordinator listens there, or its keys "
     "were made anew; copy ca.pem and the token from its state directory"
@@ -18,7 +21,8 @@ _CAUSES: Final = {
         "its start; compare both clocks"
     ),
     "Hostname Verification Check failed": (
-        "its certificate does not name that host: use the address of --listen or the host's name"
+        "its certificate does not name that host: use the address of --listen, the host's name, or a name "
+        "of the coordinator's setting server_names"
     ),
     "WRONG_VERSION_NUMBER": "what listens there does not speak TLS: correct the port",
 }
@@ -34,6 +38,8 @@ def explain(details: str, address: str) -> str | None:
     Returns:
         What happened, why, and what to do. None: the text is about something else.
     """
+    if not details.startswith(_NO_CONNECTION):
+        return None  # a coordinator answered, perhaps with a text of its own
     for text, cause in _CAUSES.items():
         if text in details:
             return f"TLS with {address} failed: {cause}"

@@ -68,7 +68,9 @@ class DemoFleet:
 
     def _start_coordinator(self) -> None:
         listen = ("--listen", "127.0.0.1:0", "--worker-listen", self._worker_address)
-        self._start("coordinator", "coordinator", *listen, "--state-dir", str(self._folder))
+        state = ("--state-dir", str(self._folder), "--database", str(self._folder / "coordinator.sqlite3"))
+        socket_path = self.address.removeprefix("unix:")
+        self._start("coordinator", "coordinator", *listen, *state, "--socket", socket_path)
 
     def replace_coordinator(self) -> None:
         """Kills the coordinator, and starts another one with the same address and store."""

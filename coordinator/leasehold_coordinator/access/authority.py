@@ -88,7 +88,7 @@ def open_authority(directory: Path) -> Authority:
         OSError: A file can't be created or read.
     """
     key_path, certificate_path = directory / KEY_FILE, directory / CERTIFICATE_FILE
-    if not key_path.exists():
+    if not key_path.exists() and not certificate_path.exists():
         create_file(key_path, _pem(ec.generate_private_key(ec.SECP256R1())))
     key_pem = read_file(key_path, is_secret=True)
     try:
@@ -102,6 +102,8 @@ def open_authority(directory: Path) -> Authority:
             raise ValueError(f"{CERTIFICATE_FILE} belongs to another key")
         if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
             raise ValueError(f"{CERTIFICATE_FILE} has expired")
+        if certificate.not_valid_before_utc > datetime.datetime.now(datetime.UTC):
+            raise ValueError(f"{CERTIFICATE_FILE} is not valid yet, by this host's clock")
     except ValueError as error:
         raise StartError(
             f"{key_path} and {CERTIFICATE_FILE} are no certificate authority ({error}): delete both, and new "
@@ -136,7 +138,7 @@ _SIGNS_CERTIFICATES: Final = x509.KeyUsage(
     data_encipherment=False,
     key_agreement=False,
     key_cert_sign=True,
-    crl_sign=True,
+    crl_sign=False,
     encipher_only=False,
     decipher_only=False,
 )

@@ -6,12 +6,19 @@ They are created whole or not at all, and read only if no other user could chang
 import os
 import secrets
 import stat
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from leasehold_coordinator.errors import StartError
 
 FILE_LIMIT_BYTES: Final = 65_536
+UNFINISHED: Final = ".new"
+"""End of the name of a file that is not complete yet."""
+
+UNFINISHED_AGE_S: Final = 60.0
+"""Age from which on nobody is still writing such a file."""
 
 
 def open_directory(directory: Path) -> None:
@@ -22,12 +29,37 @@ def open_directory(directory: Path) -> None:
         OSError: It can't be created.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-        raise StartError(
-            f"other users may change {directory}: make it yours with mode 0700, or choose another with "
-            "--state-dir"
-        )
+    require_ours(directory, "--state-dir")
+    _sweep(directory)
+
+
+def require_ours(directory: Path, option: str) -> None:
+    """Refuses a directory in which another user could replace files, or which that user could replace.
+
+    Args:
+        directory: The existing directory.
+        option: The option that names another one, for the message.
+
+    Raises:
+        StartError: Another user owns or may change a part of its path.
+        OSError: The path can't be read.
+    """
+    for part in (resolved := directory.resolve(), *resolved.parents):
+        found = part.stat()
+        is_shared = found.st_mode & 0o022 and not (part != resolved and found.st_mode & stat.S_ISVTX)
+        if found.st_uid not in (0, os.geteuid()) or is_shared:
+            raise StartError(
+                f"other users may change {part}: make it yours with mode 0700, or choose another directory "
+                f"with {option}"
+            )
+
+
+def _sweep(directory: Path) -> None:
+    """Removes files that a killed coordinator had not finished. One of them may hold a key."""
+    for path in directory.glob(f".*{UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > UNFINISHED_AGE_S:
+                path.unlink()
 
 
 def create_file(path: Path, content: bytes, mode: int = 0o600) -> bool:
@@ -36,7 +68,7 @@ def create_file(path: Path, content: bytes, mode: int = 0o600) -> bool:
     Returns:
         Whether this call created it. Another coordinator of this user may have been first.
     """
-    new = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    new = path.with_name(f".{path.name}-{secrets.token_hex(8)}{UNFINISHED}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with open(descriptor, "wb") as file:
@@ -49,7 +81,17 @@ def create_file(path: Path, content: bytes, mode: int = 0o600) -> bool:
         return False
     finally:
         new.unlink()
+        _sync(path.parent)
     return True
+
+
+def _sync(directory: Path) -> None:
+    """Writes a directory's entries to disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_file(path: Path, *, is_secret: bool) -> bytes:

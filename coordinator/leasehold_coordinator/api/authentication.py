@@ -8,7 +8,6 @@ from typing import Any, Final, NoReturn, final
 import grpc
 from leasehold.v1 import errors_pb2
 
-from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE, LocalTokens, is_bearer
 from leasehold_coordinator.access.methods import METHODS
 from leasehold_coordinator.errors import FleetError
@@ -32,39 +31,42 @@ class Authentication:
     def __init__(self, tokens: LocalTokens, socket_user: Callable[[str], int | None]) -> None:
         self._tokens = tokens
         self._socket_user = socket_user
-        self._users = {
-            uid: Identity(Kind.LOCAL, _user_name(uid)) for uid in (0, os.geteuid())
-        }  # looked up once: a directory of users may be slow
+        self._users = {uid: f"local/{_user_name(uid)}" for uid in (0, os.geteuid())}
+        """Identities of Unix users, looked up once: a directory of users may be slow."""
 
-    def client(self, context: Context) -> Identity:
-        """The user who calls.
+    def client(self, context: Context) -> str:
+        """The identity of the user who calls.
 
         Raises:
             FleetError: UNAUTHENTICATED.
         """
+        headers = _authorization(context)
         if context.peer().startswith(_SOCKET_SCHEMES):
+            if headers:
+                _refuse(
+                    "the call has a token besides its connection's user: send no token through the socket"
+                )
             uid = self._socket_user(context.peer())
             if uid not in self._users:
                 _refuse(f"the Unix user {uid} has no role: call as root or as the coordinator's user")
             return self._users[uid]
         _require_tls_1_3(context)
-        if not is_bearer(_authorization(context), self._tokens.client):
+        if not _is_only(headers, self._tokens.client):
             _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
         return self._users[os.geteuid()]
 
-    def worker(self, context: Context) -> Identity:
-        """The worker that calls.
+    def require_worker(self, context: Context) -> None:
+        """Refuses a call without the token of workers.
 
         Raises:
             FleetError: UNAUTHENTICATED.
         """
         _require_tls_1_3(context)
-        if not is_bearer(_authorization(context), self._tokens.worker):
+        if not _is_only(_authorization(context), self._tokens.worker):
             _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
-        return Identity(Kind.WORKER)
 
-    def authorize(self, method: str, context: Context) -> Identity:
-        """The user who calls a method, if the user's role permits the method.
+    def authorize(self, method: str, context: Context) -> str:
+        """The identity of the user who calls a method, if the user's role permits the method.
 
         Raises:
             FleetError: UNAUTHENTICATED or NOT_PERMITTED.
@@ -90,12 +92,14 @@ def _require_tls_1_3(context: Context) -> None:
         _refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
 
-def _authorization(context: Context) -> str:
-    """The ``authorization`` header of a call, or an empty text."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "authorization" and isinstance(value, str):
-            return value
-    return ""
+def _authorization(context: Context) -> list[str | bytes]:
+    """The ``authorization`` headers of a call."""
+    return [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+
+
+def _is_only(headers: list[str | bytes], token: str) -> bool:
+    """Whether a token is the only credential in headers."""
+    return len(headers) == 1 and isinstance(headers[0], str) and is_bearer(headers[0], token)
 
 
 def _user_name(uid: int) -> str:

@@ -22,7 +22,15 @@ from leasehold.worker.v1 import session_pb2
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
-from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
+from leasehold_coordinator.fleet.callers import (
+    CALL_LIMIT,
+    LIST_LIMIT,
+    STREAM_LIMIT,
+    CallLimits,
+    caller_at_host,
+    host_of,
+    note_caller,
+)
 from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import duration
 
@@ -83,9 +91,9 @@ class Border(grpc.aio.ServerInterceptor):
 
         async def serve(requests: object, context: Context) -> object:
             try:
-                caller = str(self._authentication.authorize(method, context))
-                note_caller(caller)
-                leave = places.enter(caller)
+                identity = self._authentication.authorize(method, context)
+                note_caller(identity, host_of(context.peer()))
+                leave = places.enter(caller_at_host())
                 # The call counts until it is over: a response that its client does not read takes memory.
                 context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
                 return await work(requests, context)

@@ -97,7 +97,7 @@ class SessionService(SessionServiceServicer):
         self, request_iterator: object, context: Context
     ) -> None:
         try:
-            self._authentication.worker(context)
+            self._authentication.require_worker(context)
             # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
             leave = self._streams.enter(host_of(context.peer()))
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do

@@ -1,7 +1,7 @@
 """The caller of each call, and limits on concurrent calls.
 
-A client is an identity, and a worker counts by its host. A caller may have at most as many calls as are still
-free, which always leaves room for other callers.
+A client counts by its identity and host, and a worker by its host. A caller may have at most as many calls as
+are still free, which always leaves room for other callers.
 """
 
 from collections import Counter
@@ -26,17 +26,22 @@ STREAM_LIMIT: Final = 1_024
 SESSION_LIMIT: Final = 24_576
 """Most concurrent streams of workers, with ended streams whose peer has not read the last frames."""
 
-_CALLER: Final[ContextVar[str]] = ContextVar("caller", default="")
+_CALLER: Final[ContextVar[tuple[str, str]]] = ContextVar("caller", default=("", ""))
 
 
 def caller() -> str:
     """The identity whose call the current task serves. Empty: no call."""
-    return _CALLER.get()
+    return _CALLER.get()[0]
 
 
-def note_caller(caller: str) -> None:
+def caller_at_host() -> str:
+    """The caller with its host. Limits count by this: many programs of many hosts share an identity."""
+    return " at ".join(_CALLER.get())
+
+
+def note_caller(identity: str, host: str) -> None:
     """Sets the caller of the current task, and of tasks that it starts later."""
-    _CALLER.set(caller)
+    _CALLER.set((identity, host))
 
 
 def host_of(peer: str) -> str:

@@ -17,14 +17,18 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
+from urllib.parse import quote
 
+from leasehold_coordinator.access.private_files import require_ours
 from leasehold_coordinator.errors import StartError
 
 logger = logging.getLogger(__name__)
 
 MODE: Final = 0o600
-CONNECTIONS_LIMIT: Final = 256
-"""Connections at once. Further ones wait."""
+CONNECTIONS_LIMIT: Final = 1_024
+"""Connections at once. Further ones are closed."""
+
+BACKLOG: Final = 256
 
 CHUNK_BYTES: Final = 65_536
 PATH_LIMIT_BYTES: Final = 107
@@ -54,14 +58,14 @@ class ClientSocket:
         self._users: dict[str, int] = {}
         """The user of each forwarded connection, by the connection's name."""
         self._connections: set[asyncio.Task[None]] = set()
-        self._places = asyncio.Semaphore(CONNECTIONS_LIMIT)
         self._listener = _listen(path)
+        self._inode = path.stat().st_ino
         self._accepting = asyncio.create_task(self._accept())
 
     @property
     def inner_address(self) -> str:
         """Address of gRPC's own listener."""
-        return f"unix:{self._inner_path}"
+        return f"unix:{quote(str(self._inner_path))}"  # gRPC decodes it as a URI
 
     def user_id(self, grpc_peer: str) -> int | None:
         """The user behind a gRPC peer, by ``context.peer()``. None: the connection was not forwarded."""
@@ -74,18 +78,23 @@ class ClientSocket:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
-        self.path.unlink(missing_ok=True)
-        self._inner_path.unlink(missing_ok=True)
+        with suppress(OSError):  # such as a read-only disk: the next start replaces both
+            self._inner_path.unlink(missing_ok=True)
+            if self.path.stat().st_ino == self._inode:  # not the socket of a later coordinator
+                self.path.unlink()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._places.acquire()
             try:
                 connection, _ = await loop.sock_accept(self._listener)
             except OSError as error:  # such as EMFILE, which passes
-                self._places.release()
                 logger.warning("can't accept a connection on %s: %s", self.path, error.strerror)
+                await asyncio.sleep(1)
+                continue
+            if len(self._connections) >= CONNECTIONS_LIMIT:
+                connection.close()
+                logger.warning("%s has %d connections, which is the limit", self.path, CONNECTIONS_LIMIT)
                 await asyncio.sleep(1)
                 continue
             task = loop.create_task(self._forward(connection))
@@ -94,7 +103,6 @@ class ClientSocket:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._connections.discard(task)
-        self._places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("a connection on %s failed: %s", self.path, error)
 
@@ -143,22 +151,28 @@ def _require_short(path: Path, option: str) -> None:
 
 def _listen(path: Path) -> socket.socket:
     _require_short(path, "--socket")
+    try:
+        require_ours(path.parent, "--socket")
+        _remove_stale(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
     listener = socket.socket(socket.AF_UNIX)
     try:
-        _remove_stale(path)
         mask = os.umask(0o777 & ~MODE)
         try:
             listener.bind(str(path))
         finally:
             os.umask(mask)
-        listener.listen(CONNECTIONS_LIMIT)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise StartError(
-            f"can't listen on the socket {path}: {error.strerror}; choose another with --socket"
-        ) from error
+        raise _unusable(path, error) from error
     return listener
+
+
+def _unusable(path: Path, error: OSError) -> StartError:
+    return StartError(f"can't listen on the socket {path}: {error.strerror}; choose another with --socket")
 
 
 def _remove_stale(path: Path) -> None:

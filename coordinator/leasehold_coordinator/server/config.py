@@ -39,6 +39,9 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     socket: str = ""
     """Path of the socket for clients of this host. Empty: the path of the store with the suffix .sock, or
     coordinator.sock in the state directory if the store is a URL."""
+    server_names: list[str] = []
+    """Further names and addresses by which clients and workers call this host, besides its name and those of
+    the listeners. The server's certificate has them."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0

@@ -47,6 +47,8 @@ def _serve(config: CoordinatorConfig) -> None:
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Anybody could fill the log with malformed headers: gRPC writes tracebacks with their content.
+    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
 
     def announce(addresses: Addresses) -> None:
         clients, workers = addresses

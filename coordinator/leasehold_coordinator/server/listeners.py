@@ -20,6 +20,7 @@ from leasehold.v1 import (
     workload_service_pb2_grpc,
 )
 
+from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.access.local_tokens import LocalTokens
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.command_service import CommandService
@@ -96,17 +97,31 @@ class Listeners:
         self._workers = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
 
-    async def start(self, clients: str, workers: str, tls: ServerTls) -> Addresses:
+    async def start(
+        self, clients: str, workers: str, authority: Authority, names: frozenset[str]
+    ) -> Addresses:
         """Serves on the addresses, with port numbers in the place of port 0.
+
+        Args:
+            clients: Address for clients, HOST:PORT.
+            workers: Address for workers, HOST:PORT.
+            authority: Issues the certificates.
+            names: Names and addresses by which clients and workers call the server.
 
         Raises:
             StartError: An address can't be used.
         """
         addresses = Addresses(
-            _listen(self._clients, clients, "--listen", tls),
-            _listen(self._workers, workers, "--worker-listen", tls),
+            _listen(self._clients, clients, "--listen", ServerTls(authority, names)),
+            _listen(self._workers, workers, "--worker-listen", ServerTls(authority, names)),
         )
-        self._clients.add_insecure_port(self._socket.inner_address)
+        try:
+            self._clients.add_insecure_port(self._socket.inner_address)
+        except RuntimeError as error:
+            raise StartError(
+                f"can't listen on {self._socket.inner_address}: {error}; choose another directory with "
+                "--state-dir"
+            ) from error
         await asyncio.gather(self._clients.start(), self._workers.start())
         return addresses
 

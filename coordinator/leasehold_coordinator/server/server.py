@@ -19,7 +19,7 @@ from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.health_reports import report_health, set_health
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
-from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
+from leasehold_coordinator.server.transport import open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -53,7 +53,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir))
-    tls = ServerTls(authority, server_names([config.listen, config.worker_listen]))
+    names = server_names([config.listen, config.worker_listen], config.server_names)
     store = Store.open(config.store)
     listeners: Listeners | None = None
     try:
@@ -66,7 +66,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_health(health_servicer, SERVICES, is_serving=True)
         paths = config.socket_path, Path(config.state_dir)
         listeners = Listeners(fleet, dispatcher, health_servicer, tokens, *paths)
-        addresses = await listeners.start(config.listen, config.worker_listen, tls)
+        addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)
         on_listening(addresses)
@@ -84,10 +84,12 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         logger.info("stopping")
         _send_away(fleet)
     finally:
-        if listeners is not None:
-            await listeners.stop()
-        await settle()
-        await asyncio.to_thread(store.close)
+        try:
+            if listeners is not None:
+                await listeners.stop()
+            await settle()
+        finally:
+            await asyncio.to_thread(store.close)
 
 
 async def _load(fleet: Fleet, database: str) -> None:

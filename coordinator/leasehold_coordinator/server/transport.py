@@ -2,7 +2,7 @@
 
 import datetime
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Final, cast, final
@@ -22,7 +22,7 @@ WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - addresses that are no n
 
 @final
 class ServerTls:
-    """The credentials of the listeners.
+    """The credentials of one listener. gRPC asks each listener for a new certificate, and takes it once.
 
     Args:
         authority: Issues the server's certificate.
@@ -35,7 +35,7 @@ class ServerTls:
         self._certificate = authority.issue_server(names)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials for a port. gRPC asks for the certificate at each handshake."""
+        """Credentials for the port."""
         # None keeps the present certificate, as gRPC's documentation says, and its types do not.
         renewed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self.renewed)
         return grpc.dynamic_ssl_server_credentials(self._configuration(), renewed)
@@ -67,17 +67,18 @@ def open_state(directory: Path) -> tuple[Authority, LocalTokens]:
         return open_authority(directory), open_tokens(directory)
     except OSError as error:
         raise StartError(
-            f"the keys and tokens in {directory} can't be created or read: {error.strerror}; choose another "
-            "directory with --state-dir"
+            f"{error.filename or directory} can't be created or read: {error.strerror}; repair that, or "
+            "choose another directory with --state-dir"
         ) from error
 
 
-def server_names(addresses: list[str]) -> frozenset[str]:
-    """Names of this host, and the hosts of the listeners' addresses.
+def server_names(addresses: Collection[str], more: Collection[str] = ()) -> frozenset[str]:
+    """Names of this host, the hosts of the listeners' addresses, and those of the settings.
 
     Args:
         addresses: HOST:PORT of each listener.
+        more: Further names and addresses.
     """
     hosts = {address.rpartition(":")[0].strip("[]") for address in addresses} - set(WILDCARDS)
-    names = {*LOOPBACK_NAMES, *hosts, socket.gethostname()}
+    names = {*LOOPBACK_NAMES, *hosts, socket.gethostname(), *more} - {""}
     return frozenset(name for name in names if name.isascii())

@@ -90,5 +90,9 @@ def test_nobody_there_is_no_failure_of_tls(state: Path) -> None:
 def test_workers_know_the_same_causes() -> None:
     assert list(workers._CAUSES) == list(clients._CAUSES)
     for text in workers._CAUSES:
-        assert (workers.explain(f"… {text}: OK", "gpu:1") or "").startswith("TLS with gpu:1 failed: ")
-    assert workers.explain("Socket closed", "gpu:1") is None
+        details = f"failed to connect to all addresses; last error: {text}: OK"
+        assert (clients.explain(details, "gpu:1") or "").startswith("TLS with gpu:1 failed: ")
+        told = workers.explain(f"UNAVAILABLE: {details}", "gpu:1") or ""
+        assert told.startswith("TLS with gpu:1 failed: ")
+        assert clients.explain(f"no workload is named {text}", "gpu:1") is None
+        assert workers.explain(f"UNAVAILABLE: refused {text}", "gpu:1") is None

@@ -1,15 +1,19 @@
 """The keys and tokens in the state directory: made once, private, and refused if others could change them."""
 
+import datetime
 import os
+import ssl
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store
-from leasehold_coordinator.access.authority import SERVER_LIFE, open_authority
+from leasehold_coordinator.access import authority as authorities
+from leasehold_coordinator.access.authority import LOOPBACK_NAMES, SERVER_LIFE, open_authority
 from leasehold_coordinator.access.local_tokens import is_bearer, open_tokens
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
@@ -73,6 +77,37 @@ def test_a_file_without_a_token_is_refused(state: Path, content: bytes) -> None:
         open_tokens(state)
 
 
+def test_a_key_that_was_deleted_is_missed(state: Path) -> None:
+    """A new one would be of no use: clients have the certificate of the old one."""
+    (state / "ca.key").unlink()
+    with pytest.raises(StartError, match=r"ca\.key can't be created or read: No such file"):
+        open_state(state)
+
+
+def test_an_authority_of_the_future_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorities, "CLOCK_DIFFERENCE", datetime.timedelta(days=-400))
+    with pytest.raises(StartError, match="is not valid yet, by this host's clock"):
+        open_state(tmp_path / "state")
+
+
+def test_what_a_killed_coordinator_left_is_removed(state: Path) -> None:
+    left, fresh = state / ".ca.key-0123.new", state / ".ca.key-4567.new"
+    for path in (left, fresh):
+        path.write_text("a key")
+    os.utime(left, (0, 0))
+    open_state(state)
+    assert not left.exists()
+    assert fresh.exists(), "another coordinator may be writing it"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_below_one_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    with pytest.raises(StartError, match="other users may change"):
+        open_state(tmp_path / "theirs/state")
+
+
 @pytest.mark.parametrize("name", ["ca.pem", "ca.key"])
 def test_a_damaged_authority_is_refused(state: Path, name: str) -> None:
     (state / name).write_bytes(b"-----BEGIN NOTHING-----\n")
@@ -109,16 +144,30 @@ def test_a_servers_certificate_is_verified_by_its_names(state: Path) -> None:
     )
 
 
-def test_a_server_renews_its_certificate_at_half_of_its_life(
+def test_each_listener_renews_its_certificate_at_half_of_its_life(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tls = ServerTls(open_authority(state), frozenset({"localhost"}))
-    assert tls.renewed() is None
-    monkeypatch.setattr("leasehold_coordinator.server.transport.PRESENT", lambda: tls.renew_time)
-    assert tls.renewed() is not None
-    monkeypatch.undo()
-    assert tls.renewed() is None, "the new one has just been issued"
+    authority = open_authority(state)
+    both = [ServerTls(authority, frozenset(LOOPBACK_NAMES)) for _ in range(2)]
+    server = grpc.server(ThreadPoolExecutor(1))
+    ports = [server.add_secure_port("127.0.0.1:0", tls.credentials()) for tls in both]
+    server.start()
+    try:
+        first = [served(port) for port in ports]
+        assert [served(port) for port in ports] == first
+        monkeypatch.setattr("leasehold_coordinator.server.transport.PRESENT", lambda: both[0].renew_time)
+        second = [served(port) for port in ports]
+        monkeypatch.undo()
+        assert [served(port) for port in ports] == second
+    finally:
+        server.stop(None)
+    assert len({*first, *second}) == 4
     assert SERVER_LIFE.days == 90
+
+
+def served(port: int) -> str:
+    """The certificate that a server shows now."""
+    return ssl.get_server_certificate(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize(

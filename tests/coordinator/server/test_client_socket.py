@@ -2,6 +2,7 @@
 
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,56 @@ def test_many_connections_share_the_socket(coordinator: CoordinatorProcess) -> N
         assert client.workers() == []
     for client in clients:
         client.close()
+
+
+def test_the_socket_of_a_later_coordinator_stays(coordinator: CoordinatorProcess) -> None:
+    path = coordinator.folder / "store.sock"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as later:
+        later.bind(str(path))
+        coordinator.end(signal.SIGTERM)
+        assert path.exists()
+
+
+def test_connections_beyond_the_limit_are_closed(coordinator: CoordinatorProcess) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "from leasehold_coordinator.server import client_socket as s; s.CONNECTIONS_LIMIT = 2"
+    )
+    coordinator.start()
+    path = str(coordinator.folder / "store.sock")
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
+        for one in held:
+            one.connect(path)
+            one.settimeout(20)
+        assert held[2].recv(1) == b""
+    assert "has 2 connections, which is the limit" in coordinator.log()
+    with Client(f"unix:{path}") as client:
+        assert client.workers() == []
+
+
+def test_a_path_with_odd_characters(coordinator: CoordinatorProcess) -> None:
+    path = coordinator.folder / "a %20#?.sock"
+    coordinator.end(signal.SIGTERM)
+    coordinator.options = ["--socket", str(path)]
+    coordinator.start()
+    with Client(f"unix:{path}") as client:
+        assert client.workers() == []
+
+
+def test_a_stop_on_a_disk_that_cannot_be_written_is_a_stop(coordinator: CoordinatorProcess) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "import pathlib, errno\n"
+        "unlink = pathlib.Path.unlink\n"
+        "def fail(path, missing_ok=False):\n"
+        "    if path.suffix in ('.sock', '.grpc'): raise OSError(errno.EROFS, 'Read-only file system')\n"
+        "    unlink(path, missing_ok)\n"
+        "pathlib.Path.unlink = fail"
+    )
+    coordinator.folder.joinpath("store.sock").unlink(missing_ok=True)
+    coordinator.start()
+    assert coordinator.end(signal.SIGTERM) == 0
+    coordinator.prelude = ""
+    coordinator.start()

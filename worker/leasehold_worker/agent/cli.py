@@ -1,6 +1,7 @@
 """``leasehold worker``: the agent's command line."""
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -76,6 +77,7 @@ def command(
     started again on the same state directory finds them, and settles interrupted commands.
     """
     # Until the agent listens, SIGINT ends it without a traceback.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # failed handshakes are told by the session
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # imports make no garbage, and collections take a tenth of the start
     from leasehold_worker.agent import daemon  # late: `leasehold worker --help` needs nothing of it

@@ -1,14 +1,17 @@
 """The worker's gRPC channel: its settings and credentials."""
 
+import errno
 import os
+import re
+import stat
 from pathlib import Path
 from typing import Final
 
 import grpc
 
-from leasehold_worker.files.regular_files import open_regular
-
 FILES: Final = ("ca.pem", "worker.token")
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+_TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
 FILE_LIMIT_BYTES: Final = 65_536
 
 KEEPALIVE_TIME_MS: Final = 10_000
@@ -43,16 +46,27 @@ def open_channel(coordinator: str, directory: Path) -> grpc.Channel:
         directory: Directory of the coordinator's certificate and of the token.
 
     Raises:
-        OSError: A file can't be read, or is not regular.
+        OSError: A file can't be read, or does not hold what it should.
     """
     certificate, token = (_read(directory / name) for name in FILES)
+    text = token.decode("ascii", "replace").strip()
+    if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
+        raise OSError(errno.EINVAL, "it holds no certificate", str(directory / FILES[0]))
+    if not _TOKEN.fullmatch(text):
+        raise OSError(errno.EINVAL, "it holds no token", str(directory / FILES[1]))
     credentials = grpc.composite_channel_credentials(
-        grpc.ssl_channel_credentials(certificate),
-        grpc.access_token_call_credentials(token.decode("ascii", "replace").strip()),
+        grpc.ssl_channel_credentials(certificate), grpc.access_token_call_credentials(text)
     )
     return grpc.secure_channel(coordinator, credentials, options=OPTIONS)
 
 
 def _read(path: Path) -> bytes:
-    with open_regular(path) as descriptor:
-        return os.read(descriptor, FILE_LIMIT_BYTES)
+    """The content of a file, which may be a link: mounted secrets are."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return file.read(FILE_LIMIT_BYTES)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

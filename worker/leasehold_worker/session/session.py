@@ -150,7 +150,9 @@ class CoordinatorSession:
     async def _connect(self) -> SessionEndError:
         """Holds one session on a channel of its own, with the present credentials."""
         try:
-            channel = await trio.to_thread.run_sync(open_channel, self._coordinator, self._credentials)
+            channel = await trio.to_thread.run_sync(
+                open_channel, self._coordinator, self._credentials, abandon_on_cancel=True
+            )
         except OSError as error:
             return SessionEndError(
                 f"the credentials for {self._coordinator} can't be read: {error}; start the coordinator as "

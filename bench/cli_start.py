@@ -9,7 +9,6 @@ one JSON document.
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Final, NamedTuple
 
 from bench.command_latency import process
 from bench.machine import machine
+from tests.channels import LISTENING
 
 PROGRAM: Final = Path(sys.executable).with_name("leasehold")
 BARE: Final = "python -c pass"
@@ -74,9 +74,10 @@ class Runner(NamedTuple):
 def coordinator(folder: Path) -> Iterator[str]:
     """The address of a coordinator without workers."""
     database = str(folder / "store.sqlite3")
-    with process("coordinator", "--listen", "127.0.0.1:0", "--database", database) as started:
+    options = ("--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--database", database)
+    with process("coordinator", *options) as started:
         assert started.stdout is not None
-        listening = re.search(r"on (\S+)$", started.stdout.readline().strip())
+        listening = LISTENING.search(started.stdout.readline())
         if listening is None:
             raise SystemExit("the coordinator did not start")
         yield listening.group(1)

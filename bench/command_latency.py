@@ -11,7 +11,6 @@ of both sides. Prints one JSON document.
 import argparse
 import json
 import os
-import re
 import sqlite3
 import statistics
 import subprocess
@@ -37,6 +36,7 @@ from leasehold.v1 import (
 from leasehold_simgpu import SimulatedHost, Timing
 
 from bench.machine import machine
+from tests.channels import LISTENING, open_channel
 
 COUNTER = Path(__file__).resolve().parents[1] / "examples/counter.py"
 START_TIMEOUT_S = 30.0
@@ -77,17 +77,20 @@ def fleet(folder: Path, parked: int = 1) -> Iterator[grpc.Channel]:
     host = SimulatedHost.create(folder / "host", gpus=1, chip="H100", timing=Timing.instant())
     with ExitStack() as stack:
         coordinator = stack.enter_context(
-            process("coordinator", "--listen", "127.0.0.1:0", "--database", str(folder / "store.sqlite3"))
+            process(
+                *("coordinator", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0"),
+                *("--database", str(folder / "store.sqlite3")),
+            )
         )
         assert coordinator.stdout is not None
-        listening = re.search(r"on (\S+)$", coordinator.stdout.readline().strip())
+        listening = LISTENING.search(coordinator.stdout.readline())
         if listening is None:
             raise SystemExit("the coordinator did not start")
-        address = listening.group(1)
-        worker_options = ["--coordinator", address, "--state-dir", str(folder / "worker")]
+        address, worker_address = listening.groups()
+        worker_options = ["--coordinator", worker_address, "--state-dir", str(folder / "worker")]
         worker_options += ["--stop-workloads", "stop"]  # by default, workloads outlive their worker
         stack.enter_context(process("worker", *worker_options, **host.environment()))
-        channel = stack.enter_context(grpc.insecure_channel(address))
+        channel = stack.enter_context(open_channel(address))
         workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
         workers = fleet_service_pb2_grpc.FleetServiceStub(channel)
         wait_for(

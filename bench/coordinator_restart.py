@@ -68,7 +68,8 @@ def start(database: Path) -> tuple[float, float]:
     with subprocess.Popen(
         [
             *(sys.executable, "-m", "leasehold_client", "coordinator"),
-            *("--listen", "127.0.0.1:0", "--database", str(database)),
+            *("--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0"),
+            *("--database", str(database)),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

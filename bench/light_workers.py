@@ -32,6 +32,8 @@ from leasehold.worker.v1.session_pb2 import (
 )
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
+from tests.channels import open_aio_worker_channel
+
 GPUS = 8
 REPORT_S = 0.2
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 8.0
@@ -113,7 +115,7 @@ class LightWorker:
     async def run(self) -> None:
         """Holds one session after the other, on one channel."""
         backoff_s = BACKOFF_MIN_S
-        async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+        async with open_aio_worker_channel(self._address, OPTIONS) as channel:
             while True:
                 began = time.monotonic()
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

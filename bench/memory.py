@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from leasehold.v1 import (
     command_pb2,
     command_service_pb2,
@@ -32,6 +31,7 @@ from leasehold_simgpu import SimulatedHost, Timing
 from bench.command_latency import COUNTER, process, suspend
 from bench.fleet.processes import Coordinator, Swarm, memory_bytes, wait_for
 from bench.machine import machine
+from tests.channels import open_aio_channel, open_channel
 
 LIGHT_WORKERS = 20
 LIGHT_CLIENTS = 12
@@ -92,7 +92,7 @@ async def ask(address: str, client: int, progress: Progress) -> None:
     """Creates one command after the other: for a suspended workload, or for the light workers in turn."""
     is_real = client < REAL_CLIENTS
     spec = workload_pb2.WorkloadSpec(arguments=["true"])
-    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    async with open_aio_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
         commands = command_service_pb2_grpc.CommandServiceStub(channel)
         number = client
@@ -116,7 +116,7 @@ async def ask(address: str, client: int, progress: Progress) -> None:
 
 def park(address: str) -> None:
     """Creates a suspended workload on the real worker for each of its clients."""
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address) as channel:
         workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
         workers = fleet_service_pb2_grpc.FleetServiceStub(channel)
         wait_for(
@@ -155,11 +155,11 @@ def measure(commands: int, seconds: float) -> dict[str, Any]:
         coordinator.start()
         stack.callback(coordinator.kill)
         host = SimulatedHost.create(folder / "host", gpus=1, chip="H100", timing=Timing.instant())
-        options = ["--coordinator", coordinator.address, "--state-dir", str(folder / "worker")]
+        options = ["--coordinator", coordinator.worker_address, "--state-dir", str(folder / "worker")]
         options += ["--stop-workloads", "stop"]
         worker = stack.enter_context(process("worker", *options, **host.environment()))
         park(coordinator.address)
-        swarm = Swarm(coordinator.address, LIGHT_WORKERS)
+        swarm = Swarm(coordinator.worker_address, LIGHT_WORKERS)
         stack.callback(swarm.stop)
         wait_for(lambda: swarm.welcomed == LIGHT_WORKERS, "the welcome of the light workers")
         began = time.monotonic()

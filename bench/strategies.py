@@ -144,7 +144,14 @@ def why_no_gpu() -> str:
 
 def start_real_worker(fleet: Fleet) -> None:
     """Starts a worker for the GPUs of this machine."""
-    options = ["--coordinator", fleet.address, "--state-dir", str(fleet.folder / WORKER), "--name", WORKER]
+    options = [
+        "--coordinator",
+        fleet.worker_address,
+        "--state-dir",
+        str(fleet.folder / WORKER),
+        "--name",
+        WORKER,
+    ]
     fleet._start(WORKER, "worker", *options, "--stop-workloads", "stop", environment=dict(os.environ))
     fleet.wait(lambda: fleet.worker_state(WORKER) == "WORKER_STATE_CONNECTED")
 

@@ -34,6 +34,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = (
     "asyncio",
     "click",
+    "cryptography.x509",
     "google.protobuf.json_format",
     "grpc",
     "grpc_health.v1.health",

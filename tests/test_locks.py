@@ -25,14 +25,14 @@ WANTED = {
 
 
 def pins(path: Path) -> dict[str, set[str]]:
-    """The hashes of each pin of a lock."""
+    """The hashes of each pin of a lock. Markers differ: a lock has those of its own extra."""
     entries = re.split(r"\n(?=\S)", path.read_text().strip())
     found: dict[str, set[str]] = {}
     for entry in entries:
         pin, *hashes = re.split(r"\s*\\?\s*--hash=", entry)
         assert hashes, f"{pin} has no hash"
         assert "==" in pin, f"{pin} is no pin"
-        found[" ".join(pin.split())] = {line.strip() for line in hashes}
+        found[pin.partition(";")[0].strip()] = {line.strip() for line in hashes}
     return found
 
 

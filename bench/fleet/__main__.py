@@ -40,7 +40,7 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
         stack.callback(lambda: coordinator.kill())
         time.sleep(1.0)
         idle_bytes = memory_bytes(coordinator.process.pid, "VmRSS")
-        swarm = Swarm(coordinator.address, count)
+        swarm = Swarm(coordinator.worker_address, count)
         stack.callback(swarm.stop)
         connect_s = wait_for(lambda: swarm.welcomed == count, f"the welcome of {count} workers")
         settle(count)

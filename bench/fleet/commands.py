@@ -19,6 +19,7 @@ from leasehold.v1 import (
 )
 
 from bench.fleet.processes import Coordinator, Swarm, cpu_s, spread, wait_for
+from tests.channels import open_aio_channel
 
 LATEST_S = 5.0
 """How long to wait for outcomes after the last command was created."""
@@ -28,7 +29,7 @@ async def ask(address: str, client: int, clients: int, workers: int, deadline: f
     """Runs something on workers, one command after the other. Returns the times of accepted commands."""
     times_s: list[float] = []
     spec = workload_pb2.WorkloadSpec(arguments=["true"])
-    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    async with open_aio_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
         commands = command_service_pb2_grpc.CommandServiceStub(channel)
         number = client
@@ -69,7 +70,7 @@ def measure_commands(workers: int, clients: int, seconds: float) -> dict[str, An
         coordinator = Coordinator(Path(folder))
         coordinator.start()
         stack.callback(lambda: coordinator.kill())
-        swarm = Swarm(coordinator.address, workers)
+        swarm = Swarm(coordinator.worker_address, workers)
         stack.callback(swarm.stop)
         wait_for(lambda: swarm.welcomed == workers, f"the welcome of {workers} workers")
         pid = coordinator.process.pid

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from tests.channels import LISTENING
+
 LIGHT_WORKERS = Path(__file__).parents[1] / "light_workers.py"
 SWARM_SIZE = 2_500
 """Light workers of one process."""
@@ -57,21 +59,22 @@ class Coordinator:
 
     def __init__(self, folder: Path) -> None:
         self._database = folder / "store.sqlite3"
-        self.address = "127.0.0.1:0"
+        self.address = self.worker_address = "127.0.0.1:0"
 
     def start(self) -> None:
         """Starts it."""
-        options = ["--listen", self.address, "--database", str(self._database), "--log-level", "error"]
+        options = ["--listen", self.address, "--worker-listen", self.worker_address]
+        options += ["--database", str(self._database), "--log-level", "error"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "leasehold_client", "coordinator", *options],
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None
-        listening = re.search(r"on (\S+)$", self.process.stdout.readline().strip())
+        listening = LISTENING.search(self.process.stdout.readline())
         if listening is None:
             raise SystemExit("the coordinator did not start")
-        self.address = listening[1]
+        self.address, self.worker_address = listening.groups()
 
     def commits(self) -> int:
         """Number of commits of its store."""

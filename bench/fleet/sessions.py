@@ -10,6 +10,7 @@ from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Conne
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 from bench.light_workers import hello, leases
+from tests.channels import open_channel
 
 PROBES = 200
 PROBE_NUMBER = 900_000
@@ -19,7 +20,7 @@ class Probe:
     """One worker in this process, whose frames are timed."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
+        self._channel = open_channel(address)
         self._up: queue.Queue[ConnectRequest | None] = queue.Queue()
         self._down: queue.Queue[ConnectResponse] = queue.Queue()
         self._sequence = 0
@@ -69,7 +70,7 @@ class Probe:
 def time_watcher(address: str, probe: Probe) -> list[float]:
     """Latency of changes of a lease from the worker to a watcher."""
     times_s: list[float] = []
-    with grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+    with open_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
         watch = fleet_service_pb2_grpc.FleetServiceStub(channel).WatchFleet(
             fleet_service_pb2.WatchFleetRequest()
         )
@@ -93,7 +94,7 @@ def time_silence(address: str, probe: Probe) -> dict[str, float]:
     probe.tell_load(0)
     began = time.monotonic()
     seen: dict[str, float] = {}
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address) as channel:
         stub = fleet_service_pb2_grpc.FleetServiceStub(channel)
         while "LOST" not in seen and time.monotonic() - began < 1.5 * lost_s + 30:
             worker = stub.GetWorker(

@@ -2,7 +2,7 @@
 
 Example::
 
-    with Client("127.0.0.1:7400") as client:
+    with Client() as client:
         command = client.wait(client.suspend("trainer"), timeout_s=60)
         print(command.result.released_gpu_uuids)
 

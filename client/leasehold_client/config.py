@@ -1,8 +1,10 @@
-"""The settings file of the command line, and addresses."""
+"""The settings file of the command line, and addresses of coordinators."""
 
 import errno
 import os
+import socket
 import stat
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +12,17 @@ from leasehold_client.errors import UsageError
 
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 
+UNIX_SCHEME: Final = "unix:"
+"""Beginning of an address that is the path of a coordinator's socket."""
+
+CREDENTIALS_VARIABLE: Final = "LEASEHOLD_CREDENTIALS"
+"""Environment variable with the directory of ``ca.pem`` and ``client.token``."""
+
 SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 """Environment variable with the path of the worker's socket."""
+
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group of a peer, as SO_PEERCRED has them (unix(7))."""
 
 FILE_LIMIT_BYTES: Final = 1_000_000
 """Largest settings file."""
@@ -23,8 +34,51 @@ def config_path() -> Path:
     return Path(base) / "leasehold/cli.toml"
 
 
+def state_directory() -> Path:
+    """The default state directory of this user's coordinators."""
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    except RuntimeError:
+        raise UsageError("this user has no home directory: set HOME or XDG_STATE_HOME") from None
+    return Path(base) / "leasehold"
+
+
+def credentials_directory() -> Path:
+    """Directory of ``ca.pem`` and ``client.token`` for coordinators."""
+    return Path(os.environ.get(CREDENTIALS_VARIABLE) or state_directory())
+
+
+def default_coordinator() -> str:
+    """The socket of this user's coordinator if it answers, or else the default port."""
+    path = str(state_directory() / "coordinator.sock")
+    try:
+        require_trusted(path)
+    except OSError:
+        return DEFAULT_COORDINATOR
+    return f"{UNIX_SCHEME}{path}"
+
+
+def require_trusted(path: str) -> None:
+    """Connects to a socket, and refuses one of another user, who would read what is sent.
+
+    Raises:
+        UsageError: The server's process belongs to another user than this one and root.
+        OSError: Nobody listens there.
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        probe.connect(path)
+        data = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(data)
+    if uid not in (0, os.geteuid()):
+        raise UsageError(
+            f"the socket {path} is served by the Unix user {uid}, and not by root or this user: name another "
+            "coordinator with --coordinator"
+        )
+
+
 def configured_coordinator() -> str:
-    """Address of the coordinator, HOST:PORT, from the settings file or the default.
+    """Address of the coordinator, from the settings file or the default.
 
     Raises:
         UsageError: The file is unreadable or invalid.
@@ -33,7 +87,7 @@ def configured_coordinator() -> str:
     try:
         return _coordinator_of(_content(path).decode())
     except FileNotFoundError:
-        return DEFAULT_COORDINATOR
+        return default_coordinator()
     except OSError as error:
         raise UsageError(
             f"the configuration {path} can't be read: {error.strerror}; make it a readable file or remove it"
@@ -56,7 +110,7 @@ def _coordinator_of(text: str) -> str:
     for key, value in settings.items():
         if key != "coordinator" or not isinstance(value, str):
             raise ValueError(f"{key} = {value!r}"[:100])
-    return str(settings.get("coordinator", DEFAULT_COORDINATOR))
+    return str(settings.get("coordinator") or default_coordinator())
 
 
 def _content(path: Path) -> bytes:
@@ -82,13 +136,16 @@ def parse_address(text: str) -> str:
     """Validates and returns the address of a coordinator.
 
     Raises:
-        UsageError: The text is not HOST:PORT.
+        UsageError: The text is neither HOST:PORT nor unix:PATH.
     """
+    if text.startswith(f"{UNIX_SCHEME}/"):
+        return text
     host, _, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not _is_port(port):
         raise UsageError(
-            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}"
+            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}, or "
+            f"{UNIX_SCHEME}/PATH of a socket"
         )
     return f"{host}:{port}"
 

@@ -95,7 +95,8 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
             code=code,
         )
     return LeaseholdError(
-        f"{address} answered {code.name} ({details}): check that a coordinator of this version listens there",
+        f"{address} answered {code.name} ({details}): check that a coordinator of this version listens "
+        "there for clients",
         code=code,
     )
 

@@ -23,7 +23,7 @@ Exit codes:
   4    the wait timed out; the command or workload continues
   130  interrupted; the command continues
 
-LEASEHOLD_COORDINATOR names the coordinator (default 127.0.0.1:7400).
+LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT or unix:PATH (default: this user's coordinator).
 """
 
 VERBS: Final = {

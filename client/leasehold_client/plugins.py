@@ -43,7 +43,7 @@ PLUGINS: Final = {
 }
 
 MODULES: Final = {
-    "coordinator": ("alembic", "grpc_health", "grpc_reflection", "sqlalchemy", "uvloop"),
+    "coordinator": ("alembic", "cryptography", "grpc_health", "grpc_reflection", "sqlalchemy", "uvloop"),
     "simgpu": (),
     "worker": ("cuda", "pynvml", "trio"),
 }

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from leasehold_worker.session import channel_options, session
+from leasehold_worker.session import channel, session
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHES = (
@@ -34,7 +34,7 @@ def run_checked(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_light_workers_connect_as_real_ones_do() -> None:
     light = runpy.run_path(str(ROOT / "bench/light_workers.py"))
-    assert light["OPTIONS"] == channel_options.OPTIONS
+    assert light["OPTIONS"] == channel.OPTIONS
     assert (light["BACKOFF_MIN_S"], light["BACKOFF_MAX_S"]) == (session.BACKOFF_MIN_S, session.BACKOFF_MAX_S)
 
 

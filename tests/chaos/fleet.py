@@ -19,6 +19,7 @@ from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.channels import open_channel
 from tests.ports import free_port
 from tests.prefork import COORDINATOR, WORKER, Forked
 from tests.worker.conftest import end_leftovers
@@ -40,10 +41,11 @@ class ChaosFleet:
         prefix: Words before the command line of each process, such as those that enter a network namespace.
     """
 
-    def __init__(self, folder: Path, address: str | None = None) -> None:
+    def __init__(self, folder: Path, address: str | None = None, session_address: str | None = None) -> None:
         self.folder = folder
         self.address = address or f"127.0.0.1:{free_port()}"
-        self.worker_address = dict.fromkeys(WORKERS, self.address)
+        self.session_address = session_address or f"127.0.0.1:{free_port()}"
+        self.worker_address = dict.fromkeys(WORKERS, self.session_address)
         self.prefix: dict[str, list[str]] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.hosts = {
@@ -59,7 +61,7 @@ class ChaosFleet:
         self._open_stubs()
 
     def _open_stubs(self) -> None:
-        self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_reconnect_backoff_ms", 500)])
+        self.channel = open_channel(self.address, [("grpc.max_reconnect_backoff_ms", 500)])
         self.fleet = FleetServiceStub(self.channel)
         self.workloads = WorkloadServiceStub(self.channel)
         self.commands = CommandServiceStub(self.channel)
@@ -71,7 +73,8 @@ class ChaosFleet:
         if name == "coordinator":
             environment = {}
             code = COORDINATOR
-            arguments = ["--listen", self.address, "--database", str(self.database)]
+            arguments = ["--listen", self.address, "--worker-listen", self.session_address]
+            arguments += ["--database", str(self.database)]
             arguments += ["--load-interval", str(LOAD_INTERVAL_S)]
         else:
             environment = self.hosts[name].environment()

@@ -17,6 +17,7 @@ PREFIX: Final = "leasehold"
 NET: Final = "10.173.91"
 HOSTS: Final = {"coordinator": 1, "alpha": 2, "beta": 3}
 PORT: Final = 7400
+WORKER_PORT: Final = 7401
 
 
 def ip(*arguments: str, check: bool = True) -> None:
@@ -80,7 +81,8 @@ def _unmake() -> None:
 def separated_fleet(folder: Path) -> Iterator[ChaosFleet]:
     """A fleet whose processes reach each other over the bridge only."""
     with namespaces():
-        fleet = ChaosFleet(folder, f"{NET}.{HOSTS['coordinator']}:{PORT}")
+        host = f"{NET}.{HOSTS['coordinator']}"
+        fleet = ChaosFleet(folder, f"{host}:{PORT}", f"{host}:{WORKER_PORT}")
         try:
             fleet.prefix = {name: inside(name) for name in HOSTS}
             fleet.heal()

@@ -108,7 +108,7 @@ def restart_both_sides(fleet: ChaosFleet, choose: random.Random) -> None:
 def bad_network(fleet: ChaosFleet, choose: random.Random) -> None:
     """Delay, then cuts, then nothing at all, between one worker and the coordinator."""
     name = choose.choice(WORKERS)
-    proxy = Proxy(fleet.address)
+    proxy = Proxy(fleet.session_address)
     try:
         fleet.kill(name)
         fleet.worker_address[name] = proxy.address
@@ -126,7 +126,7 @@ def bad_network(fleet: ChaosFleet, choose: random.Random) -> None:
     finally:
         fleet.kill(name)
         proxy.stop()
-        fleet.worker_address[name] = fleet.address
+        fleet.worker_address[name] = fleet.session_address
         fleet.start(name)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, final
 
 from leasehold.local.v1.local_service_pb2 import ListResponse
+from leasehold_client.config import credentials_directory
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.local import LocalWorker
@@ -86,6 +87,7 @@ class SharedHost:
             folder / "host", gpus=GPUS, chip="H100", timing=Timing.instant(), exclusive_memory=True
         )
         self.address = f"127.0.0.1:{free_port()}"
+        self._worker_address = f"127.0.0.1:{free_port()}"
         self.socket = folder / "worker.sock"
         self.holders: list[Holder] = []
         self.cordoned: set[str] = set()
@@ -107,6 +109,8 @@ class SharedHost:
         shutil.copytree(library, self.folder / "lib", symlinks=True)
         environment["LD_LIBRARY_PATH"] = str(self.folder / "lib")
         environment["HOME"] = str(self.folder)
+        environment["LEASEHOLD_COORDINATOR_STATE_DIR"] = str(credentials_directory())
+        environment["LEASEHOLD_CREDENTIALS"] = str(credentials_directory())
         environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
         self.folder.chmod(0o755)  # daemons refuse files in a folder that others may write to
         for path in self.folder.rglob("*"):
@@ -136,6 +140,8 @@ class SharedHost:
                 COORDINATOR,
                 "--listen",
                 self.address,
+                "--worker-listen",
+                self._worker_address,
                 "--database",
                 str(self.folder / "coordinator" / "store.sqlite3"),
                 "--load-interval",
@@ -144,7 +150,7 @@ class SharedHost:
             "worker": [
                 WORKER,
                 "--coordinator",
-                self.address,
+                self._worker_address,
                 "--name",
                 "alpha",
                 "--state-dir",

@@ -25,6 +25,8 @@ from leasehold.v1.lease_pb2 import Lease
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
 
+from tests.channels import server_credentials
+
 Answer = Callable[[Any, grpc.ServicerContext], Any]
 
 A, B, C = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc")
@@ -130,7 +132,7 @@ def serving() -> Iterator[ScriptedCoordinator]:
     )
     server = grpc.server(futures.ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers((scripted,))
-    scripted.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    scripted.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', server_credentials())}"
     server.start()
     yield scripted
     server.stop(None).wait(10)

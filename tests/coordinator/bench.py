@@ -23,6 +23,8 @@ from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.store import Store
 
+from tests.channels import authentication, open_aio_worker_channel, server_credentials
+
 from .scripted_worker import make_hello
 
 CONNECT = "/leasehold.worker.v1.SessionService/Connect"
@@ -49,7 +51,7 @@ class Bench:
         self.store = store
         self.fleet = Fleet(store, load_interval_s=5)
         self.dispatcher = Dispatcher(self.fleet)
-        self.service = SessionService(self.fleet, self.dispatcher)
+        self.service = SessionService(self.fleet, self.dispatcher, authentication())
         self.session = Session(make_hello())
         self.session.welcomed = True
         self.fleet.sessions["worker-alpha"] = self.session
@@ -146,8 +148,8 @@ async def session_streams(
     """Serves the sessions of this bench, and opens streams to it."""
     server = grpc.aio.server()
     bench.service.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_secure_port("127.0.0.1:0", server_credentials())
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with open_aio_worker_channel(f"127.0.0.1:{port}") as channel:
         yield channel.stream_stream(CONNECT)
     await server.stop(None)

@@ -1,20 +1,19 @@
 """A real coordinator process with its store, and scripted workers."""
 
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import pytest
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 
+from tests.channels import LISTENING, open_channel, open_worker_channel
 from tests.prefork import COORDINATOR, Forked, run
 
 from .scripted_worker import ScriptedWorker, make_hello
@@ -31,14 +30,18 @@ class CoordinatorProcess:
 
     folder: Path
     address: str = "127.0.0.1:0"
+    worker_address: str = "127.0.0.1:0"
     load_interval_s: float = 5.0
     prelude: str = ""
     """Python that the process runs first, such as to change a limit."""
+    options: list[str] = field(default_factory=list)
+    """Further options."""
     workers: list[ScriptedWorker] = field(default_factory=list)
 
     def start(self) -> None:
         """Starts it, and opens the stubs."""
-        options = ["--listen", self.address, "--database", str(self.folder / "store.sqlite3")]
+        listen = ["--listen", self.address, "--worker-listen", self.worker_address]
+        options = [*listen, "--database", str(self.folder / "store.sqlite3"), *self.options]
         with (self.folder / "coordinator.log").open("a") as log:
             self.process = Forked(
                 f"{self.prelude}\n{COORDINATOR}" if self.prelude else COORDINATOR,
@@ -48,10 +51,10 @@ class CoordinatorProcess:
                 env=os.environ,
             )
         assert self.process.stdout is not None
-        listening = re.search(r" on (\S+)\n", self.process.stdout.readline())
+        listening = LISTENING.search(self.process.stdout.readline())
         assert listening, self.log()
-        self.address = listening[1]
-        self.channel = grpc.insecure_channel(self.address)
+        self.address, self.worker_address = listening.groups()
+        self.channel = open_channel(self.address)
         self.fleet = FleetServiceStub(self.channel)
         self.workloads = WorkloadServiceStub(self.channel)
         self.commands = CommandServiceStub(self.channel)
@@ -64,7 +67,7 @@ class CoordinatorProcess:
         """Connects a worker, with this hello or another first frame."""
         frame = first or ConnectRequest(hello=hello or make_hello())
         options = [("grpc.use_local_subchannel_pool", 1)]
-        worker = ScriptedWorker(grpc.insecure_channel(self.address, options=options), frame)
+        worker = ScriptedWorker(open_worker_channel(self.worker_address, options), frame)
         self.workers.append(worker)
         return worker
 

@@ -75,7 +75,7 @@ def play(session: Sequence[Block], folder: Path, *, limit_s: float, environment:
 def _play(
     session: Sequence[Block], folder: Path, home: Path, limit_s: float, environment: Mapping[str, str]
 ) -> Played:
-    address = f"127.0.0.1:{free_port()}"
+    address, worker_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
     script = ["set -m -o pipefail", f"trap 'echo \"$BASH_COMMAND\" >&{_REPORT}' ERR"]
     for number, block in enumerate(session):
         if block.language == "bash":
@@ -96,6 +96,8 @@ def _play(
                 "TMPDIR": str(home),  # a killed worker leaves a folder there
                 "LEASEHOLD_LISTEN": address,
                 "LEASEHOLD_COORDINATOR": address,
+                "LEASEHOLD_WORKER_LISTEN": worker_address,
+                "LEASEHOLD_WORKER_COORDINATOR": worker_address,
                 **environment,
             },
             stdin=subprocess.DEVNULL,

@@ -16,6 +16,8 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["leasehold_coordinator", "leasehold_worker"]):
+    from leasehold_client.config import credentials_directory
+    from leasehold_coordinator.access.local_tokens import WORKER_FILE
     from leasehold_coordinator.api.session_service import SessionService, _parse
     from leasehold_coordinator.commands.dispatcher import Dispatcher
     from leasehold_coordinator.fleet.fleet import Fleet
@@ -28,6 +30,7 @@ with atheris.instrument_imports(include=["leasehold_coordinator", "leasehold_wor
 import grpc
 from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 
+from tests.channels import authentication
 from tests.coordinator.scripted_worker import make_hello
 
 from .messages import fill
@@ -41,6 +44,19 @@ class FakeContext:
 
     def __init__(self, frames: list[bytes]) -> None:
         self._frames = iter(frames)
+        self._token = (credentials_directory() / WORKER_FILE).read_text().strip()
+
+    def peer(self) -> str:
+        """The address of no peer."""
+        return "ipv4:127.0.0.1:1"
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """As gRPC has it for TLS 1.3."""
+        return {"ssl_tls_version": [b"TLSv1.3"]}
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        """The token of workers."""
+        return [("authorization", f"Bearer {self._token}")]
 
     async def read(self) -> object:
         """The next frame, as the server's deserializer hands it over."""
@@ -57,7 +73,7 @@ def fuzz_coordinator(folder: Path) -> Any:
     loop = asyncio.new_event_loop()
     store = Store.open(str(folder / "store.sqlite3"))
     fleet = Fleet(store, load_interval_s=5.0)
-    service = SessionService(fleet, Dispatcher(fleet))
+    service = SessionService(fleet, Dispatcher(fleet), authentication())
     hello = ConnectRequest(hello=make_hello("alpha")).SerializeToString()
 
     async def play(data: bytes) -> None:

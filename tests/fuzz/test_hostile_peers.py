@@ -15,6 +15,7 @@ from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 from leasehold_coordinator.core.hello_rules import NAME
 
+from tests.channels import open_worker_channel
 from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
 from tests.coordinator.scripted_worker import make_hello
 
@@ -90,8 +91,8 @@ def speak(
         yield from frames
         done.wait(0.2)
 
-    with grpc.insecure_channel(
-        coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    with open_worker_channel(
+        coordinator.worker_address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
         connect: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             "/leasehold.worker.v1.SessionService/Connect"

@@ -39,12 +39,14 @@ class Fleet:
     def start(self) -> None:
         """Starts both, and waits until the worker has reported its GPUs."""
         database = str(self.folder / "coordinator.sqlite3")
-        self._start("coordinator", "--listen", "127.0.0.1:0", "--database", database)
-        # One line, "leasehold coordinator listening on ADDRESS"; none if it ended.
+        listen = ("--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0")
+        self._start("coordinator", *listen, "--database", database)
+        # One line, "… listening on ADDRESS for clients, ADDRESS for workers"; none if it ended.
         output = self._daemons["coordinator"].stdout
-        self._address = output.readline().split()[-1] if output else ""
+        words = output.readline().split() if output else []
+        self._address, worker_address = (words[-6], words[-3]) if len(words) >= 6 else ("", "")
         state = ("--state-dir", str(self.folder / "worker"))
-        self._start("worker", "--coordinator", self._address, "--name", WORKER, *state)
+        self._start("worker", "--coordinator", worker_address, "--name", WORKER, *state)
         self._client = Client(self._address)
         self.wait_for(lambda: bool(self.client.gpus()), "the worker's report")
 

@@ -18,6 +18,7 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests.channels import LISTENING
 from tests.prefork import COMMAND_LINE, Forked, run
 from tests.worker.conftest import end_leftovers
 
@@ -33,21 +34,22 @@ class Fleet:
 
     folder: Path
     address: str = ""
+    worker_address: str = ""
     hosts: dict[str, SimulatedHost] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _client: Client | None = None
 
     def start_coordinator(self) -> None:
         """Starts the coordinator, on the address of an earlier one if there was one."""
-        listen = self.address or "127.0.0.1:0"
-        process = self._start(
-            "coordinator", "coordinator", "--listen", listen, "--database", str(self.folder / "store.sqlite3")
-        )
+        listen = ("--listen", self.address or "127.0.0.1:0")
+        worker_listen = ("--worker-listen", self.worker_address or "127.0.0.1:0")
+        database = str(self.folder / "store.sqlite3")
+        process = self._start("coordinator", "coordinator", *listen, *worker_listen, "--database", database)
         assert process.stdout is not None
         line = process.stdout.readline()
-        match = re.fullmatch(r"leasehold coordinator listening on (\S+)\n", line)
+        match = LISTENING.search(line)
         assert match, (line, self.log("coordinator"))
-        self.address = match[1]
+        self.address, self.worker_address = match.groups()
 
     def kill_coordinator(self) -> None:
         """Kills it, as a crash would."""
@@ -81,7 +83,7 @@ class Fleet:
             self.hosts[name] = SimulatedHost.create(folder, gpus=gpus, chip="H100", timing=Timing.instant())
         host = self.hosts[name]
         state = str(self.folder / name)
-        options = ["--coordinator", self.address, "--state-dir", state, "--name", name]
+        options = ["--coordinator", self.worker_address, "--state-dir", state, "--name", name]
         if "stop_workloads" not in settings:
             options += ["--stop-workloads", "stop"]
         if settings:

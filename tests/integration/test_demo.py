@@ -11,6 +11,7 @@ import pytest
 from tests.prefork import COMMAND_LINE, Forked, run
 
 
+@pytest.mark.long
 def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
     done = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path)], env=os.environ, timeout=90)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,8 @@ from leasehold.v1.workload_service_pb2 import (
 )
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
+from tests.channels import open_channel
+
 from .fleets import Fleet
 
 
@@ -111,7 +113,7 @@ def test_a_creation_is_validated_on_its_worker(fleet: Fleet) -> None:
 
     fleet.run_counter("one")
     flush = Hook(name="flush", signal=SignalHook(signal_number=10))
-    with grpc.insecure_channel(fleet.address) as channel:
+    with open_channel(fleet.address) as channel:
         stub = WorkloadServiceStub(channel)
         for validate_only in (True, False):
             with pytest.raises(grpc.RpcError, match="hook flush has no phase"):

@@ -151,7 +151,7 @@ def test_a_host_that_nobody_listens_on_keeps_the_worker_trying(tmp_path: Path) -
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    fleet = Fleet(tmp_path, address=address)
+    fleet = Fleet(tmp_path, worker_address=address)
     options = ["--coordinator", address, "--state-dir", str(tmp_path / "alpha"), "--name", "alpha"]
     fleet._start("alpha", "worker", *options)
     fleet.wait(lambda: "connecting again" in fleet.log("alpha"))

@@ -275,6 +275,7 @@ def test_without_a_compiler_the_error_says_what_to_do(
         build()
 
 
+@pytest.mark.long
 def test_the_sources_compile_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "strict-cc"
     compiler.write_text('#!/bin/sh\nexec cc -Werror -Wshadow -Wstrict-prototypes "$@"\n')

@@ -22,6 +22,8 @@ from leasehold.worker.v1.session_pb2 import (
     Welcome,
 )
 
+from tests.channels import server_credentials
+
 TERMINAL = {
     command_pb2.COMMAND_STATE_SUCCEEDED,
     command_pb2.COMMAND_STATE_FAILED,
@@ -114,7 +116,7 @@ class ScriptedCoordinator:
         service = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
         methods = grpc.method_handlers_generic_handler(service, {"Connect": handler})
         self._server.add_generic_rpc_handlers((methods,))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
+        self.address = f"127.0.0.1:{self._server.add_secure_port(address, server_credentials())}"
         self._server.start()
 
     def next_session(self) -> Session:

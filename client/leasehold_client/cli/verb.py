@@ -7,6 +7,7 @@ which would take most of their time.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -61,7 +62,7 @@ coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_COORDINATOR",
-    help="Address of the coordinator.  [default: as in cli.toml, or 127.0.0.1:7400]",
+    help="HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 output_option = click.option(
     "-o",
@@ -188,6 +189,7 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
         from leasehold_client.coordinator.client import Client
 
         interrupts.raise_in_verb()
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a failed handshake is told below
         try:
             address = parse_address(coordinator or configured_coordinator())
             with Client(address, _announced(address)) as client:

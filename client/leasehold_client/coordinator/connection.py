@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
+from leasehold_client.coordinator.channels import open_channel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
+from leasehold_client.coordinator.tls_failures import explain
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -52,14 +54,17 @@ class Connection:
     """A channel to one coordinator. Refusals are raised as :class:`LeaseholdError`.
 
     Args:
-        address: HOST:PORT of the coordinator.
+        address: HOST:PORT of the coordinator, or unix:PATH of its socket.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
+
+    Raises:
+        LeaseholdError: There are no credentials for the coordinator.
     """
 
     def __init__(self, address: str, on_wait: Callable[[LeaseholdError], None] = lambda error: None) -> None:
         self.address = address
         self._on_wait = on_wait
-        self.channel = grpc.insecure_channel(address, options=OPTIONS)
+        self.channel = repeat(partial(open_channel, address, OPTIONS), on_wait)
 
     def close(self) -> None:
         """Closes the channel within a second, even if gRPC hangs.
@@ -77,6 +82,9 @@ class Connection:
         try:
             yield
         except grpc.RpcError as error:
+            failure = explain(cast("grpc.Call", error).details() or "", self.address)
+            if failure is not None:
+                raise LeaseholdError(failure, code=grpc.StatusCode.UNAVAILABLE) from None
             raise decode_error(error, self.address) from None  # the gRPC error adds nothing
 
     def read(

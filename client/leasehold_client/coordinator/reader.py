@@ -24,7 +24,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse, PlanRequest
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
-from leasehold_client.config import DEFAULT_COORDINATOR
+from leasehold_client.config import default_coordinator
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import (
@@ -45,17 +45,17 @@ class Reader:
     """A connection to one coordinator. Methods raise :class:`LeaseholdError` for a refusal.
 
     Args:
-        address: HOST:PORT of the coordinator.
+        address: HOST:PORT of the coordinator, or unix:PATH of its socket. None: this user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
     def __init__(
         self,
-        address: str = DEFAULT_COORDINATOR,
+        address: str | None = None,
         on_wait: Callable[[LeaseholdError], None] = lambda error: None,
     ) -> None:
-        self.address = address
-        self._connection = Connection(address, on_wait)
+        self.address = address or default_coordinator()
+        self._connection = Connection(self.address, on_wait)
         channel = self._connection.channel
         self._fleet = FleetServiceStub(channel)
         self._workloads = WorkloadServiceStub(channel)

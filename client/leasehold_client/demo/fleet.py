@@ -45,7 +45,8 @@ class DemoFleet:
         self._temporary = folder / "tmp"  # holds the simulated hosts, and is deleted even after a crash
         self._mark = uuid.uuid4().hex
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"unix:{folder.absolute()}/coordinator.sock"
+        self._worker_address = f"127.0.0.1:{_free_port()}"
 
     @property
     def coordinator_pid(self) -> int:
@@ -66,8 +67,10 @@ class DemoFleet:
             self.wait_until_reported(client)
 
     def _start_coordinator(self) -> None:
-        database = str(self._folder / "coordinator.sqlite3")
-        self._start("coordinator", "coordinator", "--listen", self.address, "--database", database)
+        listen = ("--listen", "127.0.0.1:0", "--worker-listen", self._worker_address)
+        state = ("--state-dir", str(self._folder), "--database", str(self._folder / "coordinator.sqlite3"))
+        socket_path = self.address.removeprefix("unix:")
+        self._start("coordinator", "coordinator", *listen, *state, "--socket", socket_path)
 
     def replace_coordinator(self) -> None:
         """Kills the coordinator, and starts another one with the same address and store."""
@@ -84,7 +87,8 @@ class DemoFleet:
         """
         gpus = ("--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--exclusive-memory")
         host = ("simgpu", "exec", *gpus, "--")
-        worker = ("worker", "--coordinator", self.address, "--name", name)
+        coordinator = ("--coordinator", self._worker_address, "--credentials", str(self._folder))
+        worker = ("worker", *coordinator, "--name", name)
         state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
         self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)
 

@@ -1,8 +1,8 @@
 """The server interceptor of the client services: limits calls, reads requests, and maps refusals to statuses.
 
 gRPC calls a unary handler only after the request has arrived. A client that sends only headers would hold a
-place without limit. So every request is read here within a timeout. A call counts against its host's limit
-from its headers to its last response.
+place without limit. So every request is read here within a timeout. A call counts against its caller's
+limit from its headers to its last response.
 """
 
 import asyncio
@@ -19,9 +19,18 @@ from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
-from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, note_caller
+from leasehold_coordinator.fleet.callers import (
+    CALL_LIMIT,
+    LIST_LIMIT,
+    STREAM_LIMIT,
+    CallLimits,
+    caller_at_host,
+    host_of,
+    note_caller,
+)
 from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import duration
 
@@ -41,9 +50,14 @@ Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
 
 @final
 class Border(grpc.aio.ServerInterceptor):
-    """Intercepts calls of every service, except the service for workers."""
+    """Intercepts calls of every service, except the service for workers.
 
-    def __init__(self) -> None:
+    Args:
+        authentication: Establishes the callers.
+    """
+
+    def __init__(self, authentication: Authentication) -> None:
+        self._authentication = authentication
         self._calls, self._lists, self._streams = (
             CallLimits(CALL_LIMIT),
             CallLimits(LIST_LIMIT),
@@ -77,9 +91,9 @@ class Border(grpc.aio.ServerInterceptor):
 
         async def serve(requests: object, context: Context) -> object:
             try:
-                peer = context.peer()
-                note_caller(peer)
-                leave = places.enter(peer)
+                identity = self._authentication.authorize(method, context)
+                note_caller(identity, host_of(context.peer()))
+                leave = places.enter(caller_at_host())
                 # The call counts until it is over: a response that its client does not read takes memory.
                 context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
                 return await work(requests, context)

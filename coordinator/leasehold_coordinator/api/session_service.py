@@ -26,12 +26,13 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.rpc_errors import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits
+from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielded_tasks import finish
@@ -51,6 +52,9 @@ TRANSIENT: Final = (
     errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
 )
 """Transient reasons, such as a full disk, an older stream that has not ended yet, or a late hello."""
+
+ABORTING: Final = (*TRANSIENT, errors_pb2.ERROR_REASON_UNAUTHENTICATED)
+"""Reasons that end the call by its status, before a session exists."""
 
 HELLO_TIMEOUT_S: Final = 10.0
 """How long a stream may take to send hello. A worker waits as long for its welcome."""
@@ -81,7 +85,8 @@ Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 class SessionService(SessionServiceServicer):
     """Serves the workers' streams."""
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    def __init__(self, fleet: Fleet, dispatcher: Dispatcher, authentication: Authentication) -> None:
+        self._authentication = authentication
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -92,17 +97,18 @@ class SessionService(SessionServiceServicer):
         self, request_iterator: object, context: Context
     ) -> None:
         try:
+            self._authentication.require_worker(context)
             # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
-            leave = self._streams.enter(context.peer())
+            leave = self._streams.enter(host_of(context.peer()))
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
-            with self._hellos.entered(context.peer()):
+            with self._hellos.entered(host_of(context.peer())):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
             self._check(session.hello)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
-            if error.reason in TRANSIENT:
+            if error.reason in ABORTING:
                 await abort(context, error)
             if is_told:
                 self._fleet.events.refused(error)
@@ -251,6 +257,9 @@ class SessionService(SessionServiceServicer):
                     self._fleet.registry.seen(session.known, time.monotonic(), time.time_ns())
                 if (work := self._take(session, frame)) is not None:
                     await finish(work)
+                known = session.known
+                if known and (pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic())):
+                    await asyncio.sleep(pause_s)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:

@@ -53,6 +53,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_GENERATION_MISMATCH,
         errors_pb2.ERROR_REASON_ETAG_MISMATCH,
     ),
+    grpc.StatusCode.UNAUTHENTICATED: (errors_pb2.ERROR_REASON_UNAUTHENTICATED,),
     grpc.StatusCode.PERMISSION_DENIED: (errors_pb2.ERROR_REASON_NOT_PERMITTED,),
     grpc.StatusCode.UNIMPLEMENTED: (errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,),
     grpc.StatusCode.DEADLINE_EXCEEDED: (errors_pb2.ERROR_REASON_EXPIRED,),

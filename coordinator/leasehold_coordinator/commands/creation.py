@@ -47,6 +47,7 @@ from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.timestamps import duration, now_timestamp
 
@@ -193,6 +194,7 @@ class CommandCreation:
             workload = Workload(
                 workload_id=workload_id,
                 name=operation.name,
+                owner=caller(),
                 worker_id=self._fleet.registry.find(request.worker).hello.worker_id,
                 status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
                 create_time=now_timestamp(),
@@ -372,6 +374,7 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
+            owner=caller(),
             worker_id=room.worker_id or place(self._fleet.reader, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),

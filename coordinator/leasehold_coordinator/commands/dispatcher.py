@@ -16,7 +16,7 @@ from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
 from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.callers import caller_at_host
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
@@ -75,7 +75,7 @@ class Dispatcher:
                 f"command {command_id} has not ended: wait for it, or `leasehold cancel {command_id}`",
                 command_id=command_id,
             )
-        if not ledger.has_room(worker_id, caller()):
+        if not ledger.has_room(worker_id, caller_at_host()):
             yield FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"{len(ledger.of_worker(worker_id))} commands of the worker have not ended, of at most "
@@ -103,7 +103,9 @@ class Dispatcher:
         crash_point("request-checked")
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
-        effects = self._fleet.ledger.create(command, self._now(), instance_id, caller(), request_digest)
+        effects = self._fleet.ledger.create(
+            command, self._now(), instance_id, caller_at_host(), request_digest
+        )
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
         return self._store_created(effects, command, workload)

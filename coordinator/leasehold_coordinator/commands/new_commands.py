@@ -13,6 +13,7 @@ from leasehold.v1.operation_pb2 import Operation
 from leasehold_coordinator.core.field_rules import check_duration
 from leasehold_coordinator.core.operation_rules import check_size
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
@@ -53,7 +54,7 @@ def new_command(
     timeout: duration_pb2.Duration,
     workload_id: str = "",
 ) -> Command:
-    """A new command, without state.
+    """A new command of the present caller, without state.
 
     Raises:
         FleetError: INVALID_ARGUMENT, the timeout is out of range, or the command is too large.
@@ -61,6 +62,7 @@ def new_command(
     check_duration("timeout", timeout)
     command = Command(
         command_id=f"c-{uuid.uuid4().hex[:16]}",
+        actor=caller(),
         request_id=request_id,
         worker_id=worker_id,
         workload_id=workload_id,

@@ -10,6 +10,7 @@ from leasehold.v1.lease_pb2 import Cordon, GpuLease
 from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.worker.v1.session_pb2 import Hello, WorkerLoad
 
+from leasehold_coordinator.core.frame_pace import FramePace
 from leasehold_coordinator.core.gpu_conditions import Conditions, seen_state
 from leasehold_coordinator.timestamps import timestamp
 
@@ -42,6 +43,7 @@ class KnownWorker:
         load: The last load.
         resources: Total and free resources of its host. None: unknown.
         cordon: The cordon of the whole worker. None: not cordoned.
+        pace: How fast its frames are read.
     """
 
     hello: Hello
@@ -59,6 +61,7 @@ class KnownWorker:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     resources: MachineResources | None = None
     cordon: Cordon | None = None
+    pace: FramePace = field(default_factory=FramePace)
 
     @property
     def last_seen_time(self) -> timestamp_pb2.Timestamp | None:

@@ -12,6 +12,7 @@ from leasehold.v1.command_pb2 import CommandResult
 from leasehold.v1.worker_pb2 import WorkerState
 from leasehold.worker.v1.session_pb2 import Hello, WorkerLoad
 
+from leasehold_coordinator.core.frame_pace import FramePace
 from leasehold_coordinator.core.gpu_conditions import state_without_lease
 from leasehold_coordinator.core.hello_rules import description
 from leasehold_coordinator.core.known_worker import (
@@ -283,6 +284,7 @@ class Registry:
             last_seen=now,
             last_seen_ns=time_ns,
             load_sequence=before.load_sequence if before and same_instance else 0,
+            pace=before.pace if before else FramePace(),  # a new session is no new allowance
         )
         known.take(as_load(hello))
         self.add(known)

@@ -3,15 +3,17 @@
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import Workload
+from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.workload_states import is_ended
 
 
-def registered(reported: Workload, worker_id: str, now: Timestamp) -> Workload:
+def registered(reported: Workload, worker: Hello, now: Timestamp) -> Workload:
     """The record of a workload that began on its worker's host, without a request to the coordinator."""
     workload = Workload()
     workload.CopyFrom(reported)
-    workload.worker_id = worker_id
+    workload.worker_id = worker.worker_id
+    workload.owner = "/".join(filter(None, ("host", worker.name, reported.user)))
     for field in ("out_of_contact", "report_time", "labels", "annotations", "etag"):
         workload.ClearField(field)
     workload.name = reported.name or reported.workload_id

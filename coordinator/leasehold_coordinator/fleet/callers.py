@@ -1,7 +1,7 @@
 """The caller of each call, and limits on concurrent calls.
 
-There is no authentication yet, so callers are told apart by their host. A host may have at most as many calls
-as are still free, which always leaves room for other hosts.
+A client counts by its identity and host, and a worker by its host. A caller may have at most as many calls as
+are still free, which always leaves room for other callers.
 """
 
 from collections import Counter
@@ -26,17 +26,22 @@ STREAM_LIMIT: Final = 1_024
 SESSION_LIMIT: Final = 24_576
 """Most concurrent streams of workers, with ended streams whose peer has not read the last frames."""
 
-_CALLER: Final[ContextVar[str]] = ContextVar("caller", default="")
+_CALLER: Final[ContextVar[tuple[str, str]]] = ContextVar("caller", default=("", ""))
 
 
 def caller() -> str:
-    """The host whose call the current task serves. Empty: no call."""
-    return _CALLER.get()
+    """The identity whose call the current task serves. Empty: no call."""
+    return _CALLER.get()[0]
 
 
-def note_caller(peer: str) -> None:
+def caller_at_host() -> str:
+    """The caller with its host. Limits count by this: many programs of many hosts share an identity."""
+    return " at ".join(_CALLER.get())
+
+
+def note_caller(identity: str, host: str) -> None:
     """Sets the caller of the current task, and of tasks that it starts later."""
-    _CALLER.set(host_of(peer))
+    _CALLER.set((identity, host))
 
 
 def host_of(peer: str) -> str:
@@ -49,43 +54,42 @@ class CallLimits:
     """The calls of one kind under way.
 
     Args:
-        limit: Most calls of all hosts. One host may have at most as many as are still free.
+        limit: Most calls of all callers. One caller may have at most as many as are still free.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._counts: Counter[str] = Counter()
 
-    def enter(self, peer: str) -> Callable[[], None]:
+    def enter(self, caller: str) -> Callable[[], None]:
         """Counts a call. The returned function ends the count.
 
         Raises:
             FleetError: TOO_MANY_CALLS.
         """
-        host = host_of(peer)
-        if self._counts[host] >= self._limit - self._counts.total():
+        if self._counts[caller] >= self._limit - self._counts.total():
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
-                f"{self._counts[host]} calls of {host} are under way, of at most {self._limit} of all hosts: "
+                f"{self._counts[caller]} calls of {caller} are under way, of at most {self._limit} in all: "
                 "end some of them, or try again later",
             )
-        self._counts[host] += 1
+        self._counts[caller] += 1
 
         def leave() -> None:
-            self._counts[host] -= 1
-            if not self._counts[host]:
-                del self._counts[host]
+            self._counts[caller] -= 1
+            if not self._counts[caller]:
+                del self._counts[caller]
 
         return leave
 
     @contextmanager
-    def entered(self, peer: str) -> Iterator[None]:
+    def entered(self, caller: str) -> Iterator[None]:
         """Counts a call within the context.
 
         Raises:
             FleetError: TOO_MANY_CALLS.
         """
-        leave = self.enter(peer)
+        leave = self.enter(caller)
         try:
             yield
         finally:

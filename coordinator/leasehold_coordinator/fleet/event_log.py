@@ -23,6 +23,7 @@ from leasehold_coordinator.core.gpu_conditions import ConditionChange
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.workload_states import RUNNING, state_name
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.storage.rows import event_row
 from leasehold_coordinator.storage.schema import event_id_at
@@ -145,7 +146,7 @@ class Events:
         why = f": {command.error.message}" if command.HasField("error") else ""
         event = self._event(kind, f"{operation} of {of_what} is {state}{why}", command.worker_id, worker_name)
         event.workload_id, event.workload_name = command.workload_id, workload_name
-        event.command_id = command.command_id
+        event.command_id, event.actor = command.command_id, command.actor
         return event
 
     def _add(
@@ -166,6 +167,7 @@ class Events:
             worker_id=worker_id,
             worker_name=worker_name,
             message=message,
+            actor=caller(),
         )
 
     def publish(self, event: Event) -> None:

@@ -82,7 +82,7 @@ def news(
         elif owner is None and reported.workload_id in over and is_ended(reported.status.state):
             continue  # a client deleted it
         elif owner is None:
-            changed.append(registered(reported, worker_id, now))
+            changed.append(registered(reported, session.hello, now))
             new += not is_ended(reported.status.state)
         elif is_presumed(owner) and not is_presumed(reported):
             logger.warning("workload %s had not ended: its worker reported it again", owner.workload_id)

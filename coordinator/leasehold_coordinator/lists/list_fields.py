@@ -91,6 +91,7 @@ WORKLOADS: Final[Fields[Workload]] = {
         workload_pb2.WorkloadOrigin.DESCRIPTOR, "WORKLOAD_ORIGIN_", lambda workload: workload.origin
     ),
     "user": text(lambda workload: workload.user),
+    "owner": text(lambda workload: workload.owner),
     "ready": flag(lambda workload: workload.status.HasField("ready_time")),
     "create_time": moment(lambda workload: workload.create_time),
     "end_time": moment(
@@ -101,6 +102,7 @@ WORKLOADS: Final[Fields[Workload]] = {
 COMMANDS: Final[Fields[Command]] = {
     "command_id": text(lambda command: command.command_id),
     "request_id": text(lambda command: command.request_id),
+    "actor": text(lambda command: command.actor),
     "worker": Reference("worker", lambda command: _known(command.worker_id)),
     "workload": Reference("workload", lambda command: _known(command.workload_id)),
     "operation": word(OPERATIONS, lambda command: command.operation.WhichOneof("kind")),
@@ -118,6 +120,7 @@ EVENTS: Final[Fields[Event]] = {
     "workload": Reference("workload", lambda event: _known(event.workload_id)),
     "workload_name": text(lambda event: event.workload_name),
     "command_id": text(lambda event: event.command_id),
+    "actor": text(lambda event: event.actor),
     "kind": choice(event_pb2.EventKind.DESCRIPTOR, "EVENT_KIND_", lambda event: event.kind),
     "message": text(lambda event: event.message),
     "time": moment(lambda event: event.time),

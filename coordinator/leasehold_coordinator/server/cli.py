@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.server import tls_versions
 
 GARBAGE_OBJECTS: Final = 10_000
 """Allocations between two garbage collections, instead of Python's 700. A session has hundreds of long-lived
@@ -20,13 +21,30 @@ objects, which frequent collections would scan again during thousands of hellos.
     "--listen",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_LISTEN",
-    help="Address to serve on; port 0 takes a free one.  [default: 127.0.0.1:7400]",
+    help="Address for clients; port 0 takes a free one.  [default: 127.0.0.1:7400]",
+)
+@click.option(
+    "--worker-listen",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_WORKER_LISTEN",
+    help="Address for workers; port 0 takes a free one.  [default: 127.0.0.1:7401]",
 )
 @click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
-    help="SQLite file of the store.  [default: leasehold/coordinator.sqlite3 in the user's state directory]",
+    help="SQLite file of the store.  [default: coordinator.sqlite3 in the state directory]",
+)
+@click.option(
+    "--socket",
+    metavar="PATH",
+    help="Socket for clients of this host.  [default: the store's path with the suffix .sock]",
+)
+@click.option(
+    "--state-dir",
+    metavar="DIRECTORY",
+    envvar="LEASEHOLD_COORDINATOR_STATE_DIR",
+    help="Directory of keys, tokens and the store.  [default: ~/.local/state/leasehold]",
 )
 @click.option(
     "--load-interval",
@@ -49,7 +67,10 @@ objects, which frequent collections would scan again during thousands of hellos.
 )
 def command(
     listen: str | None,
+    worker_listen: str | None,
     database: str | None,
+    socket: str | None,
+    state_dir: str | None,
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
@@ -60,6 +81,7 @@ def command(
     commands are stored before they are answered, and workers reconnect by themselves.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback on Ctrl-C before the server listens
+    tls_versions.require_tls_1_3()
     gc.disable()  # imports make no garbage, and collections take a tenth of the start
     from leasehold_coordinator.server import (
         daemon,  # imported late, which keeps `leasehold coordinator --help` fast
@@ -71,7 +93,10 @@ def command(
     daemon.run(
         config_path,
         listen=listen,
+        worker_listen=worker_listen,
         database=database,
+        socket=socket,
+        state_dir=state_dir,
         load_interval_s=load_interval_s,
         log_level=log_level,
     )

@@ -12,25 +12,36 @@ from leasehold_coordinator.errors import StartError
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
+DEFAULT_WORKER_LISTEN: Final = "127.0.0.1:7401"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 FILE_LIMIT_BYTES: Final = 1_000_000
 """Most bytes of a settings file."""
 
 
-def default_database() -> str:
-    """The default path of the store."""
+def default_state_directory() -> str:
+    """The default directory of tokens, store and socket."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return str(Path(base) / "leasehold/coordinator.sqlite3")
+    return str(Path(base) / "leasehold")
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A coordinator's settings. Its fields are the keys of the file."""
 
     listen: str = DEFAULT_LISTEN
-    """Address to serve on, HOST:PORT. Port 0 takes a free port."""
-    database: str = msgspec.field(default_factory=default_database)
-    """Path of the SQLite store, or a URL of SQLAlchemy."""
+    """Address for clients, HOST:PORT. Port 0 takes a free port."""
+    worker_listen: str = DEFAULT_WORKER_LISTEN
+    """Address for workers, HOST:PORT. Port 0 takes a free port."""
+    state_dir: str = msgspec.field(default_factory=default_state_directory)
+    """Directory of the tokens. Coordinators of one Unix user may share it."""
+    database: str = ""
+    """Path of the SQLite store, or a URL of SQLAlchemy. Empty: coordinator.sqlite3 in the state directory."""
+    socket: str = ""
+    """Path of the socket for clients of this host. Empty: the path of the store with the suffix .sock, or
+    coordinator.sock in the state directory if the store is a URL."""
+    server_names: list[str] = []
+    """Further names and addresses by which clients and workers call this host, besides its name and those of
+    the listeners. The server's certificate has them."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0
@@ -38,6 +49,20 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Jumps of the host's clock have no effect."""
     log_level: str = "info"
     """debug, info, warning or error."""
+
+    @property
+    def store(self) -> str:
+        """``database``, or its default."""
+        return self.database or str(Path(self.state_dir) / "coordinator.sqlite3")
+
+    @property
+    def socket_path(self) -> Path:
+        """``socket``, or its default."""
+        if self.socket:
+            return Path(self.socket)
+        if "://" in self.store:
+            return Path(self.state_dir) / "coordinator.sock"
+        return Path(self.store).with_suffix(".sock")
 
 
 def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
@@ -54,9 +79,10 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     config = CoordinatorConfig() if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
     config = msgspec.structs.replace(config, **given)
-    host, _, port = config.listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise StartError(f"the address {config.listen!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
+    for address in (config.listen, config.worker_listen):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise StartError(f"the address {address!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
     if config.log_level not in LOG_LEVELS:
         raise StartError(f"unknown log level {config.log_level!r}: give one of {', '.join(LOG_LEVELS)}")
     if not 0.05 <= config.load_interval_s <= 3600:

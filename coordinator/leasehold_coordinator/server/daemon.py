@@ -17,6 +17,7 @@ from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
 from leasehold_coordinator.log_format import LogFormatter
 from leasehold_coordinator.server.config import CoordinatorConfig, load_config
+from leasehold_coordinator.server.listeners import Addresses
 from leasehold_coordinator.server.server import serve
 
 DESCRIPTOR_LIMIT: Final = 65_536
@@ -46,9 +47,12 @@ def _serve(config: CoordinatorConfig) -> None:
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Anybody could fill the log with malformed headers: gRPC writes tracebacks with their content.
+    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
 
-    def announce(address: str) -> None:
-        click.echo(f"leasehold coordinator listening on {address}")
+    def announce(addresses: Addresses) -> None:
+        clients, workers = addresses
+        click.echo(f"leasehold coordinator listening on {clients} for clients, {workers} for workers")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, announce))

@@ -1,46 +1,25 @@
 """Builds the parts of the coordinator, and serves until a signal stops it."""
 
 import asyncio
-import errno
 import logging
 import random
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias, cast, final
+from pathlib import Path
+from typing import Final, TypeAlias
 
-import grpc
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from leasehold.v1 import (
-    command_service_pb2,
-    command_service_pb2_grpc,
-    event_service_pb2,
-    event_service_pb2_grpc,
-    fleet_service_pb2,
-    fleet_service_pb2_grpc,
-    workload_service_pb2,
-    workload_service_pb2_grpc,
-)
+from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
-from leasehold_coordinator.api.command_service import CommandService
-from leasehold_coordinator.api.event_service import EventService
-from leasehold_coordinator.api.fleet_service import FleetService
-from leasehold_coordinator.api.rpc_errors import Border
-from leasehold_coordinator.api.session_service import SessionService
-from leasehold_coordinator.api.workload_service import WorkloadService
-from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.plans import Plans
-from leasehold_coordinator.commands.record_changes import RecordChanges
-from leasehold_coordinator.errors import FleetError, StartError
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
-from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.health_reports import report_health, set_health
+from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
+from leasehold_coordinator.server.transport import open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -48,7 +27,6 @@ from leasehold_coordinator.storage.store_file import unusable
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
-STOP_GRACE_S: Final = 1.0
 RETURNS_PER_S: Final = 1000
 """Workers that reconnect per second after a stop of the coordinator."""
 
@@ -60,25 +38,13 @@ PRUNE_INTERVAL_S: Final = 10.0
 
 Parts: TypeAlias = tuple[Callable[[], Awaitable[None] | None], ...]
 
-SERVICES: Final = tuple(
-    service.full_name
-    for file in (
-        fleet_service_pb2.DESCRIPTOR,
-        workload_service_pb2.DESCRIPTOR,
-        command_service_pb2.DESCRIPTOR,
-        event_service_pb2.DESCRIPTOR,
-        session_pb2.DESCRIPTOR,
-    )
-    for service in file.services_by_name.values()
-)
 
-
-async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) -> None:
+async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], None]) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
         config: The settings.
-        on_listening: Called with HOST:PORT once the coordinator serves.
+        on_listening: Called with the addresses once the coordinator serves.
 
     Raises:
         StartError: The address or the database can't be used.
@@ -86,21 +52,24 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    store = Store.open(config.database)
+    authority, tokens = open_state(Path(config.state_dir))
+    names = server_names([config.listen, config.worker_listen], config.server_names)
+    store = Store.open(config.store)
+    listeners: Listeners | None = None
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
-        await _load(fleet, config.database)
+        await _load(fleet, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
-        server = _build_server(fleet, dispatcher, health_servicer)
-        address = _listen(server, config.listen)
-        await server.start()
+        paths = config.socket_path, Path(config.state_dir)
+        listeners = Listeners(fleet, dispatcher, health_servicer, tokens, *paths)
+        addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)
-        on_listening(address)
+        on_listening(addresses)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(_tick(_watches(fleet))),
@@ -114,10 +83,13 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[str], None]) 
                 task.cancel()
         logger.info("stopping")
         _send_away(fleet)
-        await server.stop(STOP_GRACE_S)
     finally:
-        await settle()
-        await asyncio.to_thread(store.close)
+        try:
+            if listeners is not None:
+                await listeners.stop()
+            await settle()
+        finally:
+            await asyncio.to_thread(store.close)
 
 
 async def _load(fleet: Fleet, database: str) -> None:
@@ -132,77 +104,6 @@ def _send_away(fleet: Fleet) -> None:
     spread_s = max(LEAST_SPREAD_S, len(fleet.sessions) / RETURNS_PER_S)
     for session in list(fleet.sessions.values()):
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
-
-
-def _build_server(
-    fleet: Fleet, dispatcher: Dispatcher, health_servicer: health.aio.HealthServicer
-) -> grpc.aio.Server:
-    server = grpc.aio.server(interceptors=[Border()], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
-    services = cast(grpc.aio.Server, _Services(server))
-    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
-    records = RecordChanges(fleet, requests.decisions)
-    fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
-        FleetService(reader, requests, records), services
-    )
-    workloads = WorkloadService(reader, requests, records, Plans(reader, dispatcher))
-    workload_service_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
-    command_service_pb2_grpc.add_CommandServiceServicer_to_server(
-        CommandService(reader, dispatcher), services
-    )
-    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
-    SessionService(fleet, dispatcher).add_to(server)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
-    reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return server
-
-
-@final
-class _Services:
-    """A server for generated code, which registers no method with gRPC's core.
-
-    gRPC's asyncio server keeps one task for each registered method, and scans all of them at each call. All
-    unregistered methods share one task.
-    """
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Does nothing, since the same handlers are also added as generic handlers."""
-
-
-def _listen(server: grpc.aio.Server, address: str) -> str:
-    _check_address(address)
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise StartError(f"can't listen on {address}: {error}; choose another with --listen") from error
-    return f"{address.rpartition(':')[0]}:{port}"
-
-
-def _check_address(address: str) -> None:
-    """Binds the address on trial. gRPC itself would log a line of its own, and would not report the cause.
-
-    Raises:
-        StartError: The coordinator can't listen on the address.
-    """
-    host, _, port = address.rpartition(":")
-    refusals: list[OSError] = []
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, where in found:
-            try:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(where)
-                return
-            except OSError as error:
-                refusals.append(error)
-    except OSError as error:
-        refusals.append(error)
-    last = refusals[-1]
-    why = "the port is in use" if last.errno == errno.EADDRINUSE else last.strerror or str(last)
-    raise StartError(f"can't listen on {address}: {why}; choose another with --listen") from last
 
 
 async def _prune(fleet: Fleet, retention_s: float) -> None:

@@ -9,6 +9,7 @@ from leasehold.v1 import command_pb2, fleet_service_pb2, worker_pb2, workload_se
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 from leasehold_client.coordinator import retry as resuming
 
+from tests.channels import server_credentials
 from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
 from tests.ports import free_port
 
@@ -138,7 +139,7 @@ def test_a_coordinator_that_is_just_starting_is_waited_for(scripted: ScriptedCoo
         waits.append(error)
         if not server:
             server.append(grpc.server(ThreadPoolExecutor(1), handlers=[scripted]))
-            assert server[0].add_insecure_port(f"127.0.0.1:{port}") == port
+            assert server[0].add_secure_port(f"127.0.0.1:{port}", server_credentials()) == port
             server[0].start()
 
     with Client(f"127.0.0.1:{port}", begin) as client:

@@ -22,6 +22,7 @@ from leasehold.worker.v1.session_pb2 import (
     WorkloadEvent,
 )
 
+from tests.channels import open_worker_channel
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
@@ -47,7 +48,7 @@ def raw_stream(coordinator: CoordinatorProcess, *frames: bytes) -> list[ConnectR
         yield from frames
         over.wait(20)
 
-    with grpc.insecure_channel(coordinator.address) as channel:
+    with open_worker_channel(coordinator.worker_address) as channel:
         call: Iterator[ConnectResponse] = channel.stream_stream(
             METHOD,
             request_serializer=lambda data: data,

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import grpc
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import WatchCommandsRequest, WatchCommandsResponse
@@ -42,6 +41,7 @@ from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.storage import schema
 
+from tests.channels import open_channel
 from tests.coordinator.api.test_command_service import ended, refusal, reported, start, suspend
 from tests.coordinator.bench import Bench, on_bench, workload
 from tests.coordinator.conftest import CoordinatorProcess
@@ -141,7 +141,7 @@ def test_a_slow_reader_of_the_fleet_never_gets_an_older_state_after_a_newer_one(
     late = coordinator.connect(make_hello("zulu", gpu_count=1))
     late.welcome()
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384)]
-    channel = grpc.insecure_channel(coordinator.address, options=options)
+    channel = open_channel(coordinator.address, options=options)
     watching = FleetServiceStub(channel).WatchFleet(WatchFleetRequest(), timeout=60)
     next(watching)
     for sequence in range(1, 21):

@@ -17,6 +17,7 @@ from leasehold_coordinator.api import session_service
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, host_of
 
+from tests.channels import open_aio_channel, open_channel
 from tests.coordinator.api.test_command_service import refusal
 from tests.coordinator.bench import Bench, on_bench, session_streams
 from tests.coordinator.conftest import CoordinatorProcess
@@ -43,16 +44,16 @@ def test_a_host_has_as_many_calls_as_are_free() -> None:
     calls = CallLimits(10)
     with ExitStack() as stack:
         for _ in range(5):
-            stack.enter_context(calls.entered("ipv4:a:1"))
-        with pytest.raises(FleetError) as error, calls.entered("ipv4:a:2"):
+            stack.enter_context(calls.entered("user/a"))
+        with pytest.raises(FleetError) as error, calls.entered("user/a"):
             pass
         assert error.value.reason == errors_pb2.ERROR_REASON_TOO_MANY_CALLS
         for _ in range(3):
-            stack.enter_context(calls.entered("ipv4:b:1"))
-        with pytest.raises(FleetError), calls.entered("ipv4:b:1"):
+            stack.enter_context(calls.entered("user/b"))
+        with pytest.raises(FleetError), calls.entered("user/b"):
             pass
     for _ in range(3):
-        with calls.entered("ipv4:a:1"):
+        with calls.entered("user/a"):
             pass
 
 
@@ -60,8 +61,7 @@ def test_watches_are_bounded_and_their_places_taken_back(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
     channels = [
-        grpc.insecure_channel(coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)])
-        for _ in range(6)
+        open_channel(coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(6)
     ]
     calls = []
     for number in range(STREAM_LIMIT // 2):
@@ -99,9 +99,7 @@ def test_one_connection_has_a_bounded_number_of_streams(
         over.wait(20)
         yield from ()
 
-    with grpc.insecure_channel(
-        coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
+    with open_channel(coordinator.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         hold: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
             "/leasehold.v1.FleetService/GetWorker"
         )
@@ -123,7 +121,7 @@ def test_pages_that_no_client_reads_are_bounded(coordinator: CoordinatorProcess)
     wanted = LIST_LIMIT // 2
 
     async def scenario() -> list[grpc.StatusCode]:
-        async with grpc.aio.insecure_channel(coordinator.address, DEAF) as channel:
+        async with open_aio_channel(coordinator.address, DEAF) as channel:
             held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
                 channel.stream_unary(path)() for _ in range(LIST_LIMIT)
             ]
@@ -156,8 +154,7 @@ def test_a_host_has_at_most_as_many_calls_without_requests_as_are_free(
     async def scenario() -> list[grpc.StatusCode]:
         async with AsyncExitStack() as stack:
             channels = [
-                await stack.enter_async_context(grpc.aio.insecure_channel(coordinator.address, own))
-                for _ in range(8)
+                await stack.enter_async_context(open_aio_channel(coordinator.address, own)) for _ in range(8)
             ]
             held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
                 channel.stream_unary(path)() for channel in channels for path in BARE_PATHS for _ in range(40)
@@ -170,7 +167,7 @@ def test_a_host_has_at_most_as_many_calls_without_requests_as_are_free(
 
 def test_calls_without_their_requests_end_soon(coordinator: CoordinatorProcess) -> None:
     async def scenario() -> list[tuple[grpc.StatusCode, str]]:
-        async with grpc.aio.insecure_channel(coordinator.address) as channel:
+        async with open_aio_channel(coordinator.address) as channel:
             held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [
                 channel.stream_unary(path)() for path in BARE_PATHS
             ]

@@ -23,6 +23,7 @@ from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import OldRows, command_row, event_row
 from leasehold_coordinator.storage.store import Store
 
+from tests.channels import open_worker_channel
 from tests.coordinator.bench import FULL, Bench, on_bench
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.pages import all_events
@@ -105,10 +106,11 @@ def test_a_worker_that_is_refused_is_told(coordinator: CoordinatorProcess) -> No
 def test_a_flood_of_refusals_is_told_by_its_number(coordinator: CoordinatorProcess) -> None:
     hello = make_hello()
     hello.protocol_version.major = 9
-    stub = SessionServiceStub(coordinator.channel)
-    for _ in range(2 * refusals.TOLD_LIMIT):
-        (refusal,) = stub.Connect(iter([ConnectRequest(hello=hello)]), timeout=20)
-        assert refusal.HasField("goodbye")
+    with open_worker_channel(coordinator.worker_address) as channel:
+        stub = SessionServiceStub(channel)
+        for _ in range(2 * refusals.TOLD_LIMIT):
+            (refusal,) = stub.Connect(iter([ConnectRequest(hello=hello)]), timeout=20)
+            assert refusal.HasField("goodbye")
     told = [one for one in listed(coordinator) if one.kind == event_pb2.EVENT_KIND_WORKER_REFUSED]
     assert len(told) == refusals.TOLD_LIMIT
     assert coordinator.log().count("refused a worker") == refusals.TOLD_LIMIT

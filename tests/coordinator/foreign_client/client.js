@@ -1,17 +1,19 @@
 // A client in another language: it knows the protos and a gRPC library, and nothing of Leasehold's Python.
 //
-//   node client.js ADDRESS PROTOS RPC_PROTOS
+//   node client.js ADDRESS PROTOS RPC_PROTOS CREDENTIALS
 //
-// PROTOS and RPC_PROTOS are the folders of Leasehold's protos and of google/rpc. Prints one JSON object.
+// PROTOS and RPC_PROTOS are the folders of Leasehold's protos and of google/rpc, and CREDENTIALS is that of ca.pem and
+// client.token. Prints one JSON object.
 'use strict';
 
+const fs = require('fs');
 const path = require('path');
 const modules = path.join(process.cwd(), 'node_modules');
 const grpc = require(path.join(modules, '@grpc/grpc-js'));
 const loader = require(path.join(modules, '@grpc/proto-loader'));
 const protobuf = require(path.join(modules, 'protobufjs'));
 
-const [address, protos, rpcProtos] = process.argv.slice(2);
+const [address, protos, rpcProtos, credentialsFolder] = process.argv.slice(2);
 const DEADLINE_MS = 30000;
 
 const SERVICES = ['fleet_service', 'workload_service', 'command_service', 'event_service'];
@@ -20,7 +22,15 @@ const definition = loader.loadSync(
   { includeDirs: [protos], keepCase: true, enums: String, longs: String, defaults: true, oneofs: true },
 );
 const { leasehold } = grpc.loadPackageDefinition(definition);
-const credentials = grpc.credentials.createInsecure();
+const token = fs.readFileSync(path.join(credentialsFolder, 'client.token'), 'utf8').trim();
+const credentials = grpc.credentials.combineChannelCredentials(
+  grpc.credentials.createSsl(fs.readFileSync(path.join(credentialsFolder, 'ca.pem'))),
+  grpc.credentials.createFromMetadataGenerator((_, callback) => {
+    const metadata = new grpc.Metadata();
+    metadata.set('authorization', `Bearer ${token}`);
+    callback(null, metadata);
+  }),
+);
 const fleet = new leasehold.v1.FleetService(address, credentials);
 const workloads = new leasehold.v1.WorkloadService(address, credentials);
 const commands = new leasehold.v1.CommandService(address, credentials);

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, GetWorkloadRequest
-from leasehold_coordinator.server.server import SERVICES
+from leasehold_coordinator.server.listeners import SERVICES
 
 from tests.coordinator.api.test_command_service import SPEC, refusal, start, suspend
 from tests.coordinator.conftest import CoordinatorProcess

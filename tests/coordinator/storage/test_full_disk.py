@@ -11,6 +11,7 @@ from leasehold.v1 import workload_pb2
 from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
+from tests.channels import open_aio_worker_channel, server_credentials
 from tests.coordinator.bench import Bench, on_bench, workload
 from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
@@ -25,9 +26,9 @@ async def stream_to(bench: Bench) -> AsyncIterator[Any]:
     """A stream on which hello was sent."""
     server = grpc.aio.server()
     bench.service.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_secure_port("127.0.0.1:0", server_credentials())
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with open_aio_worker_channel(f"127.0.0.1:{port}") as channel:
         call: Any = SessionServiceStub(channel).Connect()
         await call.write(ConnectRequest(hello=make_hello()))
         yield call

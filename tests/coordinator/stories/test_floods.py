@@ -10,6 +10,7 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator.api import session_service
 from leasehold_coordinator.fleet.session import FRAME_LIMIT
 
+from tests.channels import open_aio_worker_channel, server_credentials
 from tests.coordinator.bench import CONNECT, Bench, on_bench
 from tests.coordinator.fleet.test_callers import DEAF
 from tests.coordinator.scripted_worker import make_hello
@@ -34,7 +35,7 @@ def test_streams_whose_peer_reads_nothing_are_their_hosts(
 
     async def deaf_streams(address: str) -> list[grpc.StatusCode]:
         """Opens five streams and reads nothing. Returns the codes of the first that have ended."""
-        async with grpc.aio.insecure_channel(address, DEAF) as channel:
+        async with open_aio_worker_channel(address, DEAF) as channel:
             connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
             calls = [connect() for _ in range(4)]
             for call in calls:
@@ -47,7 +48,7 @@ def test_streams_whose_peer_reads_nothing_are_their_hosts(
             return [one.result() for one in ended]
 
     async def is_let_in(address: str) -> bool:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with open_aio_worker_channel(address) as channel:
             connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONNECT)
             call = connect()
             await call.write(ConnectRequest(hello=make_hello("beta")).SerializeToString())
@@ -58,7 +59,7 @@ def test_streams_whose_peer_reads_nothing_are_their_hosts(
     async def scenario(bench: Bench) -> None:
         server = grpc.aio.server()
         bench.service.add_to(server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', server_credentials())}"
         await server.start()
         try:
             assert await deaf_streams(address) == [grpc.StatusCode.RESOURCE_EXHAUSTED]

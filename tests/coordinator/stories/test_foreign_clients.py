@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 from google.rpc import code_pb2, error_details_pb2
 from leasehold.v1 import command_pb2
+from leasehold_client.config import credentials_directory
 
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker
@@ -44,6 +45,7 @@ def test_a_client_of_node(coordinator: CoordinatorProcess, worker: ScriptedWorke
             coordinator.address,
             str(ROOT / "protos"),
             str(Path(code_pb2.__file__).parents[2]),
+            str(credentials_directory()),
         ],
         cwd=LIBRARIES,
         capture_output=True,
@@ -67,8 +69,11 @@ def test_a_client_of_node(coordinator: CoordinatorProcess, worker: ScriptedWorke
 
 
 def buf_curl(coordinator: CoordinatorProcess, method: str, request: str) -> subprocess.CompletedProcess[str]:
-    address = f"http://{coordinator.address}/leasehold.v1.{method}"
-    arguments = [str(BUF), "curl", "--protocol", "grpc", "--data", request, address]
+    directory = credentials_directory()
+    token = (directory / "client.token").read_text().strip()
+    secrets = ["--cacert", str(directory / "ca.pem"), "--header", f"authorization: Bearer {token}"]
+    address = f"https://{coordinator.address}/leasehold.v1.{method}"
+    arguments = [str(BUF), "curl", "--protocol", "grpc", *secrets, "--data", request, address]
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
 

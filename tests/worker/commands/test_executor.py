@@ -16,7 +16,7 @@ from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal, open_journal
 from leasehold_worker.commands.ledger import FORGET_AT_ONCE, Entry
-from leasehold_worker.session import channel_options
+from leasehold_worker.session import channel
 from trio.testing import wait_all_tasks_blocked
 
 from tests.worker.disks import refusing
@@ -29,7 +29,7 @@ ACCEPTED, REJECTED, SUCCEEDED, CANCELLED = (
     command_pb2.COMMAND_STATE_CANCELLED,
 )
 EPOCH = 1
-FRAME_LIMIT_BYTES = dict(channel_options.OPTIONS)["grpc.max_send_message_length"]
+FRAME_LIMIT_BYTES = dict(channel.OPTIONS)["grpc.max_send_message_length"]
 Observer = Callable[[CommandUpdate], None]
 
 

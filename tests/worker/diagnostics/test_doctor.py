@@ -5,14 +5,18 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+from leasehold_coordinator.server.transport import open_state
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.diagnostics.checks import CHECKS
 from leasehold_worker.diagnostics.gpu_checks import mps_daemons
 from leasehold_worker.files.state_directory import open_state_directory
 
+from tests.channels import server_credentials
 from tests.prefork import COMMAND_LINE, run
 from tests.worker.conftest import Counter
 from tests.worker.criu_cases import MakeCriu
@@ -27,8 +31,11 @@ def host(tmp_path: Path) -> SimulatedHost:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", server_credentials())
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
 
 
 def doctor(
@@ -201,6 +208,22 @@ def test_a_coordinator_that_is_not_there(host: SimulatedHost, tmp_path: Path) ->
     assert f"127.0.0.1:{port} does not answer" in detail
 
 
+def test_a_coordinator_without_credentials(
+    host: SimulatedHost, configure: Callable[..., Path], tmp_path: Path
+) -> None:
+    result, detail = examine(host, configure(f'credentials = "{tmp_path}"'), code=0)["coordinator"]
+    assert result == "WARNING"
+    assert "copy ca.pem and worker.token" in detail
+
+
+def test_another_coordinator(host: SimulatedHost, configure: Callable[..., Path], tmp_path: Path) -> None:
+    open_state(tmp_path / "other")
+    path = configure(f'credentials = "{tmp_path / "other"}"')
+    result, detail = examine(host, path, code=0)["coordinator"]
+    assert result == "WARNING"
+    assert "CERTIFICATE_VERIFY_FAILED" in detail
+
+
 def test_a_configuration_that_is_wrong(host: SimulatedHost, configure: Callable[..., Path]) -> None:
     results = examine(host, configure("colour = 5"), code=1)
     assert refused(results) == ["configuration"]
@@ -237,7 +260,7 @@ def test_a_state_directory_that_a_worker_uses_is_fine(
 
 
 def test_variables_of_the_worker_count(host: SimulatedHost, address: str, tmp_path: Path) -> None:
-    done = doctor(host, LEASEHOLD_COORDINATOR=address, LEASEHOLD_STATE_DIR=str(tmp_path / "own"))
+    done = doctor(host, LEASEHOLD_WORKER_COORDINATOR=address, LEASEHOLD_STATE_DIR=str(tmp_path / "own"))
     assert f"{address} answers" in done.stdout
     assert f"{tmp_path / 'own'} will be created" in done.stdout
 

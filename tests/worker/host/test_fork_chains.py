@@ -45,10 +45,10 @@ def sleeper() -> Iterator[Callable[..., ProcessIdentity]]:
 
 def test_a_chain_of_forks_is_ended(tmp_path: Path) -> None:
     links = tmp_path / "links"
-    with subprocess.Popen([sys.executable, "-c", CHAIN, links], env={"MARK": "chain"}) as first:
+    with subprocess.Popen([sys.executable, "-c", CHAIN, links], env={"MARK": str(links)}) as first:
         assert first.wait(TIMEOUT_S) == 0
     wait_until(lambda: links.exists() and links.stat().st_size > 10)
-    is_member = partial(is_related, relatives=(), strangers=(), mark="MARK=chain", mark_uid=os.getuid())
+    is_member = partial(is_related, relatives=(), strangers=(), mark=f"MARK={links}", mark_uid=os.getuid())
     killed: set[ProcessIdentity] = set()
 
     def has_ended() -> bool:

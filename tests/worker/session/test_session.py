@@ -1,5 +1,6 @@
 """The link in this process, with coordinators that read slowly or not at all."""
 
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +23,7 @@ from leasehold.worker.v1.session_pb2 import (
     OutputChunk,
     ReadOutput,
 )
+from leasehold_client.config import credentials_directory
 from leasehold_worker.agent.assembly import open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands import journal_file
@@ -63,7 +65,9 @@ def state_path(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> AsyncIterator[CoordinatorSession]:
+async def open_link(
+    coordinator: ScriptedCoordinator, state_path: Path, credentials: Path | None = None
+) -> AsyncIterator[CoordinatorSession]:
     state = StateDirectory(state_path)
     async with (
         open_journal(state.journal_path) as journal,
@@ -94,6 +98,7 @@ async def open_link(coordinator: ScriptedCoordinator, state_path: Path) -> Async
         )
         opened = CoordinatorSession(
             coordinator.address,
+            credentials or credentials_directory(),
             frames,
             state,
             reporter,
@@ -137,6 +142,21 @@ def late() -> Iterator[LateCoordinator]:
 
 async def next_session(coordinator: ScriptedCoordinator) -> Session:
     return await trio.to_thread.run_sync(coordinator.next_session)
+
+
+async def test_credentials_are_read_for_each_session(
+    coordinator: ScriptedCoordinator, state_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = tmp_path / "credentials"
+    async with open_link(coordinator, state_path, credentials):
+        with trio.fail_after(TIMEOUT_S):
+            while "credentials for" not in caplog.text:  # noqa: ASYNC110 - a log tells nobody
+                await trio.sleep(0.01)
+        assert "start the coordinator as this user, or name the directory" in caplog.text
+        credentials.mkdir()
+        for name in ("ca.pem", "worker.token"):
+            shutil.copy(credentials_directory() / name, credentials)
+        await trio.to_thread.run_sync(coordinator.next_session)
 
 
 async def test_a_coordinator_that_does_not_read_is_left_at_once(

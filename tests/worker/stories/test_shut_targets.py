@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from leasehold.v1.operation_pb2 import SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.host.processes import user_id
 
+from tests import environment
 from tests.worker.conftest import end_leftovers
 from tests.worker.counters import counter_run, read_output, wait_counting
 from tests.worker.operations.test_handler import plan_of
@@ -104,20 +106,39 @@ def test_a_target_that_the_worker_may_not_trace(start_under: StartUnder, host: S
     assert process.calls["lock"] == 0
 
 
+CAP_DAC_OVERRIDE, CAP_SETUID = 1, 7
+
+
+def make_privileged_setpriv(folder: Path) -> str:
+    """A setpriv with capabilities of its own: a program has none of its worker's."""
+    program = folder / "setpriv"
+    shutil.copy(shutil.which("setpriv") or "setpriv", program)
+    program.chmod(0o755)
+    permitted = 1 << CAP_DAC_OVERRIDE | 1 << CAP_SETUID
+    # struct vfs_cap_data, revision 2, with the effective bit (linux/capability.h).
+    os.setxattr(program, "security.capability", struct.pack("<5I", 0x02000001, permitted, 0, 0, 0))
+    run_folder = Path(os.environ[environment.MARK])
+    for part in (folder, *folder.parents):
+        if part.is_relative_to(run_folder):
+            part.chmod(part.stat().st_mode | 0o011)
+    return str(program)
+
+
 def test_a_process_that_nobody_can_look_into_stops_the_operation_unless_nvml_speaks_for_it(
-    start_under: StartUnder, host: SimulatedHost
+    start_under: StartUnder, host: SimulatedHost, tmp_path: Path
 ) -> None:
     """One of another user, for a worker that is not root. Without NVML's list it may be a member."""
     capabilities = "+dac_override,+setuid"
-    wrapper = [
-        *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-        *(f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}"),
-    ]
+    granted = (f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")
+    wrapper = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *granted]
     require(*wrapper, "true")
     session = start_under(*wrapper)
     run = counter_run("w1")
     script = 'setpriv --reuid=65533 sleep 1000 & echo $!; exec "$@"'
-    run.spec.arguments[:] = ["/bin/sh", "-c", script, "sh", *run.spec.arguments]
+    # The loader removes the variable from the environment of a program that gains capabilities.
+    library_path = f"LD_LIBRARY_PATH={host.environment()['LD_LIBRARY_PATH']}"
+    privileged = [make_privileged_setpriv(tmp_path), *granted, "env", library_path]
+    run.spec.arguments[:] = [*privileged, "/bin/sh", "-c", script, "sh", *run.spec.arguments]
     session.run("c1", "w1", run=run)
     wait_counting(session, "w1")
     closed = int(read_output(session, "w1").splitlines()[0])

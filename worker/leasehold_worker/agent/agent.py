@@ -110,6 +110,7 @@ async def _run(
             queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
             coordinator_session = CoordinatorSession(
                 config.coordinator,
+                config.credentials_path,
                 frames,
                 state_directory,
                 reporter,

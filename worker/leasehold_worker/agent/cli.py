@@ -1,6 +1,7 @@
 """``leasehold worker``: the agent's command line."""
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -14,8 +15,14 @@ from leasehold_worker import __version__
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator to connect to.  [default: 127.0.0.1:7400]",
+    envvar="LEASEHOLD_WORKER_COORDINATOR",
+    help="Coordinator's address for workers.  [default: 127.0.0.1:7401]",
+)
+@click.option(
+    "--credentials",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_CREDENTIALS",
+    help="Directory of ca.pem and worker.token.  [default: ~/.local/state/leasehold]",
 )
 @click.option(
     "--state-dir",
@@ -55,6 +62,7 @@ from leasehold_worker import __version__
 )
 def command(
     coordinator: str | None,
+    credentials: Path | None,
     state_dir: Path | None,
     name: str | None,
     socket: Path | None,
@@ -69,6 +77,7 @@ def command(
     started again on the same state directory finds them, and settles interrupted commands.
     """
     # Until the agent listens, SIGINT ends it without a traceback.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # failed handshakes are told by the session
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # imports make no garbage, and collections take a tenth of the start
     from leasehold_worker.agent import daemon  # late: `leasehold worker --help` needs nothing of it
@@ -78,6 +87,7 @@ def command(
     daemon.run(
         config_path,
         coordinator=coordinator,
+        credentials=credentials,
         state_dir=state_dir,
         name=name,
         socket=socket,

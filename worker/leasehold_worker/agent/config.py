@@ -20,7 +20,7 @@ from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
-DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
+DEFAULT_COORDINATOR: Final = "127.0.0.1:7401"
 WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Pattern of a name, as the coordinator requires: it appears in `worker/slot`."""
 
@@ -31,17 +31,24 @@ FILE_LIMIT_BYTES: Final = 1_000_000
 """Size limit of a settings file."""
 
 
+def default_credentials_directory() -> Path:
+    """The default state directory of this user's coordinators."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(base) / "leasehold"
+
+
 def default_state_directory() -> Path:
     """The default state directory of a worker."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(base) / "leasehold/worker"
+    return default_credentials_directory() / "worker"
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker's settings. Its fields are the keys of the file."""
 
     coordinator: str = DEFAULT_COORDINATOR
-    """Address of the coordinator, HOST:PORT."""
+    """Address of the coordinator's listener for workers, HOST:PORT."""
+    credentials: Path | None = None
+    """Directory of ca.pem and worker.token. None: the state directory of this user's coordinators."""
     state_dir: Path = msgspec.field(default_factory=default_state_directory)
     """Directory of this worker alone, with its id, its epoch, and its workloads' output."""
     name: str = msgspec.field(default_factory=socket.gethostname)
@@ -96,6 +103,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """UUIDs of the GPUs that this worker serves. Empty: all of the host's."""
     gpu_units: dict[str, int] = {}
     """Throughput units of GPU models by a part of the product name. They override the default table."""
+
+    @property
+    def credentials_path(self) -> Path:
+        """``credentials``, or its default."""
+        return self.credentials or default_credentials_directory()
 
     @property
     def socket_path(self) -> Path:

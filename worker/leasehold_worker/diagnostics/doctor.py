@@ -4,7 +4,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -31,21 +31,20 @@ Found = TypeVar("Found")
 
 
 def run(
-    config_path: Path | None, coordinator: str | None, state_dir: Path | None, timeout_s: float, output: str
+    config_path: Path | None, settings: Mapping[str, str | Path | None], timeout_s: float, output: str
 ) -> None:
     """Checks the host, and prints the findings. Exits with 1 if a check failed.
 
     Args:
         config_path: The worker's settings file. None: the system's, if there is one.
-        coordinator: Address of the coordinator. None: as the settings say.
-        state_dir: The worker's state directory. None: as the settings say.
+        settings: Settings that override the file, by name. None: as the file says.
         timeout_s: Timeout of each check.
         output: Output format: ``table`` or ``json``.
     """
     logging.basicConfig(level="CRITICAL")  # what NVML and the helper would log is among the checks
     error: str | None = None
     try:
-        config = load_config(config_path, coordinator=coordinator, state_dir=state_dir)
+        config = load_config(config_path, **settings)
     except StartError as raised:
         config, error = WorkerConfig(), str(raised)
     checks = trio.run(examine, config, error, timeout_s, strict_exception_groups=True)

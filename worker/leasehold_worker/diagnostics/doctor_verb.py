@@ -14,8 +14,14 @@ TIMEOUT_S: Final = 30.0
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
-    help="Coordinator that the worker connects to.",
+    envvar="LEASEHOLD_WORKER_COORDINATOR",
+    help="Coordinator's address for workers.",
+)
+@click.option(
+    "--credentials",
+    type=click.Path(path_type=Path),
+    envvar="LEASEHOLD_CREDENTIALS",
+    help="Directory of ca.pem and worker.token.",
 )
 @click.option(
     "--state-dir",
@@ -48,7 +54,12 @@ TIMEOUT_S: Final = 30.0
     help="Output format.",
 )
 def command(
-    coordinator: str | None, state_dir: Path | None, config_path: Path | None, timeout_s: float, output: str
+    coordinator: str | None,
+    credentials: Path | None,
+    state_dir: Path | None,
+    config_path: Path | None,
+    timeout_s: float,
+    output: str,
 ) -> None:
     """Check this GPU host: every precondition, each ok or with its remedy.
 
@@ -59,4 +70,5 @@ def command(
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from leasehold_worker.diagnostics import doctor  # late: see above
 
-    doctor.run(config_path, coordinator, state_dir, timeout_s, output)
+    settings = {"coordinator": coordinator, "credentials": credentials, "state_dir": state_dir}
+    doctor.run(config_path, settings, timeout_s, output)

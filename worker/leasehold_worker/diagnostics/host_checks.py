@@ -4,6 +4,7 @@ import fcntl
 import os
 import platform
 import socket
+import ssl
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.private_directories import require_private
 from leasehold_worker.host import cgroups, processes
 from leasehold_worker.planning.driver_checks import PROVEN_ARCHITECTURE
+from leasehold_worker.session.channel import FILES
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CAP_SYS_PTRACE: Final = 19
@@ -180,18 +182,37 @@ def state_directory(patient: Examination) -> str:
 
 
 def coordinator(patient: Examination) -> str:
-    """Whether the coordinator's address accepts connections."""
+    """Whether the coordinator answers, and whether its certificate is that of the worker's credentials."""
     if patient.config_error is not None:
         raise not_checked("the configuration is invalid")
     address = patient.config.coordinator
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
     except OSError as error:
         raise warning(
             f"{address} does not answer ({error}): start it, or set coordinator in worker.toml"
         ) from error
-    return f"{address} answers"
+    with connection:
+        certificate, token = (patient.config.credentials_path / name for name in FILES)
+        try:
+            token.read_bytes()
+            context = ssl.create_default_context(cafile=str(certificate))
+        except OSError as error:
+            raise warning(
+                f"the credentials in {certificate.parent} can't be used ({error.strerror or error}): copy "
+                f"{' and '.join(FILES)} from the coordinator's state directory, or set credentials in "
+                "worker.toml"
+            ) from error
+        context.set_alpn_protocols(["h2"])
+        try:
+            context.wrap_socket(connection, server_hostname=host).close()
+        except OSError as error:
+            raise warning(
+                f"TLS with {address} fails ({error}): docs/errors.md says what the causes mean"
+            ) from error
+    return f"{address} answers, with the certificate of {certificate}"
 
 
 def _first_line(path: Path) -> str | None:

@@ -23,19 +23,24 @@ END_DEADLINE_S: Final = 5.0
 
 _CHUNK: Final = 65536
 _BECOME: Final = """
-import os, signal, sys
+import ctypes, os, signal, sys
 errors, directory, *arguments = sys.argv[1:]
 os.set_inheritable(int(errors), False)
 for number in (signal.SIGPIPE, signal.SIGXFSZ):
     signal.signal(number, signal.SIG_DFL)
 try:
     os.chdir(directory)
+    if os.geteuid() != 0:
+        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        if ctypes.CDLL(None).capset(header, none):
+            raise OSError("the worker's capabilities can't be dropped")
     os.execvp(arguments[0], arguments)
 except OSError as error:
     os.write(int(errors), str(error).encode())
 """
-"""Executes the program. A program or a directory can be on a volume that does not answer. The worker itself
-would wait for that volume with Python's lock held, between vfork and exec."""
+"""Executes the program, without the worker's ambient capabilities. A program or a directory can be on a
+volume that does not answer. The worker itself would wait for that volume with Python's lock held, between
+vfork and exec."""
 
 _WORKLOAD_VARIABLES: Final = frozenset({"LEASEHOLD_WORKLOAD", "LEASEHOLD_WORKLOAD_ID", "LEASEHOLD_LEASE_ID"})
 """Variables that mark a process as the workload's. A hook does not get them, since it must not be suspended

@@ -346,10 +346,21 @@ def become(arguments: list[str], group: str, environment: int, go_read: int, err
         signal.signal(number, signal.SIG_DFL)
     try:
         enter(group)
+        drop_capabilities()
         os.execvpe(arguments[0], arguments, variables(environment))  # noqa: S606 - what the workload's owner asked for
     except (OSError, ValueError) as error:
         os.write(error_write, str(error).encode())
     os._exit(127)
+
+
+def drop_capabilities() -> None:
+    """Gives up all capabilities. Ambient ones of a worker without root would pass exec (capabilities(7))."""
+    if os.geteuid() != 0:
+        import ctypes
+
+        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        if ctypes.CDLL(None).capset(header, none):
+            raise OSError("the worker's capabilities can't be dropped")
 
 
 def variables(descriptor: int) -> dict[bytes, bytes]:

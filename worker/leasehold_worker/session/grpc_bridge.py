@@ -126,6 +126,8 @@ def _read_to_the_end(call: _Call, deliver: Callable[[ConnectResponse], None]) ->
     except grpc.RpcError as error:
         status = cast("grpc.Call", error)  # every error of a stub is its call too
         why = f"{status.code().name}: {status.details()}"
+        if status.code() is grpc.StatusCode.UNIMPLEMENTED:
+            why += " (is it the coordinator's address for workers?)"
         return SessionEndError(why, REFUSED_BACKOFF_S if status.code() in _FINAL_CODES else None)
     return SessionEndError("the coordinator closed the stream without a goodbye")
 

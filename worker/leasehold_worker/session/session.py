@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final, cast, final
 
 import grpc
@@ -29,7 +30,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.session.channel_options import open_channel
+from leasehold_worker.session.channel import open_channel
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.grpc_bridge import (
     REFUSED_BACKOFF_S,
@@ -41,6 +42,7 @@ from leasehold_worker.session.grpc_bridge import (
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
+from leasehold_worker.session.tls_failures import explain
 from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class CoordinatorSession:
     def __init__(
         self,
         coordinator: str,
+        credentials: Path,
         frames: FrameSink,
         state_directory: StateDirectory,
         reporter: Reporter,
@@ -95,6 +98,7 @@ class CoordinatorSession:
         journal: Journal,
     ) -> None:
         self._coordinator = coordinator
+        self._credentials = credentials
         self._state_directory = state_directory
         self._reporter = reporter
         self._commands = commands
@@ -127,22 +131,37 @@ class CoordinatorSession:
     async def run(self) -> None:
         """Holds one session after another, until cancelled or left."""
         backoff_s = BACKOFF_MIN_S
-        with open_channel(self._coordinator) as channel:
-            while True:
-                began = trio.current_time()
-                try:
-                    end = await self._session(channel)
-                except Exception:  # a failed session must not end the worker
-                    logger.exception("a session failed because of a defect")
-                    end = SessionEndError("a defect of Leasehold")
-                if self._leaving:
-                    return
-                if trio.current_time() - began > HEALTHY_AFTER_S:
-                    backoff_s = BACKOFF_MIN_S
-                wait_s = random.uniform(0, backoff_s) if end.retry_after_s is None else end.retry_after_s
-                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
-                logger.warning("session ended: %s; connecting again in %.1f s", end.why, wait_s)
-                await trio.sleep(wait_s)
+        while True:
+            began = trio.current_time()
+            try:
+                end = await self._connect()
+            except Exception:  # a failed session must not end the worker
+                logger.exception("a session failed because of a defect")
+                end = SessionEndError("a defect of Leasehold")
+            if self._leaving:
+                return
+            if trio.current_time() - began > HEALTHY_AFTER_S:
+                backoff_s = BACKOFF_MIN_S
+            wait_s = random.uniform(0, backoff_s) if end.retry_after_s is None else end.retry_after_s
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            logger.warning("session ended: %s; connecting again in %.1f s", end.why, wait_s)
+            await trio.sleep(wait_s)
+
+    async def _connect(self) -> SessionEndError:
+        """Holds one session on a channel of its own, with the present credentials."""
+        try:
+            channel = await trio.to_thread.run_sync(
+                open_channel, self._coordinator, self._credentials, abandon_on_cancel=True
+            )
+        except OSError as error:
+            return SessionEndError(
+                f"the credentials for {self._coordinator} can't be read: {error}; start the coordinator as "
+                "this user, or name the directory of its ca.pem and worker.token with --credentials"
+            )
+        with channel:
+            end = await self._session(channel)
+        end.why = explain(end.why, self._coordinator) or end.why
+        return end
 
     async def _session(self, channel: grpc.Channel) -> SessionEndError:
         """Holds one session until its end."""

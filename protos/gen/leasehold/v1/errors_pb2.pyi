@@ -187,6 +187,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A row of the coordinator's store is damaged."""
     ERROR_REASON_UNKNOWN_HOLD: _ErrorReason.ValueType  # 77
     """There is no hold with this id: it was taken or given up, or it has expired."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 78
+    """The call has no valid token, so its caller is unknown."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -356,6 +358,8 @@ ERROR_REASON_STORAGE_DAMAGED: ErrorReason.ValueType  # 76
 """A row of the coordinator's store is damaged."""
 ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
 """There is no hold with this id: it was taken or given up, or it has expired."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 78
+"""The call has no valid token, so its caller is unknown."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,89 @@
+"""Channels to a coordinator: its socket, or TLS with a token."""
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import grpc
+
+from leasehold_client.config import (
+    CREDENTIALS_VARIABLE,
+    UNIX_SCHEME,
+    credentials_directory,
+    require_trusted,
+)
+from leasehold_client.coordinator.token_interceptor import TokenInterceptor
+from leasehold_client.errors import NoCoordinatorError, UsageError
+
+FILES: Final = ("ca.pem", "client.token")
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+_TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
+FILE_LIMIT_BYTES: Final = 65_536
+
+
+def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Channel:
+    """A channel that connects when it is first used.
+
+    Args:
+        address: HOST:PORT of a coordinator, or unix:PATH of its socket.
+        options: Settings of gRPC.
+
+    Raises:
+        NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
+        UsageError: The credentials can't be read.
+    """
+    if address.startswith(UNIX_SCHEME):
+        path = address.removeprefix(UNIX_SCHEME)
+        _require_server(path)
+        return grpc.insecure_channel(f"{UNIX_SCHEME}{quote(path)}", options=options)
+    directory = credentials_directory()
+    certificate, token = (_read(directory / name, address) for name in FILES)
+    if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
+        raise UsageError(
+            f"{directory / FILES[0]} holds no certificate: copy it from the coordinator's host again"
+        )
+    text = token.decode("ascii", "replace").strip()
+    if not _TOKEN.fullmatch(text):
+        raise UsageError(f"{directory / FILES[1]} holds no token: copy it from the coordinator again")
+    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
+    return grpc.intercept_channel(channel, TokenInterceptor(text))
+
+
+def _require_server(path: str) -> None:
+    try:
+        require_trusted(path)
+    except OSError as error:
+        raise NoCoordinatorError(
+            f"no coordinator answers at {UNIX_SCHEME}{path} ({error.strerror or error}): start one with "
+            "`leasehold coordinator`, or name another one with --coordinator or LEASEHOLD_COORDINATOR",
+            code=grpc.StatusCode.UNAVAILABLE,
+        ) from None
+
+
+def _read(path: Path, address: str) -> bytes:
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(
+                    f"{path} is not a regular file: name another directory with {CREDENTIALS_VARIABLE}"
+                )
+            return file.read(FILE_LIMIT_BYTES)
+    except FileNotFoundError:
+        raise NoCoordinatorError(
+            f"there are no credentials for {address}, because {path} is missing: start a coordinator as this "
+            f"user, or name the directory of its {path.name} with {CREDENTIALS_VARIABLE}",
+            code=grpc.StatusCode.UNAVAILABLE,
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be read: {error.strerror}; call as the coordinator's user, or name another "
+            f"directory with {CREDENTIALS_VARIABLE}"
+        ) from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

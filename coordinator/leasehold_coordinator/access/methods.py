@@ -1,0 +1,75 @@
+"""The role that each method needs. A method without a row is refused.
+
+A role includes the weaker ones: viewer, user, operator, admin.
+"""
+
+from enum import IntEnum, unique
+from typing import Final
+
+
+@unique
+class Role(IntEnum):
+    """A role of a user, by its strength."""
+
+    VIEWER = 1
+    USER = 2
+    OPERATOR = 3
+    ADMIN = 4
+
+
+_ROLES: Final[dict[str, dict[str, Role]]] = {
+    "leasehold.v1.FleetService": {
+        "GetWorker": Role.VIEWER,
+        "ListWorkers": Role.VIEWER,
+        "GetGpu": Role.VIEWER,
+        "ListGpus": Role.VIEWER,
+        "WatchFleet": Role.VIEWER,
+        "Cordon": Role.OPERATOR,
+        "Uncordon": Role.OPERATOR,
+        "ResetGpuHealth": Role.OPERATOR,
+        "DeleteWorker": Role.ADMIN,
+    },
+    "leasehold.v1.WorkloadService": {
+        "CreateWorkload": Role.USER,
+        "GetWorkload": Role.VIEWER,
+        "ListWorkloads": Role.VIEWER,
+        "WatchWorkloads": Role.VIEWER,
+        "UpdateWorkload": Role.USER,
+        "DeleteWorkload": Role.USER,
+        "SuspendWorkload": Role.USER,
+        "SuspendWorker": Role.OPERATOR,
+        "RestoreWorkload": Role.USER,
+        "RemapWorkloads": Role.USER,
+        "Plan": Role.USER,
+        "CheckpointWorkload": Role.USER,
+        "ListCheckpoints": Role.USER,
+        "DeleteCheckpoints": Role.USER,
+        "ReleaseHold": Role.USER,
+        "StopWorkload": Role.USER,
+        "AdoptProcess": Role.OPERATOR,
+        "ReleaseWorkload": Role.USER,
+        "ReadWorkloadOutput": Role.USER,
+    },
+    "leasehold.v1.CommandService": {
+        "GetCommand": Role.VIEWER,
+        "ListCommands": Role.VIEWER,
+        "WatchCommand": Role.VIEWER,
+        "WatchCommands": Role.VIEWER,
+        "CancelCommand": Role.USER,
+    },
+    "leasehold.v1.EventService": {
+        "ListEvents": Role.VIEWER,
+        "WatchEvents": Role.VIEWER,
+    },
+    "grpc.health.v1.Health": {
+        "Check": Role.VIEWER,
+        "List": Role.VIEWER,
+        "Watch": Role.VIEWER,
+    },
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Role.VIEWER},
+}
+
+METHODS: Final = {
+    f"/{service}/{method}": role for service, methods in _ROLES.items() for method, role in methods.items()
+}
+"""The weakest role that may call a method, by the method's full name."""

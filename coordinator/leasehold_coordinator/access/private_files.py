@@ -1,0 +1,117 @@
+"""Private files of the state directory.
+
+They are created whole or not at all, and read only if no other user could change them.
+"""
+
+import os
+import secrets
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from leasehold_coordinator.errors import StartError
+
+FILE_LIMIT_BYTES: Final = 65_536
+UNFINISHED: Final = ".new"
+"""End of the name of a file that is not complete yet."""
+
+UNFINISHED_AGE_S: Final = 60.0
+"""Age from which on nobody is still writing such a file."""
+
+
+def open_directory(directory: Path) -> None:
+    """Creates a missing state directory.
+
+    Raises:
+        StartError: Another user could replace files in it.
+        OSError: It can't be created.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    require_ours(directory, "--state-dir")
+    _sweep(directory)
+
+
+def require_ours(directory: Path, option: str) -> None:
+    """Refuses a directory in which another user could replace files, or which that user could replace.
+
+    Args:
+        directory: The existing directory.
+        option: The option that names another one, for the message.
+
+    Raises:
+        StartError: Another user owns or may change a part of its path.
+        OSError: The path can't be read.
+    """
+    for part in (resolved := directory.resolve(), *resolved.parents):
+        found = part.stat()
+        is_shared = found.st_mode & 0o022 and not (part != resolved and found.st_mode & stat.S_ISVTX)
+        if found.st_uid not in (0, os.geteuid()) or is_shared:
+            raise StartError(
+                f"other users may change {part}: make it yours with mode 0700, or choose another directory "
+                f"with {option}"
+            )
+
+
+def _sweep(directory: Path) -> None:
+    """Removes files that a killed coordinator had not finished. One of them may hold a key."""
+    for path in directory.glob(f".*{UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > UNFINISHED_AGE_S:
+                path.unlink()
+
+
+def create_file(path: Path, content: bytes, mode: int = 0o600) -> bool:
+    """Creates a file, unless it exists. Nobody ever sees a part of it, also after a crash.
+
+    Returns:
+        Whether this call created it. Another coordinator of this user may have been first.
+    """
+    new = path.with_name(f".{path.name}-{secrets.token_hex(8)}{UNFINISHED}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.link(new, path)
+    except FileExistsError:
+        return False
+    finally:
+        new.unlink()
+        _sync(path.parent)
+    return True
+
+
+def _sync(directory: Path) -> None:
+    """Writes a directory's entries to disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: Path, *, is_secret: bool) -> bytes:
+    """The content of a file of ours.
+
+    Args:
+        path: The file.
+        is_secret: Whether no other user may have been able to read it.
+
+    Raises:
+        StartError: Others own the file, or could change it, or could read the secret.
+        OSError: It can't be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        refused = 0o077 if is_secret else 0o022
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & refused:
+            mode = "0600" if is_secret else "0644"
+            raise StartError(
+                f"{path} is not a file of yours with mode {mode}: delete it, and a new one is made"
+            )
+        return file.read(FILE_LIMIT_BYTES)

@@ -1,0 +1,110 @@
+"""Who calls: the identity of a call, and whether its role permits the method."""
+
+import os
+import pwd
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, final
+
+import grpc
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE, LocalTokens, is_bearer
+from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.errors import FleetError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_TLS_1_3: Final = b"TLSv1.3"
+_SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
+
+
+@final
+class Authentication:
+    """Establishes the callers.
+
+    Args:
+        tokens: The tokens of clients and workers.
+        socket_user: The Unix user of a connection through the client socket, by its gRPC peer. None: the
+            connection did not come through the socket.
+    """
+
+    def __init__(self, tokens: LocalTokens, socket_user: Callable[[str], int | None]) -> None:
+        self._tokens = tokens
+        self._socket_user = socket_user
+        self._users = {uid: f"local/{_user_name(uid)}" for uid in (0, os.geteuid())}
+        """Identities of Unix users, looked up once: a directory of users may be slow."""
+
+    def client(self, context: Context) -> str:
+        """The identity of the user who calls.
+
+        Raises:
+            FleetError: UNAUTHENTICATED.
+        """
+        headers = _authorization(context)
+        if context.peer().startswith(_SOCKET_SCHEMES):
+            if headers:
+                _refuse(
+                    "the call has a token besides its connection's user: send no token through the socket"
+                )
+            uid = self._socket_user(context.peer())
+            if uid not in self._users:
+                _refuse(f"the Unix user {uid} has no role: call as root or as the coordinator's user")
+            return self._users[uid]
+        _require_tls_1_3(context)
+        if not _is_only(headers, self._tokens.client):
+            _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
+        return self._users[os.geteuid()]
+
+    def require_worker(self, context: Context) -> None:
+        """Refuses a call without the token of workers.
+
+        Raises:
+            FleetError: UNAUTHENTICATED.
+        """
+        _require_tls_1_3(context)
+        if not _is_only(_authorization(context), self._tokens.worker):
+            _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
+
+    def authorize(self, method: str, context: Context) -> str:
+        """The identity of the user who calls a method, if the user's role permits the method.
+
+        Raises:
+            FleetError: UNAUTHENTICATED or NOT_PERMITTED.
+        """
+        caller = self.client(context)
+        if method not in METHODS:
+            raise FleetError(errors_pb2.ERROR_REASON_NOT_PERMITTED, f"no role may call {method}")
+        return caller
+
+
+_UNKNOWN: Final = (
+    "the {kind} has no valid token: send the content of {file} in the coordinator's state directory as "
+    "metadata `authorization: Bearer …`; `leasehold` takes it from the directory LEASEHOLD_CREDENTIALS"
+)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
+
+
+def _require_tls_1_3(context: Context) -> None:
+    if _TLS_1_3 not in context.auth_context().get("ssl_tls_version", ()):
+        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
+
+
+def _authorization(context: Context) -> list[str | bytes]:
+    """The ``authorization`` headers of a call."""
+    return [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+
+
+def _is_only(headers: list[str | bytes], token: str) -> bool:
+    """Whether a token is the only credential in headers."""
+    return len(headers) == 1 and isinstance(headers[0], str) and is_bearer(headers[0], token)
+
+
+def _user_name(uid: int) -> str:
+    """The login name of a Unix user, or ``uid-NUMBER`` if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid-{uid}"

@@ -1,0 +1,206 @@
+"""The gRPC servers: one for clients, on a socket and a port, and one for workers, on a port of its own."""
+
+import asyncio
+import errno
+import socket
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast, final
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from leasehold.v1 import (
+    command_service_pb2,
+    command_service_pb2_grpc,
+    event_service_pb2,
+    event_service_pb2_grpc,
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    workload_service_pb2,
+    workload_service_pb2_grpc,
+)
+
+from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.local_tokens import LocalTokens
+from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.api.command_service import CommandService
+from leasehold_coordinator.api.event_service import EventService
+from leasehold_coordinator.api.fleet_service import FleetService
+from leasehold_coordinator.api.rpc_errors import Border
+from leasehold_coordinator.api.session_service import SessionService
+from leasehold_coordinator.api.workload_service import WorkloadService
+from leasehold_coordinator.commands.creation import CommandCreation
+from leasehold_coordinator.commands.dispatcher import Dispatcher
+from leasehold_coordinator.commands.plans import Plans
+from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
+from leasehold_coordinator.server.client_socket import ClientSocket
+from leasehold_coordinator.server.transport import ServerTls
+
+STOP_GRACE_S: Final = 1.0
+
+SERVICES: Final = tuple(
+    service.full_name
+    for file in (
+        fleet_service_pb2.DESCRIPTOR,
+        workload_service_pb2.DESCRIPTOR,
+        command_service_pb2.DESCRIPTOR,
+        event_service_pb2.DESCRIPTOR,
+    )
+    for service in file.services_by_name.values()
+)
+"""The services for clients."""
+
+
+class Addresses(NamedTuple):
+    """Where the coordinator serves, each HOST:PORT.
+
+    Attributes:
+        clients: For clients.
+        workers: For workers.
+    """
+
+    clients: str
+    workers: str
+
+
+@final
+class Listeners:
+    """The servers, from :meth:`start` to :meth:`stop`.
+
+    Args:
+        fleet: The known state.
+        dispatcher: Sends commands to workers.
+        health_servicer: Answers probes.
+        tokens: The tokens of clients and workers.
+        socket_path: Path of the socket for clients of this host.
+        state_directory: The state directory.
+
+    Raises:
+        StartError: The socket can't be created.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        health_servicer: health.aio.HealthServicer,
+        tokens: LocalTokens,
+        socket_path: Path,
+        state_directory: Path,
+    ) -> None:
+        self._socket = ClientSocket(socket_path, state_directory)
+        authentication = Authentication(tokens, self._socket.user_id)
+        self._clients = _client_server(fleet, dispatcher, health_servicer, authentication)
+        self._workers = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+        SessionService(fleet, dispatcher, authentication).add_to(self._workers)
+
+    async def start(
+        self, clients: str, workers: str, authority: Authority, names: frozenset[str]
+    ) -> Addresses:
+        """Serves on the addresses, with port numbers in the place of port 0.
+
+        Args:
+            clients: Address for clients, HOST:PORT.
+            workers: Address for workers, HOST:PORT.
+            authority: Issues the certificates.
+            names: Names and addresses by which clients and workers call the server.
+
+        Raises:
+            StartError: An address can't be used.
+        """
+        addresses = Addresses(
+            _listen(self._clients, clients, "--listen", ServerTls(authority, names)),
+            _listen(self._workers, workers, "--worker-listen", ServerTls(authority, names)),
+        )
+        try:
+            self._clients.add_insecure_port(self._socket.inner_address)
+        except RuntimeError as error:
+            raise StartError(
+                f"can't listen on {self._socket.inner_address}: {error}; choose another directory with "
+                "--state-dir"
+            ) from error
+        await asyncio.gather(self._clients.start(), self._workers.start())
+        return addresses
+
+    async def stop(self) -> None:
+        """Ends all calls after a grace period, and removes the socket."""
+        await asyncio.gather(self._clients.stop(STOP_GRACE_S), self._workers.stop(STOP_GRACE_S))
+        await self._socket.close()
+
+
+def _client_server(
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    health_servicer: health.aio.HealthServicer,
+    authentication: Authentication,
+) -> grpc.aio.Server:
+    server = grpc.aio.server(
+        interceptors=[Border(authentication)], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT
+    )
+    services = cast(grpc.aio.Server, _Services(server))
+    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
+    records = RecordChanges(fleet, requests.decisions)
+    fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
+        FleetService(reader, requests, records), services
+    )
+    workloads = WorkloadService(reader, requests, records, Plans(reader, dispatcher))
+    workload_service_pb2_grpc.add_WorkloadServiceServicer_to_server(workloads, services)
+    command_service_pb2_grpc.add_CommandServiceServicer_to_server(
+        CommandService(reader, dispatcher), services
+    )
+    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
+    reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return server
+
+
+@final
+class _Services:
+    """A server for generated code, which registers no method with gRPC's core.
+
+    gRPC's asyncio server keeps one task for each registered method, and scans all of them at each call. All
+    unregistered methods share one task.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Does nothing, since the same handlers are also added as generic handlers."""
+
+
+def _listen(server: grpc.aio.Server, address: str, option: str, tls: ServerTls) -> str:
+    _check_address(address, option)
+    try:
+        port = server.add_secure_port(address, tls.credentials())
+    except RuntimeError as error:
+        raise StartError(f"can't listen on {address}: {error}; choose another with {option}") from error
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _check_address(address: str, option: str) -> None:
+    """Binds the address on trial. gRPC itself would log a line of its own, and would not report the cause.
+
+    Raises:
+        StartError: The coordinator can't listen on the address.
+    """
+    host, _, port = address.rpartition(":")
+    refusals: list[OSError] = []
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, where in found:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(where)
+                return
+            except OSError as error:
+                refusals.append(error)
+    except OSError as error:
+        refusals.append(error)
+    last = refusals[-1]
+    why = "the port is in use" if last.errno == errno.EADDRINUSE else last.strerror or str(last)
+    raise StartError(f"can't listen on {address}: {why}; choose another with {option}") from last

@@ -1,0 +1,59 @@
+"""Channels to coordinators with this user's credentials, and servers that have them."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+from leasehold_client.config import credentials_directory
+from leasehold_coordinator.access.authority import LOOPBACK_NAMES
+from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE
+from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.server.transport import ServerTls, open_state
+
+LISTENING: Final = re.compile(r" on (\S+) for clients, (\S+) for workers\n")
+"""A coordinator's line about its addresses."""
+
+Options = Sequence[tuple[str, int]]
+
+
+def credentials(token_file: str = CLIENT_FILE) -> grpc.ChannelCredentials:
+    """Credentials with the token in a file, which a coordinator would create at its first start."""
+    directory = credentials_directory()
+    open_state(directory)
+    return grpc.composite_channel_credentials(
+        grpc.ssl_channel_credentials((directory / "ca.pem").read_bytes()),
+        grpc.access_token_call_credentials((directory / token_file).read_text().strip()),
+    )
+
+
+def open_channel(address: str, options: Options = ()) -> grpc.Channel:
+    """A client's channel."""
+    return grpc.secure_channel(address, credentials(), options=options)
+
+
+def open_worker_channel(address: str, options: Options = ()) -> grpc.Channel:
+    """A worker's channel."""
+    return grpc.secure_channel(address, credentials(WORKER_FILE), options=options)
+
+
+def open_aio_channel(address: str, options: Options = ()) -> grpc.aio.Channel:
+    """A client's channel, for asyncio."""
+    return grpc.aio.secure_channel(address, credentials(), options=options)
+
+
+def open_aio_worker_channel(address: str, options: Options = ()) -> grpc.aio.Channel:
+    """A worker's channel, for asyncio."""
+    return grpc.aio.secure_channel(address, credentials(WORKER_FILE), options=options)
+
+
+def server_credentials() -> grpc.ServerCredentials:
+    """Credentials of a coordinator."""
+    authority, _ = open_state(credentials_directory())
+    return ServerTls(authority, frozenset(LOOPBACK_NAMES)).credentials()
+
+
+def authentication() -> Authentication:
+    """A coordinator's authentication, without a client socket."""
+    _, tokens = open_state(credentials_directory())
+    return Authentication(tokens, lambda peer: None)

@@ -1,0 +1,114 @@
+"""The path of the socket for clients: stale sockets are replaced, and nothing else is."""
+
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from leasehold_client.coordinator.client import Client
+
+from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
+
+PORTS = ("--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0")
+
+
+def refused(folder: Path, path: Path) -> str:
+    """What a coordinator says that can't use a socket's path."""
+    done = run_coordinator(*PORTS, "--database", str(folder / "store.sqlite3"), "--socket", str(path))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_the_socket_of_a_killed_coordinator_is_replaced(coordinator: CoordinatorProcess) -> None:
+    path = coordinator.folder / "store.sock"
+    coordinator.end(signal.SIGKILL)
+    assert path.is_socket()
+    coordinator.start()
+    with Client(f"unix:{path}") as client:
+        assert client.workers() == []
+    coordinator.end(signal.SIGTERM)
+    assert not path.exists()
+
+
+def test_a_file_on_the_path_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    assert "another file is there" in refused(tmp_path, path)
+    assert path.read_text() == "precious"
+
+
+def test_a_socket_in_use_stays(tmp_path: Path) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert "another process listens there" in refused(tmp_path, path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "missing/folder/socket"])
+def test_a_path_that_cannot_be_used_is_one_line(tmp_path: Path, name: str) -> None:
+    assert "choose" in refused(tmp_path, tmp_path / name)
+
+
+def test_many_connections_share_the_socket(coordinator: CoordinatorProcess) -> None:
+    clients = [Client(f"unix:{coordinator.folder}/store.sock") for _ in range(20)]
+    for client in clients:
+        assert client.workers() == []
+    for client in clients:
+        client.close()
+
+
+def test_the_socket_of_a_later_coordinator_stays(coordinator: CoordinatorProcess) -> None:
+    path = coordinator.folder / "store.sock"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as later:
+        later.bind(str(path))
+        coordinator.end(signal.SIGTERM)
+        assert path.exists()
+
+
+def test_connections_beyond_the_limit_are_closed(coordinator: CoordinatorProcess) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "from leasehold_coordinator.server import client_socket as s; s.CONNECTIONS_LIMIT = 2"
+    )
+    coordinator.start()
+    path = str(coordinator.folder / "store.sock")
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
+        for one in held:
+            one.connect(path)
+            one.settimeout(20)
+        assert held[2].recv(1) == b""
+    assert "has 2 connections, which is the limit" in coordinator.log()
+    with Client(f"unix:{path}") as client:
+        assert client.workers() == []
+
+
+def test_a_path_with_odd_characters(coordinator: CoordinatorProcess) -> None:
+    path = coordinator.folder / "a %20#?.sock"
+    coordinator.end(signal.SIGTERM)
+    coordinator.options = ["--socket", str(path)]
+    coordinator.start()
+    with Client(f"unix:{path}") as client:
+        assert client.workers() == []
+
+
+def test_a_stop_on_a_disk_that_cannot_be_written_is_a_stop(coordinator: CoordinatorProcess) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "import pathlib, errno\n"
+        "unlink = pathlib.Path.unlink\n"
+        "def fail(path, missing_ok=False):\n"
+        "    if path.suffix in ('.sock', '.grpc'): raise OSError(errno.EROFS, 'Read-only file system')\n"
+        "    unlink(path, missing_ok)\n"
+        "pathlib.Path.unlink = fail"
+    )
+    coordinator.folder.joinpath("store.sock").unlink(missing_ok=True)
+    coordinator.start()
+    assert coordinator.end(signal.SIGTERM) == 0
+    coordinator.prelude = ""
+    coordinator.start()

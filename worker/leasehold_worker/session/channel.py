@@ -1,0 +1,72 @@
+"""The worker's gRPC channel: its settings and credentials."""
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+FILES: Final = ("ca.pem", "worker.token")
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+_TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
+FILE_LIMIT_BYTES: Final = 65_536
+
+KEEPALIVE_TIME_MS: Final = 10_000
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+
+OPTIONS: Final[list[tuple[str, int]]] = [
+    # Both sides ping: a partition can be one way.
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # The timeout of a ping. With gRPC's default, a frozen peer is detected only after 60 s.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Bandwidth probing lets a sender buffer 4 MB for a receiver that stalls.
+    ("grpc.http2.bdp_probe", 0),
+    # Frames are about 1 KB.
+    ("grpc.max_receive_message_length", 262_144),
+    ("grpc.max_send_message_length", 262_144),
+    # The channel's own back-off was 17 s late after an outage of 30 s.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Each worker has its own connection, also where several live in one process.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def open_channel(coordinator: str, directory: Path) -> grpc.Channel:
+    """A channel, which connects when it is first used. The server is verified, and then gets the token.
+
+    Args:
+        coordinator: HOST:PORT of the coordinator's listener for workers.
+        directory: Directory of the coordinator's certificate and of the token.
+
+    Raises:
+        OSError: A file can't be read, or does not hold what it should.
+    """
+    certificate, token = (_read(directory / name) for name in FILES)
+    text = token.decode("ascii", "replace").strip()
+    if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
+        raise OSError(errno.EINVAL, "it holds no certificate", str(directory / FILES[0]))
+    if not _TOKEN.fullmatch(text):
+        raise OSError(errno.EINVAL, "it holds no token", str(directory / FILES[1]))
+    credentials = grpc.composite_channel_credentials(
+        grpc.ssl_channel_credentials(certificate), grpc.access_token_call_credentials(text)
+    )
+    return grpc.secure_channel(coordinator, credentials, options=OPTIONS)
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file, which may be a link: mounted secrets are."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return file.read(FILE_LIMIT_BYTES)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -115,7 +115,7 @@ class LightWorker:
     async def run(self) -> None:
         """Holds one session after the other, on one channel."""
         backoff_s = BACKOFF_MIN_S
-        async with open_aio_worker_channel(self._address, OPTIONS) as channel:
+        async with self._open_channel() as channel:
             while True:
                 began = time.monotonic()
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -125,6 +125,9 @@ class LightWorker:
                     backoff_s = BACKOFF_MIN_S
                 await asyncio.sleep(random.uniform(0, backoff_s))
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        return open_aio_worker_channel(self._address, OPTIONS)
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call: Call = SessionServiceStub(channel).Connect()
@@ -183,6 +186,9 @@ def _seconds(duration: Duration) -> float:
 
 class EchoWorker(LightWorker):
     """Sends the same load to an echo server."""
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self._address, options=OPTIONS)  # an echo server has no TLS
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(ECHO)()

@@ -48,7 +48,7 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
         found |= steady(coordinator.process.pid, swarm, seconds)
         resident = memory_bytes(coordinator.process.pid, "VmRSS")
         found["kib_per_worker"] = round((resident - idle_bytes) / count / 1024, 1)
-        probe = Probe(coordinator.address)
+        probe = Probe(coordinator.worker_address)
         found["load_interval_s"] = probe.load_interval_s
         found["frame_round_trip"] = spread([probe.round_trip_s(number) for number in range(PROBES)])
         found["change_to_watcher"] = spread(time_watcher(coordinator.address, probe))

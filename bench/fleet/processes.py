@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tests.channels import LISTENING
 
-LIGHT_WORKERS = Path(__file__).parents[1] / "light_workers.py"
 SWARM_SIZE = 2_500
 """Light workers of one process."""
 
@@ -98,7 +97,7 @@ class Swarm:
             arguments = [address, str(min(SWARM_SIZE, count - first)), str(first)]
             arguments += [] if echo_interval_s is None else ["--echo-interval", str(echo_interval_s)]
             process = subprocess.Popen(
-                [sys.executable, str(LIGHT_WORKERS), *arguments],
+                [sys.executable, "-m", "bench.light_workers", *arguments],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,

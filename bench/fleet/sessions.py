@@ -10,7 +10,7 @@ from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Conne
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 
 from bench.light_workers import hello, leases
-from tests.channels import open_channel
+from tests.channels import open_channel, open_worker_channel
 
 PROBES = 200
 PROBE_NUMBER = 900_000
@@ -20,7 +20,7 @@ class Probe:
     """One worker in this process, whose frames are timed."""
 
     def __init__(self, address: str) -> None:
-        self._channel = open_channel(address)
+        self._channel = open_worker_channel(address)
         self._up: queue.Queue[ConnectRequest | None] = queue.Queue()
         self._down: queue.Queue[ConnectResponse] = queue.Queue()
         self._sequence = 0

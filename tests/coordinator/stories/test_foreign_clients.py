@@ -71,7 +71,8 @@ def test_a_client_of_node(coordinator: CoordinatorProcess, worker: ScriptedWorke
 def buf_curl(coordinator: CoordinatorProcess, method: str, request: str) -> subprocess.CompletedProcess[str]:
     directory = credentials_directory()
     token = (directory / "client.token").read_text().strip()
-    secrets = ["--cacert", str(directory / "ca.pem"), "--header", f"authorization: Bearer {token}"]
+    header = f"authorization: Bearer {token}"
+    secrets = ["--cacert", str(directory / "ca.pem"), "--header", header, "--reflect-header", header]
     address = f"https://{coordinator.address}/leasehold.v1.{method}"
     arguments = [str(BUF), "curl", "--protocol", "grpc", *secrets, "--data", request, address]
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)

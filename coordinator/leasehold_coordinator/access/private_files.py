@@ -44,9 +44,11 @@ def require_ours(directory: Path, option: str) -> None:
         StartError: Another user owns or may change a part of its path.
         OSError: The path can't be read.
     """
-    for part in (resolved := directory.resolve(), *resolved.parents):
+    resolved = directory.resolve()
+    for part in (resolved, *resolved.parents):
         found = part.stat()
-        is_shared = found.st_mode & 0o022 and not (part != resolved and found.st_mode & stat.S_ISVTX)
+        # Its group may have the permission: that of an ordinary user has no other member (umask 002).
+        is_shared = found.st_mode & stat.S_IWOTH and (part == resolved or not found.st_mode & stat.S_ISVTX)
         if found.st_uid not in (0, os.geteuid()) or is_shared:
             raise StartError(
                 f"other users may change {part}: make it yours with mode 0700, or choose another directory "

@@ -64,6 +64,13 @@ def test_a_secret_that_others_could_read_is_refused(state: Path, name: str) -> N
         open_state(state)
 
 
+def test_a_directory_of_a_user_with_a_group_of_its_own_is_used(state: Path) -> None:
+    """With umask 002, as on Debian and Ubuntu, all directories of an ordinary user are such."""
+    for part in (state, state.parent):
+        part.chmod(0o775)
+    open_state(state)
+
+
 def test_a_directory_that_others_could_change_is_refused(state: Path) -> None:
     state.chmod(0o777)
     with pytest.raises(StartError, match="other users may change"):

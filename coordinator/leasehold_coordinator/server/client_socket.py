@@ -93,8 +93,8 @@ class ClientSocket:
                 await asyncio.sleep(1)
                 continue
             if len(self._connections) >= CONNECTIONS_LIMIT:
-                connection.close()
                 logger.warning("%s has %d connections, which is the limit", self.path, CONNECTIONS_LIMIT)
+                connection.close()
                 await asyncio.sleep(1)
                 continue
             task = loop.create_task(self._forward(connection))

@@ -59,7 +59,7 @@ def default_coordinator() -> str:
 
 
 def require_trusted(path: str) -> None:
-    """Connects to a socket, and refuses one of another user, who would read what is sent.
+    """Refuses the socket of another user, who would read each request.
 
     Raises:
         UsageError: The server's process belongs to another user than this one and root.

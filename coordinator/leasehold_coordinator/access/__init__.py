@@ -1,1 +1,1 @@
-"""Who calls, and what the caller may do."""
+"""Identities of callers, roles of methods, keys and tokens."""

@@ -1,4 +1,4 @@
-"""The role that each method needs. A method without a row is refused.
+"""The role that each method needs. A method without a row is refused. Every caller is an admin so far.
 
 A role includes the weaker ones: viewer, user, operator, admin.
 """

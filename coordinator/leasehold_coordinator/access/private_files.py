@@ -47,7 +47,7 @@ def require_ours(directory: Path, option: str) -> None:
     resolved = directory.resolve()
     for part in (resolved, *resolved.parents):
         found = part.stat()
-        # Its group may have the permission: that of an ordinary user has no other member (umask 002).
+        # The group may write: the group of an ordinary user has no other member (umask 002).
         is_shared = found.st_mode & stat.S_IWOTH and (part == resolved or not found.st_mode & stat.S_ISVTX)
         if found.st_uid not in (0, os.geteuid()) or is_shared:
             raise StartError(

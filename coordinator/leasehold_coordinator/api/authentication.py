@@ -1,4 +1,4 @@
-"""Who calls: the identity of a call, and whether its role permits the method."""
+"""The identity of a caller, and the permission to call a method."""
 
 import os
 import pwd
@@ -66,7 +66,7 @@ class Authentication:
             _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
 
     def authorize(self, method: str, context: Context) -> str:
-        """The identity of the user who calls a method, if the user's role permits the method.
+        """The identity of a caller, if a role may call the method. Every caller is an admin so far.
 
         Raises:
             FleetError: UNAUTHENTICATED or NOT_PERMITTED.

@@ -33,7 +33,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     worker_listen: str = DEFAULT_WORKER_LISTEN
     """Address for workers, HOST:PORT. Port 0 takes a free port."""
     state_dir: str = msgspec.field(default_factory=default_state_directory)
-    """Directory of the tokens. Coordinators of one Unix user may share it."""
+    """Directory of the keys and tokens. Coordinators of one Unix user may share it."""
     database: str = ""
     """Path of the SQLite store, or a URL of SQLAlchemy. Empty: coordinator.sqlite3 in the state directory."""
     socket: str = ""

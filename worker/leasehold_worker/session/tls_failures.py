@@ -1,4 +1,4 @@
-"""What a failed TLS handshake means, and what mends it. gRPC reports it as text only."""
+"""Causes and remedies of failed TLS handshakes. gRPC reports a failure as text only."""
 
 from typing import Final
 

@@ -8,9 +8,12 @@ from typing import Any, Final, NoReturn, final
 import grpc
 from leasehold.v1 import errors_pb2
 
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE, LocalTokens, is_bearer
 from leasehold_coordinator.access.methods import METHODS
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import host_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -31,11 +34,11 @@ class Authentication:
     def __init__(self, tokens: LocalTokens, socket_user: Callable[[str], int | None]) -> None:
         self._tokens = tokens
         self._socket_user = socket_user
-        self._users = {uid: f"local/{_user_name(uid)}" for uid in (0, os.geteuid())}
+        self._users = {uid: Identity(Kind.LOCAL, _user_name(uid)) for uid in (0, os.geteuid())}
         """Identities of Unix users, looked up once: a directory of users may be slow."""
 
-    def client(self, context: Context) -> str:
-        """The identity of the user who calls.
+    def client(self, context: Context) -> Caller:
+        """The user who calls.
 
         Raises:
             FleetError: UNAUTHENTICATED.
@@ -49,11 +52,11 @@ class Authentication:
             uid = self._socket_user(context.peer())
             if uid not in self._users:
                 _refuse(f"the Unix user {uid} has no role: call as root or as the coordinator's user")
-            return self._users[uid]
+            return Caller(self._users[uid], host_of(context.peer()), is_local_admin=True)
         _require_tls_1_3(context)
         if not _is_only(headers, self._tokens.client):
             _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
-        return self._users[os.geteuid()]
+        return Caller(self._users[os.geteuid()], host_of(context.peer()), is_local_admin=True)
 
     def require_worker(self, context: Context) -> None:
         """Refuses a call without the token of workers.
@@ -65,8 +68,8 @@ class Authentication:
         if not _is_only(_authorization(context), self._tokens.worker):
             _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
 
-    def authorize(self, method: str, context: Context) -> str:
-        """The identity of a caller, if a role may call the method. Every caller is an admin so far.
+    def authorize(self, method: str, context: Context) -> Caller:
+        """The caller, if a role may call the method. Every caller is an admin so far.
 
         Raises:
             FleetError: UNAUTHENTICATED or NOT_PERMITTED.

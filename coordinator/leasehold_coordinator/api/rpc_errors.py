@@ -28,7 +28,6 @@ from leasehold_coordinator.fleet.callers import (
     STREAM_LIMIT,
     CallLimits,
     caller_at_host,
-    host_of,
     note_caller,
 )
 from leasehold_coordinator.message_values import find_problem
@@ -91,8 +90,7 @@ class Border(grpc.aio.ServerInterceptor):
 
         async def serve(requests: object, context: Context) -> object:
             try:
-                identity = self._authentication.authorize(method, context)
-                note_caller(identity, host_of(context.peer()))
+                note_caller(self._authentication.authorize(method, context))
                 leave = places.enter(caller_at_host())
                 # The call counts until it is over: a response that its client does not read takes memory.
                 context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do

@@ -12,6 +12,7 @@ from typing import Final, final
 
 from leasehold.v1 import errors_pb2
 
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.errors import FleetError
 
 CALL_LIMIT: Final = 1_024
@@ -26,22 +27,29 @@ STREAM_LIMIT: Final = 1_024
 SESSION_LIMIT: Final = 24_576
 """Most concurrent streams of workers, with ended streams whose peer has not read the last frames."""
 
-_CALLER: Final[ContextVar[tuple[str, str]]] = ContextVar("caller", default=("", ""))
+_CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
+
+
+def current_caller() -> Caller | None:
+    """The caller whose call the current task serves. None: no call, so Leasehold itself acts."""
+    return _CALLER.get()
 
 
 def caller() -> str:
     """The identity whose call the current task serves. Empty: no call."""
-    return _CALLER.get()[0]
+    found = _CALLER.get()
+    return str(found.identity) if found is not None else ""
 
 
 def caller_at_host() -> str:
     """The caller with its host. Limits count by this: many programs of many hosts share an identity."""
-    return " at ".join(_CALLER.get())
+    found = _CALLER.get()
+    return f"{found.identity} at {found.address}" if found is not None else ""
 
 
-def note_caller(identity: str, host: str) -> None:
+def note_caller(found: Caller) -> None:
     """Sets the caller of the current task, and of tasks that it starts later."""
-    _CALLER.set((identity, host))
+    _CALLER.set(found)
 
 
 def host_of(peer: str) -> str:

@@ -43,9 +43,17 @@ PLUGINS: Final = {
 }
 
 MODULES: Final = {
-    "coordinator": ("alembic", "cryptography", "grpc_health", "grpc_reflection", "sqlalchemy", "uvloop"),
+    "coordinator": (
+        "alembic",
+        "cryptography",
+        "grpc_health",
+        "grpc_reflection",
+        "jwt",
+        "sqlalchemy",
+        "uvloop",
+    ),
     "simgpu": (),
-    "worker": ("cuda", "pynvml", "trio"),
+    "worker": ("cryptography", "cuda", "pynvml", "trio"),
 }
 """Top-level modules of each extra. Reading them from package metadata would double the time of ``--help``."""
 

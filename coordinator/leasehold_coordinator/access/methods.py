@@ -61,6 +61,11 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
         "ListEvents": Role.VIEWER,
         "WatchEvents": Role.VIEWER,
     },
+    "leasehold.v1.EnrolmentService": {
+        "CreateJoinToken": Role.ADMIN,
+        "ListJoinTokens": Role.ADMIN,
+        "DeleteJoinToken": Role.ADMIN,
+    },
     "grpc.health.v1.Health": {
         "Check": Role.VIEWER,
         "List": Role.VIEWER,

@@ -155,6 +155,18 @@ class Store:
         rows = await self._select(sa.select(schema.workers), deadline_s=None)
         return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
 
+    async def all_rows(self, table: sa.Table) -> list[sa.Row[Any]]:
+        """Every row of a small table.
+
+        Raises:
+            FleetError: STORAGE_DAMAGED, a row is damaged.
+        """
+        rows = await self._select(sa.select(table), deadline_s=None)
+        for row in rows:
+            if not is_whole(table, row._mapping):
+                raise damaged(table, row)
+        return rows
+
     async def live_workloads(self) -> list[Workload]:
         """Workloads that have not ended, oldest first.
 

@@ -43,4 +43,4 @@ async def _next_change(store: Store) -> bool:
                 return await store.health.changed()
         if not store.health.is_stalled:
             with suppress(FleetError):
-                await store.write(clock_row())
+                await store.write(clock_row(store.highest_time_ns))

@@ -14,6 +14,7 @@ from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
@@ -52,14 +53,15 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    authority, tokens = open_state(Path(config.state_dir))
+    authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
     names = server_names([config.listen, config.worker_listen], config.server_names)
     store = Store.open(config.store)
     listeners: Listeners | None = None
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
-        await _load(fleet, config.store)
+        certificates = ClientCertificates(store, authority)
+        await _load(fleet, certificates, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
@@ -92,9 +94,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-async def _load(fleet: Fleet, database: str) -> None:
+async def _load(fleet: Fleet, certificates: ClientCertificates, database: str) -> None:
     try:
         await fleet.load()
+        await certificates.load()
     except FleetError as error:
         raise unusable(database, error.message) from error
 

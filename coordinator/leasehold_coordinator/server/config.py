@@ -42,6 +42,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     server_names: list[str] = []
     """Further names and addresses by which clients and workers call this host, besides its name and those of
     the listeners. The server's certificate has them."""
+    insecure: bool = False
+    """Serve clients and workers without TLS. Whoever is on the network path can read and steal the tokens."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0

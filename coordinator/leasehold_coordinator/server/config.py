@@ -55,6 +55,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """How long the server's certificate is valid. Another one is issued at half of this time."""
     client_certificate_days: float = 30.0
     """How long certificates of workers, users and services are valid."""
+    insecure: bool = False
+    """Serve clients and workers without TLS. Whoever is on the network path can read and steal the tokens."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0

@@ -111,7 +111,8 @@ def check_pattern(text: str) -> bool:
         return False
     if not _PATTERN.fullmatch(name) or not set(name) & set("*?"):
         raise ValueError(
-            f"{name[:100]!r} is no name of an identity: a name has {NAME_RULE}; a pattern may have '*' and '?'"
+            f"{name[:100]!r} is no name of an identity: a name has {NAME_RULE}; a pattern may also have '*' "
+            "and '?'"
         )
     return True
 

@@ -65,7 +65,9 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
         "CreateJoinToken": Role.ADMIN,
         "ListJoinTokens": Role.ADMIN,
         "DeleteJoinToken": Role.ADMIN,
+        "UnbindGpu": Role.ADMIN,
     },
+    "leasehold.v1.RenewalService": {"RenewCertificate": Role.VIEWER},
     "grpc.health.v1.Health": {
         "Check": Role.VIEWER,
         "List": Role.VIEWER,

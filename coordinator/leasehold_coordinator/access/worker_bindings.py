@@ -4,6 +4,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import final
 
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.errors import FleetError
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerBinding:
@@ -70,3 +74,14 @@ class WorkerBindings:
         """Those of some GPUs that belong to another name, with their bindings."""
         found = {uuid: self._by_gpu[uuid] for uuid in gpu_uuids if uuid in self._by_gpu}
         return {uuid: binding for uuid, binding in found.items() if binding.name != name}
+
+
+def gpu_refusal(gpu_uuid: str, binding: WorkerBinding) -> FleetError:
+    """The refusal of a GPU that belongs to another name."""
+    return FleetError(
+        errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
+        f"GPU {gpu_uuid} belongs to worker/{binding.name}: if the GPU has moved, `leasehold gpu unbind "
+        f"{gpu_uuid}`",
+        gpu_uuid=gpu_uuid,
+        worker=binding.worker_id,
+    )

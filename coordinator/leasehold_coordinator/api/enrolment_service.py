@@ -9,6 +9,8 @@ from leasehold.v1.enrolment_service_pb2 import (
     DeleteJoinTokenResponse,
     ListJoinTokensRequest,
     ListJoinTokensResponse,
+    UnbindGpuRequest,
+    UnbindGpuResponse,
 )
 from leasehold.v1.enrolment_service_pb2_grpc import EnrolmentServiceServicer
 
@@ -37,3 +39,6 @@ class EnrolmentService(EnrolmentServiceServicer):
         self, request: DeleteJoinTokenRequest, context: Context
     ) -> DeleteJoinTokenResponse:
         return DeleteJoinTokenResponse(join_token=await self._tokens.delete(request.join_token_id))
+
+    async def UnbindGpu(self, request: UnbindGpuRequest, context: Context) -> UnbindGpuResponse:
+        return UnbindGpuResponse(identity=await self._tokens.unbind_gpu(request.gpu_uuid))

@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
-from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
 from leasehold_coordinator.fleet.callers import (
@@ -28,6 +28,7 @@ from leasehold_coordinator.fleet.callers import (
     STREAM_LIMIT,
     CallLimits,
     caller_at_host,
+    host_of,
     note_caller,
 )
 from leasehold_coordinator.message_values import find_problem
@@ -52,11 +53,12 @@ class Border(grpc.aio.ServerInterceptor):
     """Intercepts calls of every service, except the service for workers.
 
     Args:
-        authentication: Establishes the callers.
+        authorize: Establishes the caller of a method, or refuses the call. The caller is None if the method
+            needs no identity.
     """
 
-    def __init__(self, authentication: Authentication) -> None:
-        self._authentication = authentication
+    def __init__(self, authorize: Callable[[str, Context], Caller | None]) -> None:
+        self._authorize = authorize
         self._calls, self._lists, self._streams = (
             CallLimits(CALL_LIMIT),
             CallLimits(LIST_LIMIT),
@@ -90,8 +92,9 @@ class Border(grpc.aio.ServerInterceptor):
 
         async def serve(requests: object, context: Context) -> object:
             try:
-                note_caller(self._authentication.authorize(method, context))
-                leave = places.enter(caller_at_host())
+                if (caller := self._authorize(method, context)) is not None:
+                    note_caller(caller)
+                leave = places.enter(caller_at_host() or host_of(context.peer()))
                 # The call counts until it is over: a response that its client does not read takes memory.
                 context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
                 return await work(requests, context)

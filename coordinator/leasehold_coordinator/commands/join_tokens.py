@@ -2,8 +2,8 @@
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
@@ -14,6 +14,7 @@ from leasehold.v1.enrolment_service_pb2 import (
     JoinToken,
 )
 
+from leasehold_coordinator.access.identities import Kind
 from leasehold_coordinator.access.join_tokens import (
     SECRET_BYTES,
     StoredJoinToken,
@@ -25,7 +26,7 @@ from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.enrolment_rows import join_token_row
+from leasehold_coordinator.storage.enrolment_rows import binding_row, join_token_row
 from leasehold_coordinator.storage.rows import Gone
 from leasehold_coordinator.timestamps import timestamp
 
@@ -70,7 +71,7 @@ class JoinTokenChanges:
             )
         life_s = _check(request)
         secret = secrets.token_bytes(SECRET_BYTES)
-        now_ns = time.time_ns()
+        now_ns = self._fleet.store.highest_time_ns
         token = JoinToken(
             join_token_id=f"jt-{secrets.token_hex(6)}",
             identity=request.identity,
@@ -105,7 +106,7 @@ class JoinTokenChanges:
 
     def all(self) -> list[JoinToken]:
         """The tokens that have not expired, by id."""
-        now_ns = time.time_ns()
+        now_ns = self._fleet.store.highest_time_ns
         return [stored.token for stored in self._fleet.join_tokens if not stored.has_expired(now_ns)]
 
     async def delete(self, join_token_id: str) -> JoinToken:
@@ -121,7 +122,8 @@ class JoinTokenChanges:
                 if stored is None:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_UNKNOWN_JOIN_TOKEN,
-                        f"no join token has the id {join_token_id[:64]!r}: `leasehold token list` has the ids",
+                        f"no join token has the id {join_token_id[:64]!r}: `leasehold token list` has the "
+                        "ids",
                         field="join_token_id",
                     )
                 self._fleet.join_tokens.remove(join_token_id)  # refused from now on, also if the disk fails
@@ -132,8 +134,41 @@ class JoinTokenChanges:
         logger.info("%s deleted the join token %s", caller(), join_token_id)
         return token
 
+    async def unbind_gpu(self, gpu_uuid: str) -> str:
+        """Unbinds a GPU from the identity of its worker, and returns the identity.
+
+        Raises:
+            FleetError: UNKNOWN_GPU, WORKER_CONNECTED or STORAGE_UNAVAILABLE.
+        """
+
+        async def unbind() -> str:
+            async with self._fleet.enrolling:
+                binding = self._fleet.bindings.of_gpu(gpu_uuid)
+                if binding is None:
+                    raise FleetError(
+                        errors_pb2.ERROR_REASON_UNKNOWN_GPU,
+                        f"the GPU {gpu_uuid[:64]!r} belongs to no enrolled worker: nothing was changed",
+                        field="gpu_uuid",
+                    )
+                owner = self._fleet.registry.owner(gpu_uuid)
+                if owner is not None and owner.hello.worker_id in self._fleet.sessions:
+                    raise FleetError(
+                        errors_pb2.ERROR_REASON_WORKER_CONNECTED,
+                        f"worker {owner.hello.name} is connected and has the GPU: stop the worker, or take "
+                        "the GPU out of its host, first",
+                        worker=owner.hello.worker_id,
+                    )
+                left = replace(binding, gpu_uuids=binding.gpu_uuids - {gpu_uuid})
+                await self._fleet.store.write(binding_row(left))
+                self._fleet.bindings.put(left)
+                return f"{Kind.WORKER}/{left.name}"
+
+        identity = await self._fleet.store.health.unless_stalled(unbind())
+        logger.info("%s unbound the GPU %s from %s", caller(), gpu_uuid, identity)
+        return identity
+
     async def _delete_expired(self) -> None:
-        now_ns = time.time_ns()
+        now_ns = self._fleet.store.highest_time_ns
         expired = [one.token.join_token_id for one in self._fleet.join_tokens if one.has_expired(now_ns)]
         if expired:
             await self._fleet.store.write(*(Gone(schema.join_tokens, one) for one in expired))
@@ -151,6 +186,8 @@ def _check(request: CreateJoinTokenRequest) -> float:
         is_pattern = check_pattern(request.identity)
     except ValueError as error:
         raise invalid("identity", str(error)) from error
+    if request.identity.startswith(f"{Kind.WORKER}/") and "@" in request.identity:
+        raise invalid("identity", f"{request.identity!r} has '@', which the name of a worker can't have")
     if request.replace and is_pattern:
         raise invalid(
             "replace",

@@ -222,6 +222,50 @@ class DeleteJoinTokenResponse(_message.Message):
 Global___DeleteJoinTokenResponse: _TypeAlias = DeleteJoinTokenResponse  # noqa: Y015
 
 @_typing.final
+class UnbindGpuRequest(_message.Message):
+    """Request of UnbindGpu."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_UUID_FIELD_NUMBER: _builtins.int
+    gpu_uuid: _builtins.str
+    """UUID of the GPU."""
+    def __init__(
+        self,
+        *,
+        gpu_uuid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuid", b"gpu_uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnbindGpuRequest: _TypeAlias = UnbindGpuRequest  # noqa: Y015
+
+@_typing.final
+class UnbindGpuResponse(_message.Message):
+    """Response of UnbindGpu."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    identity: _builtins.str
+    """The identity that had the GPU."""
+    def __init__(
+        self,
+        *,
+        identity: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnbindGpuResponse: _TypeAlias = UnbindGpuResponse  # noqa: Y015
+
+@_typing.final
 class JoinTicket(_message.Message):
     """What the text of a join token has: "leasehold-join-" and this message in base64url without padding."""
 
@@ -337,21 +381,27 @@ class IssuedCertificate(_message.Message):
 
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     CA_CERTIFICATES_FIELD_NUMBER: _builtins.int
+    RENEW_TIME_FIELD_NUMBER: _builtins.int
     certificate: _builtins.bytes
     """The certificate, in DER."""
     @_builtins.property
     def ca_certificates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """The certificates of the coordinator's authorities, in DER. They replace those of an earlier response."""
 
+    @_builtins.property
+    def renew_time(self) -> _timestamp_pb2.Timestamp:
+        """Time from which on the holder renews the certificate: half of its life, with a random difference."""
+
     def __init__(
         self,
         *,
         certificate: _builtins.bytes = ...,
         ca_certificates: _abc.Iterable[_builtins.bytes] | None = ...,
+        renew_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["renew_time", b"renew_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ca_certificates", b"ca_certificates", "certificate", b"certificate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ca_certificates", b"ca_certificates", "certificate", b"certificate", "renew_time", b"renew_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,11 @@ class EnrolmentServiceStub:
                 request_serializer=leasehold_dot_v1_dot_enrolment__service__pb2.DeleteJoinTokenRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_enrolment__service__pb2.DeleteJoinTokenResponse.FromString,
                 _registered_method=True)
+        self.UnbindGpu = channel.unary_unary(
+                '/leasehold.v1.EnrolmentService/UnbindGpu',
+                request_serializer=leasehold_dot_v1_dot_enrolment__service__pb2.UnbindGpuRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_enrolment__service__pb2.UnbindGpuResponse.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServiceServicer:
@@ -77,6 +82,13 @@ class EnrolmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UnbindGpu(self, request, context):
+        """Unbinds a GPU from the identity of an enrolled worker, so that another worker may have the GPU.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
                     servicer.DeleteJoinToken,
                     request_deserializer=leasehold_dot_v1_dot_enrolment__service__pb2.DeleteJoinTokenRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_enrolment__service__pb2.DeleteJoinTokenResponse.SerializeToString,
+            ),
+            'UnbindGpu': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnbindGpu,
+                    request_deserializer=leasehold_dot_v1_dot_enrolment__service__pb2.UnbindGpuRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_enrolment__service__pb2.UnbindGpuResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class EnrolmentService:
             '/leasehold.v1.EnrolmentService/DeleteJoinToken',
             leasehold_dot_v1_dot_enrolment__service__pb2.DeleteJoinTokenRequest.SerializeToString,
             leasehold_dot_v1_dot_enrolment__service__pb2.DeleteJoinTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnbindGpu(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.EnrolmentService/UnbindGpu',
+            leasehold_dot_v1_dot_enrolment__service__pb2.UnbindGpuRequest.SerializeToString,
+            leasehold_dot_v1_dot_enrolment__service__pb2.UnbindGpuResponse.FromString,
             options,
             channel_credentials,
             insecure,

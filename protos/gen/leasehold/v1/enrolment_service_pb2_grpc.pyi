@@ -39,6 +39,8 @@ class EnrolmentServiceStub:
     """All join tokens that have not expired, by id."""
     DeleteJoinToken: _grpc.UnaryUnaryMultiCallable[_enrolment_service_pb2.DeleteJoinTokenRequest, _enrolment_service_pb2.DeleteJoinTokenResponse]
     """Deletes a join token. Certificates that were issued for it stay valid."""
+    UnbindGpu: _grpc.UnaryUnaryMultiCallable[_enrolment_service_pb2.UnbindGpuRequest, _enrolment_service_pb2.UnbindGpuResponse]
+    """Unbinds a GPU from the identity of an enrolled worker, so that another worker may have the GPU."""
 
 @_typing.type_check_only
 class EnrolmentServiceAsyncStub(EnrolmentServiceStub):
@@ -51,6 +53,8 @@ class EnrolmentServiceAsyncStub(EnrolmentServiceStub):
     """All join tokens that have not expired, by id."""
     DeleteJoinToken: _aio.UnaryUnaryMultiCallable[_enrolment_service_pb2.DeleteJoinTokenRequest, _enrolment_service_pb2.DeleteJoinTokenResponse]  # type: ignore[assignment]
     """Deletes a join token. Certificates that were issued for it stay valid."""
+    UnbindGpu: _aio.UnaryUnaryMultiCallable[_enrolment_service_pb2.UnbindGpuRequest, _enrolment_service_pb2.UnbindGpuResponse]  # type: ignore[assignment]
+    """Unbinds a GPU from the identity of an enrolled worker, so that another worker may have the GPU."""
 
 class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
     """Join tokens, with which workers, users and services get their first client certificates."""
@@ -78,6 +82,14 @@ class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_enrolment_service_pb2.DeleteJoinTokenResponse, _abc.Awaitable[_enrolment_service_pb2.DeleteJoinTokenResponse]]:
         """Deletes a join token. Certificates that were issued for it stay valid."""
+
+    @_abc_1.abstractmethod
+    def UnbindGpu(
+        self,
+        request: _enrolment_service_pb2.UnbindGpuRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_enrolment_service_pb2.UnbindGpuResponse, _abc.Awaitable[_enrolment_service_pb2.UnbindGpuResponse]]:
+        """Unbinds a GPU from the identity of an enrolled worker, so that another worker may have the GPU."""
 
 def add_EnrolmentServiceServicer_to_server(servicer: EnrolmentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -62,7 +62,7 @@ coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_COORDINATOR",
-    help="HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
+    help="HOST:PORT, insecure:HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 output_option = click.option(
     "-o",

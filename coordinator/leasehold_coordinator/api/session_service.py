@@ -26,7 +26,7 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 
 from leasehold_coordinator import __version__
-from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.api.authentication import Authentication, is_encrypted
 from leasehold_coordinator.api.rpc_errors import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
@@ -103,6 +103,7 @@ class SessionService(SessionServiceServicer):
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
             with self._hellos.entered(host_of(context.peer())):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
+            session.is_encrypted = is_encrypted(context)
             self._check(session.hello)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
@@ -189,6 +190,7 @@ class SessionService(SessionServiceServicer):
         session.known = fleet.registry.welcome(
             hello, session.epoch, session.session_id, time.monotonic(), time.time_ns()
         )
+        session.known.is_encrypted = session.is_encrypted
         # The welcome is queued before any other frame, and sent once the rest of this method is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
         fleet.sessions[hello.worker_id] = session

@@ -43,6 +43,6 @@ class AccessService(AccessServiceServicer):
         caller = require_caller()
         return WhoAmIResponse(
             identity=str(caller.identity),
-            role=Role.Value(f"ROLE_{caller.role.name}") if caller.role else None,
+            role=Role.Value(f"ROLE_{caller.role.name if caller.role else 'UNSPECIFIED'}"),
             on_behalf_of=str(caller.on_behalf_of or ""),
         )

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, NoReturn, TypeAlias, final
+from typing import Any, Final, NoReturn, TypeAlias, cast, final
 
 import grpc
 from google.protobuf import any_pb2
@@ -94,9 +94,7 @@ class Border(grpc.aio.ServerInterceptor):
                 leave = places.enter(caller_at_host())
                 # The call counts until it is over: a response that its client does not read takes memory.
                 # Its task ends then. A callback of the context would make a reference cycle.
-                task = asyncio.current_task()
-                assert task is not None
-                task.add_done_callback(lambda _: leave())
+                cast("asyncio.Task[object]", asyncio.current_task()).add_done_callback(lambda _: leave())
                 return await work(requests, context)
             except FleetError as error:
                 ending = abort(context, error)
@@ -209,8 +207,8 @@ def _packed(message: Message) -> any_pb2.Any:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FleetError) -> NoReturn:
     """Ends a call with an error and its details.
 
-    gRPC keeps the exception that this raises, with all frames that the exception passes. A frame that refers to
-    the context makes a reference cycle, which only the garbage collector frees while every call waits. So
+    gRPC keeps the exception that this raises, with all frames that the exception passes. A frame that refers
+    to the context makes a reference cycle, which only the garbage collector frees while every call waits. So
     ``abort`` forgets the context and the frames of the error, and callers that many peers reach do so, too.
     """
     code = status_code(error.reason)

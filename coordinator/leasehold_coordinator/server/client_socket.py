@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from leasehold_coordinator.access.private_files import require_ours
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.channel_options import scaled
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class ClientSocket:
                 await asyncio.sleep(1)
                 continue
             uid = _user_of(connection)
-            if self._counts[uid] >= CONNECTIONS_LIMIT - len(self._connections):
+            if self._counts[uid] >= scaled(CONNECTIONS_LIMIT) - len(self._connections):
                 if uid not in self._told:
                     self._told.add(uid)
                     logger.warning(

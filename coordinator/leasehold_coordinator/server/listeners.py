@@ -42,7 +42,12 @@ from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
+from leasehold_coordinator.server.channel_options import (
+    CLIENT_CONNECTIONS,
+    RPC_LIMIT,
+    WORKER_CONNECTIONS,
+    server_options,
+)
 from leasehold_coordinator.server.client_socket import ClientSocket
 from leasehold_coordinator.server.transport import ServerTls
 
@@ -110,7 +115,9 @@ class Listeners:
         self._socket = ClientSocket(socket_path, state_directory)
         authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
         self._clients = _client_server(fleet, dispatcher, health_servicer, authentication, bindings)
-        self._workers = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+        self._workers = grpc.aio.server(
+            options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
+        )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
 
     async def start(
@@ -160,8 +167,11 @@ def _client_server(
 ) -> grpc.aio.Server:
     authorization = Authorization(bindings)
     live = LiveStreams(authorization.role)
-    border = Border(authentication, authorization, live)
-    server = grpc.aio.server(interceptors=[border], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+    server = grpc.aio.server(
+        interceptors=[Border(authentication, authorization, live)],
+        options=server_options(CLIENT_CONNECTIONS),
+        maximum_concurrent_rpcs=RPC_LIMIT,
+    )
     services = cast(grpc.aio.Server, _Services(server))
     reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
     records = RecordChanges(fleet, requests.decisions)

@@ -57,7 +57,7 @@ ABORTING: Final = (*TRANSIENT, errors_pb2.ERROR_REASON_UNAUTHENTICATED)
 """Reasons that end the call by its status, before a session exists."""
 
 HELLO_TIMEOUT_S: Final = 10.0
-"""How long a stream may take to send hello. A worker waits as long for its welcome."""
+"""How long a stream may take to send hello."""
 
 HELLO_LIMIT: Final = 4_096
 """Most concurrent streams that have not sent hello yet."""
@@ -110,7 +110,9 @@ class SessionService(SessionServiceServicer):
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
             if error.reason in ABORTING:
-                await abort(context, error)
+                ending = abort(context, error)
+                del context  # see abort
+                await ending
             if is_told:
                 self._fleet.events.refused(error)
             refusal = Goodbye(reason=session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())

@@ -6,23 +6,20 @@ from typing import Final, final
 
 import grpc
 from cryptography.hazmat.primitives.serialization import Encoding
-from leasehold.v1 import enrolment_service_pb2_grpc
 
 from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.access.identities import Kind
-from leasehold_coordinator.api.authentication import require_tls
 from leasehold_coordinator.api.join_service import JoinService
-from leasehold_coordinator.api.rpc_errors import Border, Context
 from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.server.channel_options import OPTIONS
+from leasehold_coordinator.server.channel_options import server_options
 from leasehold_coordinator.server.ports import add_port
 from leasehold_coordinator.server.transport import WILDCARDS, ServerTls
 
-CALLS_LIMIT: Final = 128
-"""Most concurrent joins."""
+CONNECTIONS: Final = 256
+"""Most connections for enrolment, and most of their calls."""
 
 STOP_GRACE_S: Final = 1.0
 
@@ -44,11 +41,9 @@ class EnrolmentListener:
         self.tokens = JoinTokenChanges(fleet, authorities)
         self.enrolment = Enrolment(fleet, certificates, authorities)
         self._server = grpc.aio.server(
-            interceptors=[Border(_anybody)], options=OPTIONS, maximum_concurrent_rpcs=CALLS_LIMIT
+            options=server_options(CONNECTIONS), maximum_concurrent_rpcs=CONNECTIONS
         )
-        enrolment_service_pb2_grpc.add_JoinServiceServicer_to_server(
-            JoinService(self.enrolment), self._server
-        )
+        JoinService(self.enrolment).add_to(self._server)
 
     async def start(
         self, address: str, tls: ServerTls, *, clients: str, workers: str, server_names: Sequence[str]
@@ -82,15 +77,6 @@ class EnrolmentListener:
     async def stop(self) -> None:
         """Ends all calls after a grace period."""
         await self._server.stop(STOP_GRACE_S)
-
-
-def _anybody(method: str, context: Context) -> None:
-    """Permits each caller with TLS 1.3.
-
-    Raises:
-        FleetError: UNAUTHENTICATED.
-    """
-    require_tls(context)
 
 
 def _reachable(address: str, server_names: Sequence[str]) -> str:

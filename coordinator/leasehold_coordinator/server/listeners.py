@@ -8,6 +8,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import (
+    access_service_pb2,
+    access_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     enrolment_service_pb2,
@@ -21,12 +23,16 @@ from leasehold.v1 import (
 )
 
 from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
+from leasehold_coordinator.api.access_service import AccessService
 from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
+from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.api.renewal_service import RenewalService
 from leasehold_coordinator.api.rpc_errors import Border
 from leasehold_coordinator.api.session_service import SessionService
@@ -36,8 +42,14 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.binding_changes import BindingChanges
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
+from leasehold_coordinator.server.channel_options import (
+    CLIENT_CONNECTIONS,
+    RPC_LIMIT,
+    WORKER_CONNECTIONS,
+    server_options,
+)
 from leasehold_coordinator.server.client_socket import ClientSocket
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
 from leasehold_coordinator.server.ports import add_port
@@ -54,6 +66,7 @@ SERVICES: Final = tuple(
         *workload_service_pb2.DESCRIPTOR.services_by_name.values(),
         *command_service_pb2.DESCRIPTOR.services_by_name.values(),
         *event_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *access_service_pb2.DESCRIPTOR.services_by_name.values(),
         _ENROLMENT["EnrolmentService"],
         _ENROLMENT["RenewalService"],
     )
@@ -82,6 +95,7 @@ class Listeners:
         dispatcher: Sends commands to workers.
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
+        bindings: The role bindings.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
         enrolment: Creates join tokens, and issues certificates.
@@ -97,6 +111,7 @@ class Listeners:
         dispatcher: Dispatcher,
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
+        bindings: Bindings,
         socket_path: Path,
         state_directory: Path,
         enrolment: EnrolmentListener,
@@ -106,8 +121,12 @@ class Listeners:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
         authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
-        self._clients = _client_server(fleet, dispatcher, health_servicer, authentication, enrolment)
-        self._workers = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+        self._clients = _client_server(
+            fleet, dispatcher, health_servicer, authentication, bindings, enrolment
+        )
+        self._workers = grpc.aio.server(
+            options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
+        )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
 
     async def start(
@@ -153,10 +172,15 @@ def _client_server(
     dispatcher: Dispatcher,
     health_servicer: health.aio.HealthServicer,
     authentication: Authentication,
+    bindings: Bindings,
     enrolment: EnrolmentListener,
 ) -> grpc.aio.Server:
+    authorization = Authorization(bindings)
+    live = LiveStreams(authorization.role)
     server = grpc.aio.server(
-        interceptors=[Border(authentication.authorize)], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT
+        interceptors=[Border(authentication, authorization, live)],
+        options=server_options(CLIENT_CONNECTIONS),
+        maximum_concurrent_rpcs=RPC_LIMIT,
     )
     services = cast(grpc.aio.Server, _Services(server))
     reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
@@ -176,6 +200,8 @@ def _client_server(
     enrolment_service_pb2_grpc.add_RenewalServiceServicer_to_server(
         RenewalService(enrolment.enrolment), services
     )
+    changes = BindingChanges(fleet.store, bindings, live.authorize_again)
+    access_service_pb2_grpc.add_AccessServiceServicer_to_server(AccessService(bindings, changes), services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -68,7 +69,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
-        await _load(fleet, certificates, config.store)
+        bindings = Bindings()
+        await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
@@ -77,7 +79,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         paths = config.socket_path, Path(config.state_dir)
         enrolment = EnrolmentListener(fleet, certificates, authority)
         listeners = Listeners(
-            fleet, dispatcher, health_servicer, tokens, *paths, enrolment, is_insecure=config.insecure
+            fleet,
+            dispatcher,
+            health_servicer,
+            tokens,
+            bindings,
+            *paths,
+            enrolment,
+            is_insecure=config.insecure,
         )
         addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
         if config.join_address:
@@ -117,10 +126,11 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-async def _load(fleet: Fleet, certificates: ClientCertificates, database: str) -> None:
+async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindings, database: str) -> None:
     try:
         await fleet.load()
         await certificates.load()
+        bindings.load(await fleet.store.role_bindings())
     except FleetError as error:
         raise unusable(database, error.message) from error
 

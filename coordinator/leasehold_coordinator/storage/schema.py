@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0011"
+NEWEST: Final = "0012"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -134,6 +134,14 @@ worker_bindings: Final = Table(
     Column("digest", LargeBinary),
 )
 """Worker id and GPUs of each enrolled worker. ``gpu_uuids`` has one word for each GPU."""
+role_bindings: Final = Table(
+    "role_bindings",
+    METADATA,
+    Column("binding_key", String, primary_key=True),
+    Column("record", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Roles of identities as ``leasehold.v1.RoleBinding``."""
 
 clock: Final = Table(
     "clock",

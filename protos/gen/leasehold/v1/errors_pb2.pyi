@@ -199,6 +199,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The name has a valid certificate, and the join token does not replace it."""
     ERROR_REASON_CERTIFICATE_CLONED: _ErrorReason.ValueType  # 95
     """The certificate was renewed with another key before. Two hosts have it."""
+    ERROR_REASON_UNKNOWN_BINDING: _ErrorReason.ValueType  # 100
+    """No identity has this role."""
+    ERROR_REASON_TOO_MANY_BINDINGS: _ErrorReason.ValueType  # 101
+    """There are as many role bindings as there may be."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -380,6 +384,10 @@ ERROR_REASON_ALREADY_ENROLLED: ErrorReason.ValueType  # 94
 """The name has a valid certificate, and the join token does not replace it."""
 ERROR_REASON_CERTIFICATE_CLONED: ErrorReason.ValueType  # 95
 """The certificate was renewed with another key before. Two hosts have it."""
+ERROR_REASON_UNKNOWN_BINDING: ErrorReason.ValueType  # 100
+"""No identity has this role."""
+ERROR_REASON_TOO_MANY_BINDINGS: ErrorReason.ValueType  # 101
+"""There are as many role bindings as there may be."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

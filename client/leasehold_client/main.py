@@ -23,7 +23,8 @@ Exit codes:
   4    the wait timed out; the command or workload continues
   130  interrupted; the command continues
 
-LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT or unix:PATH (default: this user's coordinator).
+LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT, insecure:HOST:PORT (without TLS) or unix:PATH
+(default: this user's coordinator).
 """
 
 VERBS: Final = {
@@ -43,8 +44,11 @@ VERBS: Final = {
     "release": "Release an adopted or claimed workload: its processes keep running, and its lease ends.",
     "cordon": "Take GPUs or whole workers out of service: leases stay, and no new ones are granted.",
     "uncordon": "Put GPUs or whole workers back into service.",
-    "gpu": "Manage the recorded health of GPUs.",
+    "gpu": "Manage the recorded health of GPUs, and the GPUs of enrolled workers.",
+    "token": "Create, list and delete join tokens of workers, users and services.",
     "cancel": "Cancel a command that has not ended.",
+    "access": "Give roles to users and services, and take them away.",
+    "whoami": "Show the identity and the role that the coordinator sees.",
     "logs": "Print the output of a workload.",
     "exec": "Run a command with GPUs of this host, once they are granted.",
     "local": "Show and release leases of this host's worker, without a coordinator.",

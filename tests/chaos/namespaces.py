@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
+from tests.worker.unix_users import ALICE_UID, open_to_others, share
+
 from .fleet import ChaosFleet
 
 PREFIX: Final = "leasehold"
@@ -85,10 +87,22 @@ def separated_fleet(folder: Path) -> Iterator[ChaosFleet]:
         fleet = ChaosFleet(folder, f"{host}:{PORT}", f"{host}:{WORKER_PORT}")
         try:
             fleet.prefix = {name: inside(name) for name in HOSTS}
+            _give_unix_user(fleet)
             fleet.heal()
             yield fleet
         finally:
             fleet.stop()
+
+
+def _give_unix_user(fleet: ChaosFleet) -> None:
+    """Lets the workers run programs for a coordinator of another host: never as root."""
+    settings = fleet.folder / "worker.toml"
+    settings.write_text(f'run_as = "{ALICE_UID}:{ALICE_UID}"\n')
+    fleet.worker_options = ["--config", str(settings)]
+    open_to_others(fleet.folder)
+    fleet.worker_variables = {
+        name: share(host, fleet.folder / f"{name}-files") for name, host in fleet.hosts.items()
+    }
 
 
 def partition(_: ChaosFleet, choose: random.Random) -> None:

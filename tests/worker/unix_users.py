@@ -48,15 +48,15 @@ def as_user(uid: int, *capabilities: str) -> list[str]:
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *granted, "--"]
 
 
-def require_readable() -> None:
-    """Skips the test where another user can't run this checkout's programs."""
+def is_readable() -> bool:
+    """Whether other users can run this checkout's programs."""
     trial = [*as_user(ALICE_UID), sys.executable, "-c", f"open({str(COUNTER)!r}).read(); import trio"]
-    if subprocess.run(trial, capture_output=True, check=False).returncode != 0:
-        pytest.skip("other users can't read this checkout and its interpreter")
+    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
 
 
 def share(host: SimulatedHost, folder: Path) -> dict[str, str]:
     """The environment of a simulated host whose files every user can use."""
+    folder.mkdir(exist_ok=True)
     library = Path(host.environment()["LD_LIBRARY_PATH"].split(":")[0])
     shutil.copytree(library, folder / "lib", symlinks=True)
     for root in (Path(host.environment()["LEASEHOLD_SIMGPU_DIR"]), folder / "lib"):
@@ -85,7 +85,8 @@ def user_worker(
     capabilities: tuple[str, ...] = CAPABILITIES,
 ) -> Iterator["UserWorker"]:
     """A worker of a user of its own, with exactly these capabilities."""
-    require_readable()
+    if not is_readable():
+        pytest.skip("other users can't read this checkout and its interpreter")
     open_to_others(folder)
     started = UserWorker(coordinator, folder, share(host, folder), settings, capabilities)
     try:

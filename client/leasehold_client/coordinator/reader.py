@@ -11,6 +11,7 @@ from leasehold.v1 import (
     operation_pb2,
     workload_service_pb2,
 )
+from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
 from leasehold.v1.event_pb2 import Event
@@ -26,6 +27,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import default_coordinator
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
+from leasehold_client.coordinator.enrolment import EnrolmentCalls
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import (
     Moves,
@@ -45,7 +47,8 @@ class Reader:
     """A connection to one coordinator. Methods raise :class:`LeaseholdError` for a refusal.
 
     Args:
-        address: HOST:PORT of the coordinator, or unix:PATH of its socket. None: this user's coordinator.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
+            user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 
@@ -61,6 +64,9 @@ class Reader:
         self._workloads = WorkloadServiceStub(channel)
         self._commands = CommandServiceStub(channel)
         self._events = EventServiceStub(channel)
+        self.enrolment = EnrolmentCalls(self._connection)
+        """Join tokens."""
+        self._access = AccessServiceStub(channel)
 
     def __enter__(self) -> Self:
         return self

@@ -52,7 +52,7 @@ async def prune(reader: FleetReader, retention_s: float) -> None:
 
 async def _delete(reader: FleetReader, *old: OldRows) -> None:
     """Deletes rows, and then tells watchers which."""
-    await reader.store.write(clock_row(), *old)
+    await reader.store.write(clock_row(reader.store.highest_time_ns), *old)
     for rows in old:
         if rows.table is schema.commands:
             publish_deleted_commands(reader, rows.deleted)

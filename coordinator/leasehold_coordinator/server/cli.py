@@ -30,6 +30,11 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Address for workers; port 0 takes a free one.  [default: 127.0.0.1:7401]",
 )
 @click.option(
+    "--join-listen",
+    metavar="HOST:PORT",
+    help="Address for enrolment.  [default: port 7402 beside a listener off loopback, or else none]",
+)
+@click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
@@ -45,6 +50,12 @@ objects, which frequent collections would scan again during thousands of hellos.
     metavar="DIRECTORY",
     envvar="LEASEHOLD_COORDINATOR_STATE_DIR",
     help="Directory of keys, tokens and the store.  [default: ~/.local/state/leasehold]",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Serve clients and workers without TLS. Anybody on the network path can steal their tokens.",
 )
 @click.option(
     "--load-interval",
@@ -68,9 +79,11 @@ objects, which frequent collections would scan again during thousands of hellos.
 def command(
     listen: str | None,
     worker_listen: str | None,
+    join_listen: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
+    insecure: bool | None,
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
@@ -94,9 +107,11 @@ def command(
         config_path,
         listen=listen,
         worker_listen=worker_listen,
+        join_listen=join_listen,
         database=database,
         socket=socket,
         state_dir=state_dir,
+        insecure=insecure,
         load_interval_s=load_interval_s,
         log_level=log_level,
     )

@@ -1,22 +1,37 @@
 """The coordinator's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
 
+import datetime
 import errno
+import ipaddress
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.errors import StartError
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
 DEFAULT_WORKER_LISTEN: Final = "127.0.0.1:7401"
+JOIN_PORT: Final = 7402
+TRUST_DOMAIN: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,254}")
+LIFE_LIMIT_DAYS: Final = 36_500
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 FILE_LIMIT_BYTES: Final = 1_000_000
 """Most bytes of a settings file."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is the name ``localhost``, or a literal of the loopback network."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def default_state_directory() -> str:
@@ -32,6 +47,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Address for clients, HOST:PORT. Port 0 takes a free port."""
     worker_listen: str = DEFAULT_WORKER_LISTEN
     """Address for workers, HOST:PORT. Port 0 takes a free port."""
+    join_listen: str = ""
+    """Address for enrolment, HOST:PORT. Empty: port 7402 beside a listener off loopback, or else none."""
     state_dir: str = msgspec.field(default_factory=default_state_directory)
     """Directory of the keys and tokens. Coordinators of one Unix user may share it."""
     database: str = ""
@@ -42,6 +59,16 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     server_names: list[str] = []
     """Further names and addresses by which clients and workers call this host, besides its name and those of
     the listeners. The server's certificate has them."""
+    trust_domain: str = "leasehold"
+    """The trust domain of identities in certificates: leasehold://TRUST_DOMAIN/KIND/NAME."""
+    ca_life_days: float = 3650.0
+    """How long a new certificate authority is valid."""
+    server_certificate_days: float = 90.0
+    """How long the server's certificate is valid. Another one is issued at half of this time."""
+    client_certificate_days: float = 30.0
+    """How long certificates of workers, users and services are valid."""
+    insecure: bool = False
+    """Serve clients and workers without TLS. Whoever is on the network path can read and steal the tokens."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0
@@ -49,6 +76,23 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Jumps of the host's clock have no effect."""
     log_level: str = "info"
     """debug, info, warning or error."""
+
+    @property
+    def issue_rules(self) -> IssueRules:
+        """How the CA issues certificates."""
+        days = self.ca_life_days, self.server_certificate_days, self.client_certificate_days
+        return IssueRules(self.trust_domain, *(datetime.timedelta(days=one) for one in days))
+
+    @property
+    def join_address(self) -> str:
+        """``join_listen``, or its default. Empty: there is no listener for enrolment."""
+        if self.join_listen or self.insecure:
+            return self.join_listen
+        for address in (self.listen, self.worker_listen):
+            host, _, port = address.rpartition(":")
+            if not is_loopback(host):
+                return f"{host}:{JOIN_PORT if int(port) else 0}"
+        return ""
 
     @property
     def store(self) -> str:
@@ -79,7 +123,7 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     config = CoordinatorConfig() if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
     config = msgspec.structs.replace(config, **given)
-    for address in (config.listen, config.worker_listen):
+    for address in (config.listen, config.worker_listen, *filter(None, [config.join_listen])):
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise StartError(f"the address {address!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
@@ -91,7 +135,22 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         )
     if not 60 <= config.retention_s < float("inf"):
         raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
+    _check_certificates(config)
     return config
+
+
+def _check_certificates(config: CoordinatorConfig) -> None:
+    if not TRUST_DOMAIN.fullmatch(config.trust_domain):
+        raise StartError(
+            f"trust_domain {config.trust_domain[:100]!r} is not a domain: give 1 to 255 lower-case letters, "
+            "digits, '-' or '.', and a letter or digit first"
+        )
+    for name in ("ca_life_days", "server_certificate_days", "client_certificate_days"):
+        days: float = getattr(config, name)
+        if not 0 < days <= LIFE_LIMIT_DAYS:
+            raise StartError(
+                f"{name} {days:g} is out of range: give more than 0 and at most {LIFE_LIMIT_DAYS} days"
+            )
 
 
 def _content(path: Path) -> bytes:

@@ -12,14 +12,17 @@ from typing import Final, TypeAlias
 from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
-from leasehold_coordinator.server.health_reports import report_health, set_health
+from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
+from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
-from leasehold_coordinator.server.transport import open_state, server_names
+from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -35,6 +38,11 @@ LEAST_SPREAD_S: Final = 0.5
 
 PRUNE_INTERVAL_S: Final = 10.0
 """Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
+
+_INSECURE: Final = (
+    "%s and %s have no TLS, because of --insecure: anybody on the network path can read everything, and "
+    "steal the tokens of clients and workers; start without --insecure for TLS"
+)
 
 Parts: TypeAlias = tuple[Callable[[], Awaitable[None] | None], ...]
 
@@ -52,22 +60,46 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    authority, tokens = open_state(Path(config.state_dir))
-    names = server_names([config.listen, config.worker_listen], config.server_names)
+    authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
+    names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
     store = Store.open(config.store)
     listeners: Listeners | None = None
+    enrolment: EnrolmentListener | None = None
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
-        await _load(fleet, config.store)
+        certificates = ClientCertificates(store, authority)
+        bindings = Bindings()
+        await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
+        await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
-        listeners = Listeners(fleet, dispatcher, health_servicer, tokens, *paths)
+        enrolment = EnrolmentListener(fleet, certificates, authority)
+        listeners = Listeners(
+            fleet,
+            dispatcher,
+            health_servicer,
+            tokens,
+            bindings,
+            *paths,
+            enrolment,
+            is_insecure=config.insecure,
+        )
         addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
+        if config.join_address:
+            await enrolment.start(
+                config.join_address,
+                ServerTls(authority, names),
+                clients=addresses.clients,
+                workers=addresses.workers,
+                server_names=config.server_names,
+            )
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
+        if config.insecure:
+            logger.warning(_INSECURE, addresses.clients, addresses.workers)
         logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)
         on_listening(addresses)
         async with asyncio.TaskGroup() as tasks:
@@ -85,6 +117,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         _send_away(fleet)
     finally:
         try:
+            if enrolment is not None:
+                await enrolment.stop()
             if listeners is not None:
                 await listeners.stop()
             await settle()
@@ -92,9 +126,11 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-async def _load(fleet: Fleet, database: str) -> None:
+async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindings, database: str) -> None:
     try:
         await fleet.load()
+        await certificates.load()
+        bindings.load(await fleet.store.role_bindings())
     except FleetError as error:
         raise unusable(database, error.message) from error
 

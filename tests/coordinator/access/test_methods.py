@@ -4,7 +4,8 @@ from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from leasehold_coordinator.access.methods import METHODS, Role
+from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.server.listeners import SERVICES
 
 
@@ -27,5 +28,5 @@ def test_who_only_looks_changes_nothing() -> None:
     reading = ("Get", "List", "Watch", "Check", "ServerReflectionInfo")
     for method, role in METHODS.items():
         name = method.rpartition("/")[2]
-        if role is Role.VIEWER:
+        if role is Role.VIEWER and name != "RenewCertificate":  # which changes the caller's own
             assert name.startswith(reading), method

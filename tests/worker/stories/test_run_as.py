@@ -117,7 +117,8 @@ def test_files_of_a_workload_lead_the_worker_nowhere(worker: UserWorker, tmp_pat
     (outside / "kept").write_text("kept")
     os.chown(outside, WORKER_UID, WORKER_UID)
     script = (
-        f"ln -s {outside} link; ln -s /etc/passwd passwd; mkfifo pipe; mkdir closed; touch closed/file; chmod 0 closed; echo said;"
+        f"ln -s {outside} link; ln -s /etc/passwd passwd; mkfifo pipe; mkdir closed; touch closed/file;"
+        "chmod 0 closed; echo said;"
         "rm -f ../../workloads/w1/output.log; mv ../w1 ../w2; ln -s / ../w3; exec sleep 1000"
     )
     succeeded(run_for("user/alice", session, "c1", "w1", run=shell(script)))

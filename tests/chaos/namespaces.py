@@ -11,7 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from .fleet import ChaosFleet
+from leasehold_client.config import credentials_directory
+
+from tests.certificates import enrol
+
+from .fleet import CHANNEL_OPTIONS, WORKERS, ChaosFleet
 
 PREFIX: Final = "leasehold"
 NET: Final = "10.173.91"
@@ -85,10 +89,22 @@ def separated_fleet(folder: Path) -> Iterator[ChaosFleet]:
         fleet = ChaosFleet(folder, f"{host}:{PORT}", f"{host}:{WORKER_PORT}")
         try:
             fleet.prefix = {name: inside(name) for name in HOSTS}
+            _enrol(fleet)
             fleet.heal()
             yield fleet
         finally:
             fleet.stop()
+
+
+def _enrol(fleet: ChaosFleet) -> None:
+    """Gives each worker, and this process, a client certificate, which is required off loopback."""
+    names = [f"worker/{name}" for name in WORKERS]
+    client, *workers = enrol(fleet.database, credentials_directory(), "user/chaos", *names)
+    for name, holder in zip(WORKERS, workers, strict=True):
+        fleet.credentials[name] = fleet.folder / f"{name}-credentials"
+        holder.write(fleet.credentials[name], "worker")
+    fleet.channel.close()
+    fleet.use_channel(client.open_channel(fleet.address, CHANNEL_OPTIONS))
 
 
 def partition(_: ChaosFleet, choose: random.Random) -> None:

@@ -90,11 +90,13 @@ class Border(grpc.aio.ServerInterceptor):
 
         async def serve(requests: object, context: Context) -> object:
             try:
-                note_caller(self._authentication.authorize(method, context))
+                caller = self._authentication.authorize(method, context)
+                note_caller(caller)
                 leave = places.enter(caller_at_host())
                 # The call counts until it is over: a response that its client does not read takes memory.
                 context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
-                return await work(requests, context)
+                async with self._authentication.calls.serving(caller):
+                    return await work(requests, context)
             except FleetError as error:
                 await abort(context, error)
             except grpc.aio.AbortError:

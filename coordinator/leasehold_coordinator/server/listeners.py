@@ -34,10 +34,12 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
 from leasehold_coordinator.server.client_socket import ClientSocket
-from leasehold_coordinator.server.transport import ServerTls
+from leasehold_coordinator.server.transport import ServerTls, is_loopback
 
 STOP_GRACE_S: Final = 1.0
 INSECURE_SCHEME: Final = "insecure:"
@@ -77,6 +79,8 @@ class Listeners:
         dispatcher: Sends commands to workers.
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
+        certificates: The client certificates.
+        calls: The calls under way.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
         is_insecure: Whether the ports have no TLS.
@@ -91,6 +95,8 @@ class Listeners:
         dispatcher: Dispatcher,
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
+        certificates: ClientCertificates,
+        calls: LiveCalls,
         socket_path: Path,
         state_directory: Path,
         *,
@@ -98,7 +104,9 @@ class Listeners:
     ) -> None:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
-        authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
+        authentication = Authentication(
+            tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
+        )
         self._clients = _client_server(fleet, dispatcher, health_servicer, authentication)
         self._workers = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
@@ -107,6 +115,8 @@ class Listeners:
         self, clients: str, workers: str, authority: Authority, names: frozenset[str]
     ) -> Addresses:
         """Serves on the addresses, with port numbers in the place of port 0.
+
+        A port off loopback requires client certificates.
 
         Args:
             clients: Address for clients, HOST:PORT.
@@ -118,12 +128,14 @@ class Listeners:
             StartError: An address can't be used.
         """
 
-        def tls() -> ServerTls | None:
-            return None if self._is_insecure else ServerTls(authority, names)
+        def tls(address: str) -> ServerTls | None:
+            if self._is_insecure:
+                return None
+            return ServerTls(authority, names, is_mutual=not is_loopback(address))
 
         addresses = Addresses(
-            _listen(self._clients, clients, "--listen", tls()),
-            _listen(self._workers, workers, "--worker-listen", tls()),
+            _listen(self._clients, clients, "--listen", tls(clients)),
+            _listen(self._workers, workers, "--worker-listen", tls(workers)),
         )
         try:
             self._clients.add_insecure_port(self._socket.inner_address)

@@ -11,9 +11,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
+from leasehold.v1 import access_service_pb2
+from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold_client.config import credentials_directory
+from leasehold_coordinator.storage.rows import binding_row
 
-from tests.certificates import enrol
+from tests.certificates import enrol, write_rows
 
 from .fleet import CHANNEL_OPTIONS, WORKERS, ChaosFleet
 
@@ -100,6 +103,10 @@ def _enrol(fleet: ChaosFleet) -> None:
     """Gives each worker, and this process, a client certificate, which is required off loopback."""
     names = [f"worker/{name}" for name in WORKERS]
     client, *workers = enrol(fleet.database, credentials_directory(), "user/chaos", *names)
+    write_rows(
+        fleet.database,
+        binding_row(RoleBinding(identity="user/chaos", role=access_service_pb2.ROLE_OPERATOR)),
+    )
     for name, holder in zip(WORKERS, workers, strict=True):
         fleet.credentials[name] = fleet.folder / f"{name}-credentials"
         holder.write(fleet.credentials[name], "worker")

@@ -58,7 +58,7 @@ ABORTING: Final = (*TRANSIENT, errors_pb2.ERROR_REASON_UNAUTHENTICATED)
 """Reasons that end the call by its status, before a session exists."""
 
 HELLO_TIMEOUT_S: Final = 10.0
-"""How long a stream may take to send hello. A worker waits as long for its welcome."""
+"""How long a stream may take to send hello."""
 
 HELLO_LIMIT: Final = 4_096
 """Most concurrent streams that have not sent hello yet."""
@@ -115,15 +115,16 @@ class SessionService(SessionServiceServicer):
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
             if error.reason in ABORTING:
-                await abort(context, error)
+                ending = abort(context, error)
+                del context  # see abort
+                await ending
             if is_told:
                 self._fleet.events.refused(error)
             refusal = Goodbye(reason=session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
             await _send(context, ConnectResponse(goodbye=refusal))
             return
         try:
-            end = partial(session.end, session_pb2.GOODBYE_REASON_REFUSED)
-            with self._authentication.calls.entered(caller, end):
+            with self._authentication.calls.entered(caller, partial(self._end_refused, session)):
                 await finish(self._welcome(session))
                 await self._converse(session, context)
         except FleetError as error:
@@ -227,6 +228,13 @@ class SessionService(SessionServiceServicer):
             silence_limit=duration(SILENCE_INTERVALS * interval_s),
             open_command_ids=self._fleet.ledger.stored_of_worker(session.hello.worker_id),
         )
+
+    def _end_refused(self, session: Session, refusal: FleetError) -> None:
+        """Ends the session of a worker whose credential is refused by now."""
+        hello = session.hello
+        logger.warning("the session of worker %s ends: %s", hello.name, refusal.message)
+        self._fleet.events.refused(refusal, hello.worker_id, hello.name)
+        session.end(session_pb2.GOODBYE_REASON_REFUSED, refusal)
 
     def _forget(self, session: Session) -> None:
         session.end()

@@ -29,7 +29,14 @@ class LiveCalls:
 
     @contextmanager
     def entered(self, caller: Caller, end: End) -> Iterator[None]:
-        """Counts a call as live within the context."""
+        """Counts a call as live within the context.
+
+        Raises:
+            FleetError: The caller is refused already.
+        """
+        refusal = self._refusal(caller)
+        if refusal is not None:
+            raise refusal
         key = object()
         self._calls[key] = caller, end
         try:
@@ -39,7 +46,7 @@ class LiveCalls:
 
     @asynccontextmanager
     async def serving(self, caller: Caller) -> AsyncIterator[None]:
-        """A context that ends, by a cancellation within it, when the caller is refused.
+        """A context that ends, by a cancellation within it, as soon as the caller is refused.
 
         Raises:
             FleetError: The refusal.
@@ -56,7 +63,7 @@ class LiveCalls:
                     yield
         except TimeoutError:
             if refusals:
-                raise refusals[0] from None
+                raise refusals.pop() from None
             raise
 
     def check(self) -> None:

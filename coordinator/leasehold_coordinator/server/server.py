@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -67,7 +68,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
-        await _load(fleet, certificates, config.store)
+        bindings = Bindings()
+        await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
@@ -82,6 +84,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             tokens,
             certificates,
             calls,
+            bindings,
             *paths,
             is_insecure=config.insecure,
         )
@@ -114,10 +117,11 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-async def _load(fleet: Fleet, certificates: ClientCertificates, database: str) -> None:
+async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindings, database: str) -> None:
     try:
         await fleet.load()
         await certificates.load()
+        bindings.load(await fleet.store.role_bindings())
     except FleetError as error:
         raise unusable(database, error.message) from error
 

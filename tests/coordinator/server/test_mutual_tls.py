@@ -8,14 +8,15 @@ from typing import cast
 import grpc
 import pytest
 from grpc_status import rpc_status
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import access_service_pb2, errors_pb2
+from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import ConnectRequest
 from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.authority import open_authority
-from leasehold_coordinator.storage.rows import revocation_row
+from leasehold_coordinator.storage.rows import binding_row, revocation_row
 
 from tests.certificates import Holder, enrol, issue, write_rows
 from tests.channels import open_channel, token
@@ -45,7 +46,11 @@ class Remote:
         database = folder / "store.sqlite3"
         holders = enrol(database, credentials_directory(), *IDENTITIES)
         self.holders = dict(zip(IDENTITIES, holders, strict=True))
-        write_rows(database, revocation_row("user/mallory", "local/root"))
+        bindings = [
+            RoleBinding(identity=name, role=access_service_pb2.ROLE_VIEWER)
+            for name in ("user/alice", "service/batch")
+        ]
+        write_rows(database, revocation_row("user/mallory", "local/root"), *map(binding_row, bindings))
         self.coordinator.start()
         self.clients, self.workers = (
             f"127.0.0.1:{address.rpartition(':')[2]}"

@@ -21,6 +21,7 @@ FILE_LIMIT_BYTES: Final = 65_536
 
 KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
+CONNECT_TIMEOUT_MS: Final = 10_000
 
 OPTIONS: Final[list[tuple[str, int]]] = [
     # Both sides ping: a partition can be one way.
@@ -36,7 +37,8 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", 262_144),
     # The channel's own back-off was 17 s late after an outage of 30 s.
     ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    # The timeout of one connection attempt. Handshakes of thousands of workers take seconds after an outage.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Each worker has its own connection, also where several live in one process.
     ("grpc.use_local_subchannel_pool", 1),

@@ -47,7 +47,9 @@ from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
 
-WELCOME_TIMEOUT_S: Final = 10.0
+WELCOME_TIMEOUT_S: Final = 20.0
+"""Time for the connection and the welcome."""
+
 GOODBYE_TIMEOUT_S: Final = 2.0
 JOURNAL_TIMEOUT_S: Final = 5.0
 """Time that hello waits until its content is on disk. A disk that refuses must not cut the worker off."""

@@ -129,8 +129,8 @@ class Authentication:
         return caller
 
     def _require_encryption(self, context: Context) -> None:
-        if not self._is_insecure and not is_encrypted(context):
-            _refuse("the connection is older than TLS 1.3: use TLS 1.3")
+        if not self._is_insecure:
+            require_tls(context)
 
 
 _UNKNOWN: Final = (
@@ -146,6 +146,16 @@ def _refuse(message: str) -> NoReturn:
 def _certificate(context: Context) -> bytes | None:
     """The certificate that the connection presents, as PEM. None: its listener requires none."""
     return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+
+
+def require_tls(context: Context) -> None:
+    """Refuses a connection without TLS 1.3.
+
+    Raises:
+        FleetError: UNAUTHENTICATED.
+    """
+    if not is_encrypted(context):
+        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
 
 def is_encrypted(context: Context) -> bool:

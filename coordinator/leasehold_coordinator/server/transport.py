@@ -1,7 +1,6 @@
 """TLS of the listeners: the server's certificate, which renews itself."""
 
 import datetime
-import ipaddress
 import socket
 from collections.abc import Callable, Collection
 from functools import partial
@@ -87,15 +86,6 @@ def open_state(directory: Path, rules: IssueRules = DEFAULT_RULES) -> tuple[Auth
             f"{error.filename or directory} can't be created or read: {error.strerror}; repair that, or "
             "choose another directory with --state-dir"
         ) from error
-
-
-def is_loopback(address: str) -> bool:
-    """Whether the host of HOST:PORT is ``localhost`` or a loopback literal. Other hosts can't reach those."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def server_names(addresses: Collection[str], more: Collection[str] = ()) -> frozenset[str]:

@@ -27,7 +27,7 @@ LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT or unix:PATH (default: th
 """
 
 VERBS: Final = {
-    "get": "List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.",
+    "get": "List workers, GPUs, workloads, checkpoints, commands, events or the audit, or show one by NAME.",
     "run": "Start a workload on a worker.",
     "wait": "Wait until a workload is ready or has ended.",
     "suspend": "Suspend a workload and free its GPUs for others.",
@@ -44,6 +44,7 @@ VERBS: Final = {
     "cordon": "Take GPUs or whole workers out of service: leases stay, and no new ones are granted.",
     "uncordon": "Put GPUs or whole workers back into service.",
     "gpu": "Manage the recorded health of GPUs.",
+    "audit": "Verify that nobody changed the audit.",
     "cancel": "Cancel a command that has not ended.",
     "logs": "Print the output of a workload.",
     "exec": "Run a command with GPUs of this host, once they are granted.",

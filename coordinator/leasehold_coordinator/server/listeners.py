@@ -10,6 +10,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import (
+    audit_service_pb2,
+    audit_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     event_service_pb2,
@@ -22,6 +24,7 @@ from leasehold.v1 import (
 
 from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.access.local_tokens import LocalTokens
+from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.event_service import EventService
@@ -48,6 +51,7 @@ SERVICES: Final = tuple(
         workload_service_pb2.DESCRIPTOR,
         command_service_pb2.DESCRIPTOR,
         event_service_pb2.DESCRIPTOR,
+        audit_service_pb2.DESCRIPTOR,
     )
     for service in file.services_by_name.values()
 )
@@ -152,6 +156,7 @@ def _client_server(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server

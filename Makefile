@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Four even on two cores: tests wait as much as they compute.
-PYTEST_WORKERS ?= 4
+# Five even on two cores: tests wait more than they compute.
+PYTEST_WORKERS ?= 5
 # Some images set it: each of the processes that tests start would compile all of our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 # What is built once and kept: the simulated driver, and CRIU.

@@ -46,7 +46,7 @@ OPTIONS = [
     ("grpc.max_receive_message_length", 262_144),
     ("grpc.max_send_message_length", 262_144),
     ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -15,6 +15,9 @@ DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 UNIX_SCHEME: Final = "unix:"
 """Beginning of an address that is the path of a coordinator's socket."""
 
+INSECURE_SCHEME: Final = "insecure:"
+"""Beginning of an address without TLS, for a coordinator that was started with --insecure."""
+
 CREDENTIALS_VARIABLE: Final = "LEASEHOLD_CREDENTIALS"
 """Environment variable with the directory of ``ca.pem`` and ``client.token``."""
 
@@ -136,18 +139,19 @@ def parse_address(text: str) -> str:
     """Validates and returns the address of a coordinator.
 
     Raises:
-        UsageError: The text is neither HOST:PORT nor unix:PATH.
+        UsageError: The text is none of HOST:PORT, insecure:HOST:PORT and unix:PATH.
     """
     if text.startswith(f"{UNIX_SCHEME}/"):
         return text
-    host, _, port = text.strip().rpartition(":")
+    scheme = INSECURE_SCHEME if text.strip().startswith(INSECURE_SCHEME) else ""
+    host, _, port = text.strip().removeprefix(scheme).rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not _is_port(port):
         raise UsageError(
-            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}, or "
-            f"{UNIX_SCHEME}/PATH of a socket"
+            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}, "
+            f"{INSECURE_SCHEME}HOST:PORT without TLS, or {UNIX_SCHEME}/PATH of a socket"
         )
-    return f"{host}:{port}"
+    return f"{scheme}{host}:{port}"
 
 
 def _is_port(text: str) -> bool:

@@ -23,7 +23,8 @@ Exit codes:
   4    the wait timed out; the command or workload continues
   130  interrupted; the command continues
 
-LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT or unix:PATH (default: this user's coordinator).
+LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT, insecure:HOST:PORT (without TLS) or unix:PATH
+(default: this user's coordinator).
 """
 
 VERBS: Final = {

@@ -1,7 +1,7 @@
 """Times and durations as protobuf messages."""
 
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from google.protobuf import duration_pb2, timestamp_pb2
@@ -19,10 +19,23 @@ def jumped_ns() -> int:
     return _ahead_ns() - _FIRST_AHEAD_NS
 
 
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
 def timestamp(time_ns: int) -> timestamp_pb2.Timestamp:
     """A time, given in nanoseconds of the Unix epoch."""
     seconds, nanos = divmod(time_ns, 10**9)
     return timestamp_pb2.Timestamp(seconds=seconds, nanos=nanos)
+
+
+def unix_ns(moment: datetime) -> int:
+    """A time as nanoseconds of the Unix epoch."""
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
+
+
+def from_unix_ns(time_ns: int) -> datetime:
+    """A time, given in nanoseconds of the Unix epoch, to the microsecond."""
+    return _EPOCH + timedelta(microseconds=time_ns // 1_000)
 
 
 def now_timestamp() -> timestamp_pb2.Timestamp:

@@ -63,6 +63,7 @@ def test_whatever_happens_nothing_is_lost_or_doubled(fleet: ChaosFleet, name: st
     assert not play(fleet, TROUBLES[name], seed(), COMMANDS, claims=name == "kill").wrong
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("executed")
 def test_programs_that_are_killed_lose_and_double_nothing(fleet: ChaosFleet) -> None:
     assert not play(fleet, TROUBLES["kill"], 7, COMMANDS, claims=True).wrong
@@ -90,6 +91,7 @@ def test_a_partition_loses_and_doubles_nothing(tmp_path: Path) -> None:
         assert not play(fleet, partition, 1, COMMANDS).wrong
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
 def test_each_way_of_a_partition_cuts_and_heals() -> None:
     listen = (

@@ -25,6 +25,7 @@ def play_alone(steps: int, number: int) -> None:
         play(shared, client, steps, number, Counter())
 
 
+@pytest.mark.long
 def test_pool_ledger_nvml_and_coordinator_agree_after_every_step() -> None:
     play_alone(STEPS, SEED)
 

@@ -77,6 +77,7 @@ def test_a_driver_that_ignores_the_map_is_a_no(host: SimulatedHost, on_host: dic
     assert found["answer"] == "no", found
 
 
+@pytest.mark.long
 def test_a_driver_that_refuses_what_the_probe_needs_is_not_tested(
     host: SimulatedHost, on_host: dict[str, str]
 ) -> None:

@@ -33,6 +33,8 @@ class Fleet:
     """The daemons of one test."""
 
     folder: Path
+    options: tuple[str, ...] = ()
+    """Further options of the coordinator."""
     address: str = ""
     worker_address: str = ""
     hosts: dict[str, SimulatedHost] = field(default_factory=dict)
@@ -41,10 +43,12 @@ class Fleet:
 
     def start_coordinator(self) -> None:
         """Starts the coordinator, on the address of an earlier one if there was one."""
-        listen = ("--listen", self.address or "127.0.0.1:0")
-        worker_listen = ("--worker-listen", self.worker_address or "127.0.0.1:0")
-        database = str(self.folder / "store.sqlite3")
-        process = self._start("coordinator", "coordinator", *listen, *worker_listen, "--database", database)
+        address, worker_address = (
+            text.removeprefix("insecure:") or "127.0.0.1:0" for text in (self.address, self.worker_address)
+        )
+        options = ["--listen", address, "--worker-listen", worker_address]
+        options += ["--database", str(self.folder / "store.sqlite3"), *self.options]
+        process = self._start("coordinator", "coordinator", *options)
         assert process.stdout is not None
         line = process.stdout.readline()
         match = LISTENING.search(line)
@@ -94,6 +98,14 @@ class Fleet:
         self._start(name, "worker", *options, environment=environment)
         self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
         return host
+
+    def start_lost_worker(self, name: str, address: str) -> None:
+        """Starts a worker that will not reach a coordinator at this address."""
+        host = SimulatedHost.create(
+            self.folder / f"{name}-host", gpus=1, chip="H100", timing=Timing.instant()
+        )
+        options = ["--coordinator", address, "--state-dir", str(self.folder / name), "--name", name]
+        self._start(name, "worker", *options, environment=host.environment())
 
     @property
     def client(self) -> Client:
@@ -198,9 +210,14 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def make_fleet(folder: Path) -> Iterator[Fleet]:
-    """A coordinator without workers."""
-    started = Fleet(folder)
+def make_fleet(folder: Path, *options: str) -> Iterator[Fleet]:
+    """A coordinator without workers.
+
+    Args:
+        folder: A folder for the files of all daemons.
+        options: Further options of the coordinator.
+    """
+    started = Fleet(folder, options)
     started.start_coordinator()
     try:
         yield started

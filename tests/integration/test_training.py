@@ -58,6 +58,7 @@ def require_same(found: dict[int, str], undisturbed: dict[int, str]) -> None:
     assert found == {step: undisturbed[step] for step in found}
 
 
+@pytest.mark.long
 def test_it_is_stopped_and_woken_as_if_nothing_had_been(
     sharing_fleet: Fleet, undisturbed: dict[int, str]
 ) -> None:

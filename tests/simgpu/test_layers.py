@@ -21,6 +21,7 @@ def symbols(tmp_path: Path, source: Path) -> tuple[set[str], set[str]]:
     return {name for kind, name in kinds if kind != "U"}, {name for kind, name in kinds if kind == "U"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("library", LAYERS)
 def test_no_call_points_up_and_none_goes_round(tmp_path: Path, library: str) -> None:
     layers = LAYERS[library]

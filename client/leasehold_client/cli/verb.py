@@ -7,7 +7,6 @@ which would take most of their time.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -62,7 +61,7 @@ coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_COORDINATOR",
-    help="HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
+    help="HOST:PORT, insecure:HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 output_option = click.option(
     "-o",
@@ -189,7 +188,6 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
         from leasehold_client.coordinator.client import Client
 
         interrupts.raise_in_verb()
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a failed handshake is told below
         try:
             address = parse_address(coordinator or configured_coordinator())
             with Client(address, _announced(address)) as client:

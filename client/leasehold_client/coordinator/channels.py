@@ -1,4 +1,4 @@
-"""Channels to a coordinator: its socket, or TLS with a token."""
+"""Channels to a coordinator: its socket, or its port with a token, with or without TLS."""
 
 import os
 import re
@@ -12,6 +12,7 @@ import grpc
 
 from leasehold_client.config import (
     CREDENTIALS_VARIABLE,
+    INSECURE_SCHEME,
     UNIX_SCHEME,
     credentials_directory,
     require_trusted,
@@ -19,7 +20,8 @@ from leasehold_client.config import (
 from leasehold_client.coordinator.token_interceptor import TokenInterceptor
 from leasehold_client.errors import NoCoordinatorError, UsageError
 
-FILES: Final = ("ca.pem", "client.token")
+AUTHORITY_FILE: Final = "ca.pem"
+CLIENT_FILE: Final = "client.token"
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
 FILE_LIMIT_BYTES: Final = 65_536
@@ -29,7 +31,7 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
     """A channel that connects when it is first used.
 
     Args:
-        address: HOST:PORT of a coordinator, or unix:PATH of its socket.
+        address: HOST:PORT or insecure:HOST:PORT of a coordinator, or unix:PATH of its socket.
         options: Settings of gRPC.
 
     Raises:
@@ -41,16 +43,28 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
         _require_server(path)
         return grpc.insecure_channel(f"{UNIX_SCHEME}{quote(path)}", options=options)
     directory = credentials_directory()
-    certificate, token = (_read(directory / name, address) for name in FILES)
+    is_insecure = address.startswith(INSECURE_SCHEME)
+    certificate = b"" if is_insecure else _authority(directory / AUTHORITY_FILE, address)
+    token = _token(directory / CLIENT_FILE, address)
+    if is_insecure:
+        channel = grpc.insecure_channel(address.removeprefix(INSECURE_SCHEME), options=options)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
+    return grpc.intercept_channel(channel, TokenInterceptor(token))
+
+
+def _authority(path: Path, address: str) -> bytes:
+    certificate = _read(path, address)
     if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
-        raise UsageError(
-            f"{directory / FILES[0]} holds no certificate: copy it from the coordinator's host again"
-        )
-    text = token.decode("ascii", "replace").strip()
+        raise UsageError(f"{path} holds no certificate: copy it from the coordinator's host again")
+    return certificate
+
+
+def _token(path: Path, address: str) -> str:
+    text = _read(path, address).decode("ascii", "replace").strip()
     if not _TOKEN.fullmatch(text):
-        raise UsageError(f"{directory / FILES[1]} holds no token: copy it from the coordinator again")
-    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
-    return grpc.intercept_channel(channel, TokenInterceptor(text))
+        raise UsageError(f"{path} holds no token: copy it from the coordinator again")
+    return text
 
 
 def _require_server(path: str) -> None:

@@ -43,7 +43,8 @@ class Client(WorkerChanges):
     :mod:`leasehold_client.coordinator.request_options`.
 
     Args:
-        address: HOST:PORT of the coordinator, or unix:PATH of its socket. None: this user's coordinator.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
+            user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 

@@ -10,7 +10,7 @@ import grpc
 
 from leasehold_client.coordinator.channels import open_channel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
-from leasehold_client.coordinator.tls_failures import explain
+from leasehold_client.coordinator.tls_failures import explain, explain_insecure
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -54,7 +54,7 @@ class Connection:
     """A channel to one coordinator. Refusals are raised as :class:`LeaseholdError`.
 
     Args:
-        address: HOST:PORT of the coordinator, or unix:PATH of its socket.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
 
     Raises:
@@ -82,7 +82,10 @@ class Connection:
         try:
             yield
         except grpc.RpcError as error:
-            failure = explain(cast("grpc.Call", error).details() or "", self.address)
+            details = cast("grpc.Call", error).details() or ""
+            if (cause := explain_insecure(details, self.address)) is not None:
+                raise NoCoordinatorError(cause, code=grpc.StatusCode.UNAVAILABLE) from None
+            failure = explain(details, self.address)
             if failure is not None:
                 raise LeaseholdError(failure, code=grpc.StatusCode.UNAVAILABLE) from None
             raise decode_error(error, self.address) from None  # the gRPC error adds nothing

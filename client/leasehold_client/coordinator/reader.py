@@ -49,7 +49,8 @@ class Reader:
     """A connection to one coordinator. Methods raise :class:`LeaseholdError` for a refusal.
 
     Args:
-        address: HOST:PORT of the coordinator, or unix:PATH of its socket. None: this user's coordinator.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
+            user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
     """
 

@@ -43,6 +43,8 @@ def echo_workers(workers: Iterable[Worker]) -> None:
 
 def _worker_state(worker: Worker) -> str:
     state = enum_name(worker_pb2.WorkerState.Name, worker.state, "WORKER_STATE_")
+    if worker.HasField("session_encrypted") and not worker.session_encrypted:
+        state += ",insecure"
     return f"{state},cordoned" if worker.HasField("cordon") else state
 
 

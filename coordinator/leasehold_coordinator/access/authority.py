@@ -1,8 +1,8 @@
-"""The certificate authority (CA) of a Unix user's coordinators, and the server's certificate."""
+"""The certificate authority (CA) of a Unix user's coordinators. It signs all certificates."""
 
 import datetime
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,18 +12,37 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from leasehold_coordinator.access.certificates import ClientCertificate
+from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.access.private_files import create_file, read_file
 from leasehold_coordinator.errors import StartError
 
 CERTIFICATE_FILE: Final = "ca.pem"
 KEY_FILE: Final = "ca.key"
-AUTHORITY_LIFE: Final = datetime.timedelta(days=3650)
-SERVER_LIFE: Final = datetime.timedelta(days=90)
 
 CLOCK_DIFFERENCE: Final = datetime.timedelta(minutes=5)
 """How much a peer's clock may be behind. Certificates are valid from this time before their issue."""
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+
+
+class IssueRules(NamedTuple):
+    """How certificates are issued.
+
+    Attributes:
+        trust_domain: The trust domain of identities in client certificates.
+        authority_life: How long a new CA is valid.
+        server_life: How long a certificate of the coordinator is valid.
+        client_life: How long a certificate of a worker, a user or a service is valid.
+    """
+
+    trust_domain: str = "leasehold"
+    authority_life: datetime.timedelta = datetime.timedelta(days=3650)
+    server_life: datetime.timedelta = datetime.timedelta(days=90)
+    client_life: datetime.timedelta = datetime.timedelta(days=30)
+
+
+DEFAULT_RULES: Final = IssueRules()
 
 
 class ServerCertificate(NamedTuple):
@@ -47,10 +66,17 @@ class Authority:
     Attributes:
         certificate: Its certificate.
         key: Its private key.
+        rules: How it issues certificates. None is valid for longer than its own.
     """
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
+    rules: IssueRules = DEFAULT_RULES
+
+    @property
+    def serial(self) -> str:
+        """The serial number of the CA's certificate, in hexadecimal."""
+        return serial_text(self.certificate)
 
     def issue_server(self, names: Collection[str]) -> ServerCertificate:
         """Issues a certificate for a server with a new key.
@@ -59,29 +85,80 @@ class Authority:
             names: DNS names and IP addresses, by which clients call the server.
         """
         key = ec.generate_private_key(ec.SECP256R1())
+        alternatives = [_general_name(name) for name in names]
+        certificate = self._issue(
+            key.public_key(), alternatives, ExtendedKeyUsageOID.SERVER_AUTH, self.rules.server_life
+        )
+        pem = certificate.public_bytes(serialization.Encoding.PEM)
+        left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        return ServerCertificate(_pem(key), pem, certificate.not_valid_after_utc - left / 2)
+
+    def issue_client(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        identity: Identity,
+        predecessor: str = "",
+        life: datetime.timedelta | None = None,
+    ) -> ClientCertificate:
+        """Issues a certificate for a worker, a user or a service. The caller stores the certificate.
+
+        Args:
+            public_key: The client's key, whose possession the client has proven.
+            identity: Who the client is.
+            predecessor: The serial number of the renewed certificate. Empty: this is a first certificate.
+            life: How long the certificate is valid. None: as the rules say.
+        """
+        uri = x509.UniformResourceIdentifier(identity.uri(self.rules.trust_domain))
+        certificate = self._issue(
+            public_key, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, life or self.rules.client_life
+        )
+        return ClientCertificate(
+            serial=serial_text(certificate),
+            identity=identity,
+            fingerprint=certificate.fingerprint(hashes.SHA256()),
+            predecessor=predecessor,
+            authority=self.serial,
+            not_before=certificate.not_valid_before_utc,
+            not_after=certificate.not_valid_after_utc,
+            der=certificate.public_bytes(serialization.Encoding.DER),
+        )
+
+    def _issue(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        names: Sequence[x509.GeneralName],
+        usage: x509.ObjectIdentifier,
+        life: datetime.timedelta,
+    ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
-        certificate = (
+        return (
             x509.CertificateBuilder()
             .subject_name(x509.Name([]))
             .issuer_name(self.certificate.subject)
-            .public_key(key.public_key())
+            .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - CLOCK_DIFFERENCE)
-            .not_valid_after(now + SERVER_LIFE)
-            .add_extension(alternatives, critical=True)
+            .not_valid_after(min(now + life, self.certificate.not_valid_after_utc))
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
             .add_extension(issuer, critical=False)
             .sign(self.key, hashes.SHA256())
         )
-        pem = certificate.public_bytes(serialization.Encoding.PEM)
-        return ServerCertificate(_pem(key), pem, now + SERVER_LIFE / 2)
 
 
-def open_authority(directory: Path) -> Authority:
+def serial_text(certificate: x509.Certificate) -> str:
+    """A certificate's serial number, in hexadecimal."""
+    return f"{certificate.serial_number:x}"
+
+
+def open_authority(directory: Path, rules: IssueRules = DEFAULT_RULES) -> Authority:
     """Reads the CA, or creates it.
+
+    Args:
+        directory: The state directory.
+        rules: How it issues certificates.
 
     Raises:
         StartError: Others can read the key or replace a file, or the files are no CA.
@@ -96,7 +173,7 @@ def open_authority(directory: Path) -> Authority:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ValueError("not a key of an elliptic curve")  # noqa: TRY004 - as for a file without a key
         if not certificate_path.exists():
-            create_file(certificate_path, _self_signed(key), mode=0o644)
+            create_file(certificate_path, _self_signed(key, rules.authority_life), mode=0o644)
         certificate = x509.load_pem_x509_certificate(read_file(certificate_path, is_secret=False))
         if certificate.public_key() != key.public_key():
             raise ValueError(f"{CERTIFICATE_FILE} belongs to another key")
@@ -109,10 +186,10 @@ def open_authority(directory: Path) -> Authority:
             f"{key_path} and {CERTIFICATE_FILE} are no certificate authority ({error}): delete both, and new "
             "ones are made"
         ) from error
-    return Authority(certificate, key)
+    return Authority(certificate, key, rules)
 
 
-def _self_signed(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _self_signed(key: ec.EllipticCurvePrivateKey, life: datetime.timedelta) -> bytes:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Leasehold CA")])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
@@ -122,7 +199,7 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> bytes:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_DIFFERENCE)
-        .not_valid_after(now + AUTHORITY_LIFE)
+        .not_valid_after(now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_SIGNS_CERTIFICATES, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

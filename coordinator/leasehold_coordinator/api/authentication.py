@@ -29,9 +29,13 @@ class Authentication:
         tokens: The tokens of clients and workers.
         socket_user: The Unix user of a connection through the client socket, by its gRPC peer. None: the
             connection did not come through the socket.
+        is_insecure: Whether connections without TLS are permitted.
     """
 
-    def __init__(self, tokens: LocalTokens, socket_user: Callable[[str], int | None]) -> None:
+    def __init__(
+        self, tokens: LocalTokens, socket_user: Callable[[str], int | None], *, is_insecure: bool = False
+    ) -> None:
+        self._is_insecure = is_insecure
         self._tokens = tokens
         self._socket_user = socket_user
         self._users = {uid: Identity(Kind.LOCAL, _user_name(uid)) for uid in (0, os.geteuid())}
@@ -53,7 +57,7 @@ class Authentication:
             if uid not in self._users:
                 _refuse(f"the Unix user {uid} has no role: call as root or as the coordinator's user")
             return Caller(self._users[uid], host_of(context.peer()), is_local_admin=True)
-        _require_tls_1_3(context)
+        self._require_encryption(context)
         if not _is_only(headers, self._tokens.client):
             _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
         return Caller(self._users[os.geteuid()], host_of(context.peer()), is_local_admin=True)
@@ -64,9 +68,13 @@ class Authentication:
         Raises:
             FleetError: UNAUTHENTICATED.
         """
-        _require_tls_1_3(context)
+        self._require_encryption(context)
         if not _is_only(_authorization(context), self._tokens.worker):
             _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
+
+    def _require_encryption(self, context: Context) -> None:
+        if not self._is_insecure and not is_encrypted(context):
+            _refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
     def authorize(self, method: str, context: Context) -> Caller:
         """The caller, if a role may call the method. Every caller is an admin so far.
@@ -90,9 +98,9 @@ def _refuse(message: str) -> NoReturn:
     raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
 
 
-def _require_tls_1_3(context: Context) -> None:
-    if _TLS_1_3 not in context.auth_context().get("ssl_tls_version", ()):
-        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
+def is_encrypted(context: Context) -> bool:
+    """Whether a connection has TLS 1.3."""
+    return _TLS_1_3 in context.auth_context().get("ssl_tls_version", ())
 
 
 def _authorization(context: Context) -> list[str | bytes]:

@@ -26,7 +26,7 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 
 from leasehold_coordinator import __version__
-from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.api.authentication import Authentication, is_encrypted
 from leasehold_coordinator.api.rpc_errors import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
@@ -57,7 +57,7 @@ ABORTING: Final = (*TRANSIENT, errors_pb2.ERROR_REASON_UNAUTHENTICATED)
 """Reasons that end the call by its status, before a session exists."""
 
 HELLO_TIMEOUT_S: Final = 10.0
-"""How long a stream may take to send hello. A worker waits as long for its welcome."""
+"""How long a stream may take to send hello."""
 
 HELLO_LIMIT: Final = 4_096
 """Most concurrent streams that have not sent hello yet."""
@@ -103,13 +103,16 @@ class SessionService(SessionServiceServicer):
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
             with self._hellos.entered(host_of(context.peer())):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
+            session.is_encrypted = is_encrypted(context)
             self._check(session.hello)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
             if error.reason in ABORTING:
-                await abort(context, error)
+                ending = abort(context, error)
+                del context  # see abort
+                await ending
             if is_told:
                 self._fleet.events.refused(error)
             refusal = Goodbye(reason=session_pb2.GOODBYE_REASON_REFUSED, error=error.to_proto())
@@ -189,6 +192,7 @@ class SessionService(SessionServiceServicer):
         session.known = fleet.registry.welcome(
             hello, session.epoch, session.session_id, time.monotonic(), time.time_ns()
         )
+        session.known.is_encrypted = session.is_encrypted
         # The welcome is queued before any other frame, and sent once the rest of this method is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
         fleet.sessions[hello.worker_id] = session

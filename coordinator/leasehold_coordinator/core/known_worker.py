@@ -31,6 +31,7 @@ class KnownWorker:
         hello: The last hello without its VOLATILE fields, of this or an earlier run of the coordinator.
         epoch: The highest epoch given to the worker.
         session_id: The live session. None: no session.
+        is_encrypted: The live session has TLS.
         reported: The worker has reported since the coordinator started.
         left: The worker said goodbye.
         last_seen: When the last frame came.
@@ -49,6 +50,7 @@ class KnownWorker:
     hello: Hello
     epoch: int
     session_id: SessionId | None = None
+    is_encrypted: bool = True
     reported: bool = False
     left: bool = False
     last_seen: float = 0.0

@@ -57,7 +57,8 @@ async def prune(reader: FleetReader, retention_s: float, audit_retention_s: floa
 
 async def _delete(reader: FleetReader, *old: OldRows, audit: OldAudit | None = None) -> None:
     """Deletes rows, and then tells watchers which."""
-    await reader.store.write(clock_row(), *old, *([audit] if audit else []))
+    clock = clock_row(reader.store.highest_time_ns)
+    await reader.store.write(clock, *old, *([audit] if audit else []))
     for rows in old:
         if rows.table is schema.commands:
             publish_deleted_commands(reader, rows.deleted)

@@ -59,6 +59,8 @@ class Session:
         self.epoch = 0
         self.is_restored = False
         """Whether the worker remembers a later session than the store, which may be a backup."""
+        self.is_encrypted = True
+        """Whether the connection has TLS."""
         self.left = False
         """Whether the worker said goodbye."""
         self.earlier: frozenset[str] = frozenset()

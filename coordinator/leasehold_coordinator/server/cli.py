@@ -47,6 +47,12 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Directory of keys, tokens and the store.  [default: ~/.local/state/leasehold]",
 )
 @click.option(
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Serve clients and workers without TLS. Anybody on the network path can steal their tokens.",
+)
+@click.option(
     "--load-interval",
     "load_interval_s",
     type=float,
@@ -71,6 +77,7 @@ def command(
     database: str | None,
     socket: str | None,
     state_dir: str | None,
+    insecure: bool | None,
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
@@ -97,6 +104,7 @@ def command(
         database=database,
         socket=socket,
         state_dir=state_dir,
+        insecure=insecure,
         load_interval_s=load_interval_s,
         log_level=log_level,
     )

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from leasehold_coordinator.access.private_files import require_ours
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.channel_options import scaled
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +93,8 @@ class ClientSocket:
                 logger.warning("can't accept a connection on %s: %s", self.path, error.strerror)
                 await asyncio.sleep(1)
                 continue
-            if len(self._connections) >= CONNECTIONS_LIMIT:
-                logger.warning("%s has %d connections, which is the limit", self.path, CONNECTIONS_LIMIT)
+            if len(self._connections) >= (limit := scaled(CONNECTIONS_LIMIT)):
+                logger.warning("%s has %d connections, which is the limit", self.path, limit)
                 connection.close()
                 await asyncio.sleep(1)
                 continue

@@ -1,18 +1,23 @@
 """The coordinator's configuration: flags, then LEASEHOLD_* variables, then a TOML file, then defaults."""
 
+import datetime
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.errors import StartError
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
 DEFAULT_WORKER_LISTEN: Final = "127.0.0.1:7401"
+TRUST_DOMAIN: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,254}")
+LIFE_LIMIT_DAYS: Final = 36_500
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 FILE_LIMIT_BYTES: Final = 1_000_000
@@ -42,6 +47,16 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     server_names: list[str] = []
     """Further names and addresses by which clients and workers call this host, besides its name and those of
     the listeners. The server's certificate has them."""
+    trust_domain: str = "leasehold"
+    """The trust domain of identities in certificates: leasehold://TRUST_DOMAIN/KIND/NAME."""
+    ca_life_days: float = 3650.0
+    """How long a new certificate authority is valid."""
+    server_certificate_days: float = 90.0
+    """How long the server's certificate is valid. Another one is issued at half of this time."""
+    client_certificate_days: float = 30.0
+    """How long certificates of workers, users and services are valid."""
+    insecure: bool = False
+    """Serve clients and workers without TLS. Whoever is on the network path can read and steal the tokens."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0
@@ -51,6 +66,12 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """How long entries of the audit are kept, in days of service."""
     log_level: str = "info"
     """debug, info, warning or error."""
+
+    @property
+    def issue_rules(self) -> IssueRules:
+        """How the CA issues certificates."""
+        days = self.ca_life_days, self.server_certificate_days, self.client_certificate_days
+        return IssueRules(self.trust_domain, *(datetime.timedelta(days=one) for one in days))
 
     @property
     def store(self) -> str:
@@ -97,7 +118,22 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         raise StartError(
             f"audit_retention_days {config.audit_retention_days:g} is out of range: give 1 day or more"
         )
+    _check_certificates(config)
     return config
+
+
+def _check_certificates(config: CoordinatorConfig) -> None:
+    if not TRUST_DOMAIN.fullmatch(config.trust_domain):
+        raise StartError(
+            f"trust_domain {config.trust_domain[:100]!r} is not a domain: give 1 to 255 lower-case letters, "
+            "digits, '-' or '.', and a letter or digit first"
+        )
+    for name in ("ca_life_days", "server_certificate_days", "client_certificate_days"):
+        days: float = getattr(config, name)
+        if not 0 < days <= LIFE_LIMIT_DAYS:
+            raise StartError(
+                f"{name} {days:g} is out of range: give more than 0 and at most {LIFE_LIMIT_DAYS} days"
+            )
 
 
 def _content(path: Path) -> bytes:

@@ -16,10 +16,22 @@ from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
 from leasehold_coordinator.log_format import LogFormatter
+from leasehold_coordinator.server.channel_options import (
+    CLIENT_CONNECTIONS,
+    DESCRIPTORS,
+    WORKER_CONNECTIONS,
+    scaled,
+)
 from leasehold_coordinator.server.config import CoordinatorConfig, load_config
 from leasehold_coordinator.server.listeners import Addresses
 from leasehold_coordinator.server.server import serve
 
+logger = logging.getLogger(__name__)
+
+_FEW_FILES: Final = (
+    "this process may have few open files: at most %d workers and %d clients can connect; raise the hard "
+    "limit of open files to %d (ulimit -n, LimitNOFILE)"
+)
 DESCRIPTOR_LIMIT: Final = 65_536
 """Most open files and connections of the coordinator. Each worker and each client has a connection."""
 
@@ -53,6 +65,8 @@ def _serve(config: CoordinatorConfig) -> None:
     def announce(addresses: Addresses) -> None:
         clients, workers = addresses
         click.echo(f"leasehold coordinator listening on {clients} for clients, {workers} for workers")
+        if (most := scaled(WORKER_CONNECTIONS)) < WORKER_CONNECTIONS:
+            logger.warning(_FEW_FILES, most, scaled(CLIENT_CONNECTIONS), DESCRIPTORS)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, announce))

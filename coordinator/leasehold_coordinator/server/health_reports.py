@@ -1,4 +1,4 @@
-"""The health of the coordinator, as grpc.health.v1 tells it: that of the store."""
+"""The health of the coordinator, as grpc.health.v1 tells it: the store's, and whether the ports have TLS."""
 
 import asyncio
 import logging
@@ -14,6 +14,9 @@ from leasehold_coordinator.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
+ENCRYPTION: Final = "leasehold.encryption"
+"""Name in the health service for the encryption of the ports."""
+
 PROBE_INTERVAL_S: Final = 1.0
 """Interval of writes that find out whether a store that refused a write takes one again."""
 
@@ -25,6 +28,14 @@ async def set_health(
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", *services):
         await servicer.set(name, serving if is_serving else not_serving)
+
+
+async def set_encryption(servicer: health.aio.HealthServicer, *, is_insecure: bool) -> None:
+    """Tells that the ports have TLS, SERVING, or that they have none, NOT_SERVING."""
+    status = (
+        health_pb2.HealthCheckResponse.NOT_SERVING if is_insecure else health_pb2.HealthCheckResponse.SERVING
+    )
+    await servicer.set(ENCRYPTION, status)
 
 
 async def report_health(servicer: health.aio.HealthServicer, services: Sequence[str], store: Store) -> None:
@@ -43,4 +54,4 @@ async def _next_change(store: Store) -> bool:
                 return await store.health.changed()
         if not store.health.is_stalled:
             with suppress(FleetError):
-                await store.write(clock_row())
+                await store.write(clock_row(store.highest_time_ns))

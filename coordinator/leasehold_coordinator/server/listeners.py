@@ -38,11 +38,18 @@ from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.fleet import Fleet
-from leasehold_coordinator.server.channel_options import OPTIONS, RPC_LIMIT
+from leasehold_coordinator.server.channel_options import (
+    CLIENT_CONNECTIONS,
+    RPC_LIMIT,
+    WORKER_CONNECTIONS,
+    server_options,
+)
 from leasehold_coordinator.server.client_socket import ClientSocket
 from leasehold_coordinator.server.transport import ServerTls
 
 STOP_GRACE_S: Final = 1.0
+INSECURE_SCHEME: Final = "insecure:"
+"""Beginning of an address without TLS, for clients and workers too."""
 
 SERVICES: Final = tuple(
     service.full_name
@@ -59,7 +66,7 @@ SERVICES: Final = tuple(
 
 
 class Addresses(NamedTuple):
-    """Where the coordinator serves, each HOST:PORT.
+    """Where the coordinator serves, each HOST:PORT, or insecure:HOST:PORT without TLS.
 
     Attributes:
         clients: For clients.
@@ -81,6 +88,7 @@ class Listeners:
         tokens: The tokens of clients and workers.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
+        is_insecure: Whether the ports have no TLS.
 
     Raises:
         StartError: The socket can't be created.
@@ -94,11 +102,16 @@ class Listeners:
         tokens: LocalTokens,
         socket_path: Path,
         state_directory: Path,
+        *,
+        is_insecure: bool,
     ) -> None:
+        self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
-        authentication = Authentication(tokens, self._socket.user_id)
+        authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
         self._clients = _client_server(fleet, dispatcher, health_servicer, authentication)
-        self._workers = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT)
+        self._workers = grpc.aio.server(
+            options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
+        )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
 
     async def start(
@@ -115,9 +128,13 @@ class Listeners:
         Raises:
             StartError: An address can't be used.
         """
+
+        def tls() -> ServerTls | None:
+            return None if self._is_insecure else ServerTls(authority, names)
+
         addresses = Addresses(
-            _listen(self._clients, clients, "--listen", ServerTls(authority, names)),
-            _listen(self._workers, workers, "--worker-listen", ServerTls(authority, names)),
+            _listen(self._clients, clients, "--listen", tls()),
+            _listen(self._workers, workers, "--worker-listen", tls()),
         )
         try:
             self._clients.add_insecure_port(self._socket.inner_address)
@@ -142,7 +159,9 @@ def _client_server(
     authentication: Authentication,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
-        interceptors=[Border(authentication)], options=OPTIONS, maximum_concurrent_rpcs=RPC_LIMIT
+        interceptors=[Border(authentication)],
+        options=server_options(CLIENT_CONNECTIONS),
+        maximum_concurrent_rpcs=RPC_LIMIT,
     )
     services = cast(grpc.aio.Server, _Services(server))
     reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
@@ -177,13 +196,18 @@ class _Services:
         """Does nothing, since the same handlers are also added as generic handlers."""
 
 
-def _listen(server: grpc.aio.Server, address: str, option: str, tls: ServerTls) -> str:
+def _listen(server: grpc.aio.Server, address: str, option: str, tls: ServerTls | None) -> str:
+    """Adds a port, without TLS if ``tls`` is None. Returns its address as clients write it."""
     _check_address(address, option)
     try:
-        port = server.add_secure_port(address, tls.credentials())
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.credentials())
     except RuntimeError as error:
         raise StartError(f"can't listen on {address}: {error}; choose another with {option}") from error
-    return f"{address.rpartition(':')[0]}:{port}"
+    scheme = INSECURE_SCHEME if tls is None else ""
+    return f"{scheme}{address.rpartition(':')[0]}:{port}"
 
 
 def _check_address(address: str, option: str) -> None:

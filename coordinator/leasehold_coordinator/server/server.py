@@ -14,10 +14,11 @@ from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
-from leasehold_coordinator.server.health_reports import report_health, set_health
+from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
 from leasehold_coordinator.server.transport import open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
@@ -37,6 +38,10 @@ PRUNE_INTERVAL_S: Final = 10.0
 """Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
 
 DAY_S: Final = 86_400.0
+_INSECURE: Final = (
+    "%s and %s have no TLS, because of --insecure: anybody on the network path can read everything, and "
+    "steal the tokens of clients and workers; start without --insecure for TLS"
+)
 
 Parts: TypeAlias = tuple[Callable[[], Awaitable[None] | None], ...]
 
@@ -54,22 +59,26 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    authority, tokens = open_state(Path(config.state_dir))
+    authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
     names = server_names([config.listen, config.worker_listen], config.server_names)
     store = Store.open(config.store)
     listeners: Listeners | None = None
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
-        await _load(fleet, config.store)
+        certificates = ClientCertificates(store, authority)
+        await _load(fleet, certificates, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
+        await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
-        listeners = Listeners(fleet, dispatcher, health_servicer, tokens, *paths)
+        listeners = Listeners(fleet, dispatcher, health_servicer, tokens, *paths, is_insecure=config.insecure)
         addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
+        if config.insecure:
+            logger.warning(_INSECURE, addresses.clients, addresses.workers)
         logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)
         on_listening(addresses)
         async with asyncio.TaskGroup() as tasks:
@@ -94,9 +103,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-async def _load(fleet: Fleet, database: str) -> None:
+async def _load(fleet: Fleet, certificates: ClientCertificates, database: str) -> None:
     try:
         await fleet.load()
+        await certificates.load()
     except FleetError as error:
         raise unusable(database, error.message) from error
 

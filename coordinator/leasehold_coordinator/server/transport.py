@@ -9,7 +9,13 @@ from typing import Final, cast, final
 
 import grpc
 
-from leasehold_coordinator.access.authority import LOOPBACK_NAMES, Authority, open_authority
+from leasehold_coordinator.access.authority import (
+    DEFAULT_RULES,
+    LOOPBACK_NAMES,
+    Authority,
+    IssueRules,
+    open_authority,
+)
 from leasehold_coordinator.access.local_tokens import LocalTokens, open_tokens
 from leasehold_coordinator.access.private_files import open_directory
 from leasehold_coordinator.errors import StartError
@@ -56,15 +62,19 @@ class ServerTls:
         return grpc.ssl_server_certificate_configuration([(self._certificate.key, self._certificate.chain)])
 
 
-def open_state(directory: Path) -> tuple[Authority, LocalTokens]:
+def open_state(directory: Path, rules: IssueRules = DEFAULT_RULES) -> tuple[Authority, LocalTokens]:
     """The CA and the tokens in the state directory, which are created if they are missing.
+
+    Args:
+        directory: The state directory.
+        rules: How the CA issues certificates.
 
     Raises:
         StartError: They can't be created or read, or another user could read or replace them.
     """
     try:
         open_directory(directory)
-        return open_authority(directory), open_tokens(directory)
+        return open_authority(directory, rules), open_tokens(directory)
     except OSError as error:
         raise StartError(
             f"{error.filename or directory} can't be created or read: {error.strerror}; repair that, or "

@@ -1,5 +1,6 @@
 """Turns records into rows of the store."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -9,11 +10,13 @@ from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
+from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.hello_rules import description
 from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.storage import schema
+from leasehold_coordinator.timestamps import unix_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +100,31 @@ def worker_row(epoch: int, hello: Hello) -> Row:
     return Row(schema.workers, {"worker_id": hello.worker_id, "epoch": epoch, "hello": record})
 
 
-def clock_row() -> Row:
-    """The row with the total time in which the store was served."""
-    return Row(schema.clock, {"clock_id": "served"})
+def clock_row(highest_time_ns: int) -> Row:
+    """The row with the store's clocks."""
+    return Row(schema.clock, {"clock_id": "served", "highest_time_ns": highest_time_ns})
+
+
+def certificate_row(certificate: ClientCertificate) -> Row:
+    """A client certificate's row."""
+    return Row(
+        schema.certificates,
+        {
+            "serial": certificate.serial,
+            "identity": str(certificate.identity),
+            "fingerprint": certificate.fingerprint,
+            "predecessor": certificate.predecessor,
+            "authority": certificate.authority,
+            "not_before_ns": unix_ns(certificate.not_before),
+            "not_after_ns": unix_ns(certificate.not_after),
+            "certificate": certificate.der,
+        },
+    )
+
+
+def revocation_row(subject: str, actor: str) -> Row:
+    """The row of a revoked serial number, or of a blocked identity."""
+    return Row(schema.revocations, {"subject": subject, "actor": actor, "create_time_ns": time.time_ns()})
 
 
 def workload_row(workload: Workload) -> Row:

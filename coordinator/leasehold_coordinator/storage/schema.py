@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0010"
+NEWEST: Final = "0011"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -137,13 +137,43 @@ clock: Final = Table(
     METADATA,
     Column("clock_id", String, primary_key=True),
     Column("served_s", BigInteger),
+    Column("highest_time_ns", BigInteger),
     Column("digest", LargeBinary),
 )
-"""The total time in which the store was served, in one row.
+"""The clocks of the store, in one row.
 
-Retention uses this clock, since the host's clock may jump by weeks. ``served_s`` in another table is the
-value of this clock at the end of the row's command, workload or event. Absent: not ended.
+``served_s`` is the total time in which the store was served. Retention uses this clock, since the host's
+clock may jump by weeks. ``served_s`` in another table is the value of this clock at the end of the row's
+command, workload or event. Absent: not ended. ``highest_time_ns`` is the highest time of the host's clock.
+The expiry of credentials uses it, since the host's clock may be set back.
 """
+
+certificates: Final = Table(
+    "certificates",
+    METADATA,
+    Column("serial", String, primary_key=True),
+    Column("identity", String, nullable=False),
+    Column("fingerprint", LargeBinary, nullable=False),
+    Column("predecessor", String, nullable=False),
+    Column("authority", String, nullable=False),
+    Column("not_before_ns", BigInteger, nullable=False),
+    Column("not_after_ns", BigInteger, nullable=False),
+    Column("certificate", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
+    Index("certificates_by_expiry", "not_after_ns"),
+)
+"""The client certificates that the CA has issued. The columns are the fields of
+:class:`leasehold_coordinator.access.certificates.ClientCertificate`."""
+
+revocations: Final = Table(
+    "revocations",
+    METADATA,
+    Column("subject", String, primary_key=True),
+    Column("actor", String, nullable=False),
+    Column("create_time_ns", BigInteger, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Revoked serial numbers, and blocked identities as ``KIND/NAME``."""
 
 commits: Final = Table(
     "commits",

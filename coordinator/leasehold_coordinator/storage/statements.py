@@ -74,8 +74,11 @@ def _old_keys(rows: OldRows | CommandsOf, served_s: int) -> sa.Select[tuple[str]
     return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)
 
 
-def read_served_s(database: Database) -> int:
-    """How many seconds the store had been served at its last write.
+def read_clocks(database: Database) -> tuple[int, int]:
+    """How many seconds the store had been served at its last write, and the highest time that it has seen.
+
+    Returns:
+        The seconds, and nanoseconds of the Unix epoch.
 
     Raises:
         FleetError: STORAGE_DAMAGED, the row is damaged.
@@ -83,7 +86,7 @@ def read_served_s(database: Database) -> int:
     with database.read() as connection:
         row = connection.execute(sa.select(schema.clock)).first()
     if row is None:
-        return 0
+        return 0, 0
     if not is_whole(schema.clock, row._mapping):
         raise damaged(schema.clock, row)
-    return row.served_s or 0
+    return row.served_s or 0, row.highest_time_ns or 0

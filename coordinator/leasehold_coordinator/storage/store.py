@@ -15,6 +15,8 @@ from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
+from leasehold_coordinator.access.certificates import ClientCertificate
+from leasehold_coordinator.access.identities import parse_identity
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists.filters import Filter
@@ -25,11 +27,12 @@ from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, unavailable
 from leasehold_coordinator.storage.row_digests import is_whole
 from leasehold_coordinator.storage.rows import Change, StoredWorker
-from leasehold_coordinator.storage.statements import read_served_s
+from leasehold_coordinator.storage.statements import read_clocks
 from leasehold_coordinator.storage.store_file import unusable
 from leasehold_coordinator.storage.stored_lists import StoredList, read_page
 from leasehold_coordinator.storage.write_health import WriteHealth
 from leasehold_coordinator.storage.write_queue import WriteQueue
+from leasehold_coordinator.timestamps import from_unix_ns
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._opened_s = time.monotonic()
-        self._served_before_s = read_served_s(database)
+        self._served_before_s, self._highest_time_ns = read_clocks(database)
         self._told_damage: set[tuple[str, str]] = set()
         """Table and key of damaged rows already in the log."""
         self._readers = ThreadPoolExecutor(READERS - LIST_READERS, "store-reader")
@@ -97,6 +100,12 @@ class Store:
     def served_s(self) -> int:
         """Seconds in which the store was served, in total. A stop loses the time after the last write."""
         return self._served_before_s + int(time.monotonic() - self._opened_s)
+
+    @property
+    def highest_time_ns(self) -> int:
+        """The highest time of the host's clock that the store has seen, also before a restart."""
+        self._highest_time_ns = max(self._highest_time_ns, time.time_ns())
+        return self._highest_time_ns
 
     def close(self) -> None:
         """Waits until everything is written."""
@@ -156,6 +165,42 @@ class Store:
         """
         rows = await self._select(sa.select(schema.workers), deadline_s=None)
         return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
+
+    async def certificates(self) -> list[ClientCertificate]:
+        """Every client certificate, in the order of expiry.
+
+        Raises:
+            FleetError: STORAGE_DAMAGED, a row is damaged.
+        """
+        table = schema.certificates
+        rows = await self._select(sa.select(table).order_by(table.c.not_after_ns), deadline_s=None)
+        return [self._certificate(row) for row in rows]
+
+    def _certificate(self, row: sa.Row[Any]) -> ClientCertificate:
+        if not is_whole(schema.certificates, row._mapping):
+            raise damaged(schema.certificates, row)
+        return ClientCertificate(
+            serial=row.serial,
+            identity=parse_identity(row.identity),
+            fingerprint=row.fingerprint,
+            predecessor=row.predecessor,
+            authority=row.authority,
+            not_before=from_unix_ns(row.not_before_ns),
+            not_after=from_unix_ns(row.not_after_ns),
+            der=row.certificate,
+        )
+
+    async def revocations(self) -> list[str]:
+        """Every revoked serial number and blocked identity.
+
+        Raises:
+            FleetError: STORAGE_DAMAGED, a row is damaged.
+        """
+        rows = await self._select(sa.select(schema.revocations), deadline_s=None)
+        for row in rows:
+            if not is_whole(schema.revocations, row._mapping):
+                raise damaged(schema.revocations, row)
+        return [row.subject for row in rows]
 
     async def live_workloads(self) -> list[Workload]:
         """Workloads that have not ended, oldest first.

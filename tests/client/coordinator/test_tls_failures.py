@@ -79,7 +79,7 @@ def test_a_certificate_of_the_future(state: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_server_without_tls(state: Path) -> None:
     with serving(None) as address:
-        assert told(address).startswith("what listens there does not speak TLS")
+        assert told(address).startswith("the server does not speak TLS: correct the port, or")
 
 
 def test_nobody_there_is_no_failure_of_tls(state: Path) -> None:

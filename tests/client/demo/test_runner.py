@@ -60,6 +60,7 @@ def test_a_counter_that_loses_a_count_fails_the_demo(tmp_path: Path) -> None:
     assert "takes over" in done.stderr
 
 
+@pytest.mark.long
 def test_a_counter_that_dies_fails_the_demo_with_the_logs(tmp_path: Path) -> None:
     counter = tmp_path / "dying.py"
     counter.write_text("print('count=0 gpu=GPU-none ok', flush=True)\nraise SystemExit(3)\n")

@@ -76,6 +76,7 @@ def test_completion_names_subcommands_choices_and_options() -> None:
     assert {"plain,--gpus", "plain,checkpoint", "plain,--state-dir", "plain,--listen"} <= set(printed.split())
 
 
+@pytest.mark.long
 def test_a_verb_imports_no_metadata_and_no_settings_library_and_no_other_verb() -> None:
     modules, _ = imported(
         "from leasehold_client.__main__ import main; main()", "get", "gpus", "--coordinator", "127.0.0.1:1"

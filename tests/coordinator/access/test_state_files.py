@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store
 from leasehold_coordinator.access import authority as authorities
-from leasehold_coordinator.access.authority import LOOPBACK_NAMES, SERVER_LIFE, open_authority
+from leasehold_coordinator.access.authority import DEFAULT_RULES, LOOPBACK_NAMES, open_authority
 from leasehold_coordinator.access.local_tokens import is_bearer, open_tokens
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
@@ -169,7 +169,7 @@ def test_each_listener_renews_its_certificate_at_half_of_its_life(
     finally:
         server.stop(None)
     assert len({*first, *second}) == 4
-    assert SERVER_LIFE.days == 90
+    assert DEFAULT_RULES.server_life.days == 90
 
 
 def served(port: int) -> str:

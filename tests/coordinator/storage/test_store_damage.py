@@ -187,7 +187,7 @@ def test_a_store_that_cannot_be_read_is_one_line(tmp_path: Path, statement: str)
 
     async def scenario(store: Store) -> None:
         await store.write(
-            clock_row(),
+            clock_row(1),
             worker_row(3, Hello(worker_id="worker-1", name="alpha")),
             workload_row(workload(1, RUNNING)),
             command_row(StoredCommand(command(1, PENDING), "i1", accepted=True)),

@@ -1,9 +1,7 @@
 """Each change writes one row of the audit, in its own transaction."""
 
 import json
-import re
 import sqlite3
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -32,7 +30,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 from leasehold_coordinator.access.methods import CHANGES
 
-from tests.coordinator.api.test_command_service import SPEC, refusal, reported, start, suspend
+from tests.coordinator.api.test_command_service import refusal, reported, start, suspend
 from tests.coordinator.api.test_watches import exit_workload
 from tests.coordinator.commands.test_plans import swap
 from tests.coordinator.conftest import CoordinatorProcess
@@ -41,7 +39,7 @@ from tests.coordinator.stories.test_lifecycle import state_of, until
 from tests.coordinator.stories.test_owners import OWN
 
 SUSPENDED = workload_pb2.WORKLOAD_STATE_SUSPENDED
-SECRET = "hunter2"  # noqa: S105 - the value that no entry may have
+SECRET = "hunter2"
 
 
 def entries(coordinator: CoordinatorProcess, filter_text: str = "") -> list[AuditEntry]:
@@ -63,7 +61,8 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     parked = WorkloadEvent(workload=reported(started["suspended"], SUSPENDED, 2))
     worker.up.put(ConnectRequest(workload_event=parked))
     until(lambda: state_of(coordinator, "suspended") == SUSPENDED)
-    hold_id = suspend(coordinator, "held", operation=SuspendOperation(hold_for=Duration(seconds=60))).command_id
+    hold = SuspendOperation(hold_for=Duration(seconds=60))
+    hold_id = suspend(coordinator, "held", operation=hold).command_id
     cancelled = suspend(coordinator, "cancelled").command_id
     away = coordinator.connect(make_hello("beta"))
     away.welcome()
@@ -74,8 +73,7 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     worker.report()
     asked = fleet_service_pb2.ListGpusRequest(filter="state = LEASED")
     until(lambda: bool(fleet.ListGpus(asked).gpus))
-    secret = {"environment": {"PASSWORD": SECRET}}
-    spec = workload_pb2.WorkloadSpec(arguments=["program"], **secret)
+    spec = workload_pb2.WorkloadSpec(arguments=["program"], environment={"PASSWORD": SECRET})
     calls: dict[str, Callable[[], object]] = {
         "CreateWorkload": lambda: workloads.CreateWorkload(service.CreateWorkloadRequest(spec=spec)),
         "UpdateWorkload": lambda: workloads.UpdateWorkload(
@@ -109,7 +107,9 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
             CancelCommandRequest(command_id=cancelled)
         ),
         "Cordon": lambda: fleet.Cordon(
-            fleet_service_pb2.CordonRequest(worker="alpha", operation=CordonOperation(reason="dust", cordoned_by="a"))
+            fleet_service_pb2.CordonRequest(
+                worker="alpha", operation=CordonOperation(reason="x", cordoned_by="a")
+            )
         ),
         "Uncordon": lambda: fleet.Uncordon(
             fleet_service_pb2.UncordonRequest(worker="alpha", operation=UncordonOperation())
@@ -210,7 +210,11 @@ def test_long_arguments_are_cut_and_have_a_digest(
         ("UPDATE audit SET record = replace(record, 'team', 'tame') WHERE number = 2", 2, "was changed"),
         ("DELETE FROM audit WHERE number = 2", 2, "missing"),
         ("UPDATE audit SET record = x'00' WHERE number = 3", 3, "can't be parsed"),
-        ("UPDATE audit SET record = (SELECT record FROM audit WHERE number = 1) WHERE number = 2", 2, "number 1"),
+        (
+            "UPDATE audit SET record = (SELECT record FROM audit WHERE number = 1) WHERE number = 2",
+            2,
+            "number 1",
+        ),
         ("DELETE FROM audit WHERE number = 4", 4, "missing"),
     ],
 )

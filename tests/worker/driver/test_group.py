@@ -225,6 +225,7 @@ async def test_a_newcomer_undoes_the_suspend(driver: Driver, start_counter: Star
     assert await states(driver, counters) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_member_that_was_held_up_is_asked_again_once_the_others_are_back(
     host: SimulatedHost, start_counter: StartCounter
 ) -> None:
@@ -340,6 +341,7 @@ async def test_a_suspend_that_is_cancelled_after_the_lock_is_finished(
     assert await states(driver, counters) == [ProcessState.CHECKPOINTED]
 
 
+@pytest.mark.long
 async def test_a_transfer_of_unknown_size_gets_its_time(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_remap_that_can_go_nowhere_leaves_the_workload_parked(
     wait_counting(session, "w1", first)
 
 
+@pytest.mark.long
 def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
     start_worker: Callable[..., WorkerProcess],
     host: SimulatedHost,

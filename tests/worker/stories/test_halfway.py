@@ -179,6 +179,7 @@ def test_a_workload_that_a_remap_left_parked_keeps_its_gpu_until_it_runs_again(
     check_place(last, host, "w1", 0)
 
 
+@pytest.mark.long
 def test_a_restore_of_what_a_remap_left_parked_that_fails_keeps_its_gpu(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:

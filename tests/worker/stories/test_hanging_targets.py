@@ -36,6 +36,7 @@ def session(
     return coordinator.next_session()
 
 
+@pytest.mark.long
 def test_ranks_that_hold_up_each_others_calls_run_on(
     session: Session, host: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_driver_that_can_not_be_asked_for_members_rejects_the_command(
     wait_counting(session, "w1")
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_hangs_at_a_multicast_group_is_undone(
     session: Session, host: SimulatedHost
 ) -> None:

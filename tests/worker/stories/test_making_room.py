@@ -147,6 +147,7 @@ def test_who_was_moved_to_disk_goes_on_where_it_was(session: Session, tmp_path: 
     assert not list((tmp_path / "state/images").rglob("*.partial"))
 
 
+@pytest.mark.long
 def test_who_is_parked_longest_on_a_full_disk_is_stopped_where_it_allows_that(
     begin: Callable[..., Session], tmp_path: Path
 ) -> None:

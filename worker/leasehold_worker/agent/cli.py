@@ -16,7 +16,7 @@ from leasehold_worker import __version__
     "--coordinator",
     metavar="HOST:PORT",
     envvar="LEASEHOLD_WORKER_COORDINATOR",
-    help="Coordinator's address for workers.  [default: 127.0.0.1:7401]",
+    help="Coordinator's address for workers; insecure:HOST:PORT has no TLS.  [default: 127.0.0.1:7401]",
 )
 @click.option(
     "--credentials",

@@ -18,6 +18,7 @@ from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
+from leasehold_worker.session.channel import INSECURE_SCHEME
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7401"
@@ -46,7 +47,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker's settings. Its fields are the keys of the file."""
 
     coordinator: str = DEFAULT_COORDINATOR
-    """Address of the coordinator's listener for workers, HOST:PORT."""
+    """Address of the coordinator's listener for workers, HOST:PORT, or insecure:HOST:PORT without TLS."""
     credentials: Path | None = None
     """Directory of ca.pem and worker.token. None: the state directory of this user's coordinators."""
     state_dir: Path = msgspec.field(default_factory=default_state_directory)
@@ -165,7 +166,7 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
         state_dir=config.state_dir.absolute(),
         image_dir=config.image_dir.absolute() if config.image_dir else None,
     )
-    host, _, port = config.coordinator.rpartition(":")
+    host, _, port = config.coordinator.removeprefix(INSECURE_SCHEME).rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise StartError(
             f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "

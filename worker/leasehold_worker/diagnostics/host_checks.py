@@ -14,7 +14,7 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.private_directories import require_private
 from leasehold_worker.host import cgroups, processes
 from leasehold_worker.planning.driver_checks import PROVEN_ARCHITECTURE
-from leasehold_worker.session.channel import FILES
+from leasehold_worker.session.channel import FILES, INSECURE_SCHEME
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CAP_SYS_PTRACE: Final = 19
@@ -186,7 +186,7 @@ def coordinator(patient: Examination) -> str:
     if patient.config_error is not None:
         raise not_checked("the configuration is invalid")
     address = patient.config.coordinator
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix(INSECURE_SCHEME).rpartition(":")
     host = host.strip("[]")
     try:
         connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
@@ -195,6 +195,11 @@ def coordinator(patient: Examination) -> str:
             f"{address} does not answer ({error}): start it, or set coordinator in worker.toml"
         ) from error
     with connection:
+        if address.startswith(INSECURE_SCHEME):
+            raise warning(
+                f"{address} answers, and has no TLS: start the coordinator without --insecure, and write its "
+                f"address without {INSECURE_SCHEME}"
+            )
         certificate, token = (patient.config.credentials_path / name for name in FILES)
         try:
             token.read_bytes()

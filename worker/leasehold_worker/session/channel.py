@@ -4,18 +4,22 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, final
 
 import grpc
 
 FILES: Final = ("ca.pem", "worker.token")
+INSECURE_SCHEME: Final = "insecure:"
+"""Beginning of an address without TLS, for a coordinator that was started with --insecure."""
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
 FILE_LIMIT_BYTES: Final = 65_536
 
 KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
+CONNECT_TIMEOUT_MS: Final = 10_000
 
 OPTIONS: Final[list[tuple[str, int]]] = [
     # Both sides ping: a partition can be one way.
@@ -31,7 +35,8 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_send_message_length", 262_144),
     # The channel's own back-off was 17 s late after an outage of 30 s.
     ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    # The timeout of one connection attempt. Handshakes of thousands of workers take seconds after an outage.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Each worker has its own connection, also where several live in one process.
     ("grpc.use_local_subchannel_pool", 1),
@@ -41,23 +46,63 @@ OPTIONS: Final[list[tuple[str, int]]] = [
 def open_channel(coordinator: str, directory: Path) -> grpc.Channel:
     """A channel, which connects when it is first used. The server is verified, and then gets the token.
 
+    Without TLS, whoever listens at the address gets the token.
+
     Args:
-        coordinator: HOST:PORT of the coordinator's listener for workers.
+        coordinator: HOST:PORT of the coordinator's listener for workers, or insecure:HOST:PORT without TLS.
         directory: Directory of the coordinator's certificate and of the token.
 
     Raises:
         OSError: A file can't be read, or does not hold what it should.
     """
-    certificate, token = (_read(directory / name) for name in FILES)
-    text = token.decode("ascii", "replace").strip()
+    authority_path, token_path = (directory / name for name in FILES)
+    token = _read(token_path).decode("ascii", "replace").strip()
+    if not _TOKEN.fullmatch(token):
+        raise OSError(errno.EINVAL, "it holds no token", str(token_path))
+    if coordinator.startswith(INSECURE_SCHEME):
+        channel = grpc.insecure_channel(coordinator.removeprefix(INSECURE_SCHEME), options=OPTIONS)
+        return grpc.intercept_channel(channel, _TokenInterceptor(token))
+    certificate = _read(authority_path)
     if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
-        raise OSError(errno.EINVAL, "it holds no certificate", str(directory / FILES[0]))
-    if not _TOKEN.fullmatch(text):
-        raise OSError(errno.EINVAL, "it holds no token", str(directory / FILES[1]))
+        raise OSError(errno.EINVAL, "it holds no certificate", str(authority_path))
     credentials = grpc.composite_channel_credentials(
-        grpc.ssl_channel_credentials(certificate), grpc.access_token_call_credentials(text)
+        grpc.ssl_channel_credentials(certificate), grpc.access_token_call_credentials(token)
     )
     return grpc.secure_channel(coordinator, credentials, options=OPTIONS)
+
+
+class _CallDetails(NamedTuple):
+    """The attributes of a call that gRPC reads (grpc.ClientCallDetails)."""
+
+    method: str
+    timeout: float | None
+    metadata: tuple[tuple[str, str | bytes], ...]
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+@final
+class _TokenInterceptor(grpc.StreamStreamClientInterceptor):
+    """Sends the token with a session. gRPC's own call credentials need TLS."""
+
+    def __init__(self, token: str) -> None:
+        self._header = ("authorization", f"Bearer {token}")
+
+    def intercept_stream_stream(
+        self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: object
+    ) -> Any:
+        """Opens a stream with the token."""
+        found = client_call_details
+        details = _CallDetails(
+            found.method,
+            found.timeout,
+            (*(found.metadata or ()), self._header),
+            found.credentials,
+            found.wait_for_ready,
+            found.compression,
+        )
+        return continuation(details, request)
 
 
 def _read(path: Path) -> bytes:

@@ -30,7 +30,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.session.channel import open_channel
+from leasehold_worker.session.channel import INSECURE_SCHEME, open_channel
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.grpc_bridge import (
     REFUSED_BACKOFF_S,
@@ -42,12 +42,14 @@ from leasehold_worker.session.grpc_bridge import (
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
-from leasehold_worker.session.tls_failures import explain
+from leasehold_worker.session.tls_failures import explain, explain_insecure
 from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
 
-WELCOME_TIMEOUT_S: Final = 10.0
+WELCOME_TIMEOUT_S: Final = 20.0
+"""Time for the connection and the welcome."""
+
 GOODBYE_TIMEOUT_S: Final = 2.0
 JOURNAL_TIMEOUT_S: Final = 5.0
 """Time that hello waits until its content is on disk. A disk that refuses must not cut the worker off."""
@@ -130,6 +132,8 @@ class CoordinatorSession:
 
     async def run(self) -> None:
         """Holds one session after another, until cancelled or left."""
+        if self._coordinator.startswith(INSECURE_SCHEME):
+            logger.warning(_INSECURE, self._coordinator)
         backoff_s = BACKOFF_MIN_S
         while True:
             began = trio.current_time()
@@ -160,7 +164,8 @@ class CoordinatorSession:
             )
         with channel:
             end = await self._session(channel)
-        end.why = explain(end.why, self._coordinator) or end.why
+        cause = explain(end.why, self._coordinator) or explain_insecure(end.why, self._coordinator)
+        end.why = cause or end.why
         return end
 
     async def _session(self, channel: grpc.Channel) -> SessionEndError:
@@ -374,6 +379,10 @@ def _farewell(goodbye: Goodbye) -> SessionEndError:
     return SessionEndError(why, REFUSED_BACKOFF_S if goodbye.reason in _FINAL_GOODBYES else None)
 
 
+_INSECURE: Final = (
+    "the connection to %s has no TLS: anybody on the network path can read everything, and steal the "
+    "worker's token; start the coordinator without --insecure, and write its address without insecure:"
+)
 _FULL: Final = OperationError(
     errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
     f"{QUESTIONS_LIMIT} questions wait for this worker's answers, which is its limit: ask again later",

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from leasehold_worker.session.channel import INSECURE_SCHEME
+
 _NO_CONNECTION: Final = "UNAVAILABLE: failed to connect to all addresses"
 """How texts about failed connections begin."""
 
@@ -24,8 +26,13 @@ _CAUSES: Final = {
         "its certificate does not name that host: use the address of --worker-listen, the host's name, or "
         "a name of the coordinator's setting server_names"
     ),
-    "WRONG_VERSION_NUMBER": "what listens there does not speak TLS: correct the port",
+    "WRONG_VERSION_NUMBER": (
+        "the server does not speak TLS: correct the port, or write --coordinator insecure:{address} if the "
+        "coordinator runs with --insecure"
+    ),
 }
+_CLOSED: Final = ("Socket closed", "Connection reset by peer")
+"""What gRPC tells of a server with TLS that ended a connection without TLS."""
 
 
 def explain(details: str, address: str) -> str | None:
@@ -42,5 +49,26 @@ def explain(details: str, address: str) -> str | None:
         return None  # a coordinator answered, perhaps with a text of its own
     for text, cause in _CAUSES.items():
         if text in details:
-            return f"TLS with {address} failed: {cause}"
+            return f"TLS with {address} failed: {cause.format(address=address)}"
     return None
+
+
+def explain_insecure(details: str, address: str) -> str | None:
+    """A sentence about a connection without TLS that the server ended at once.
+
+    Args:
+        details: Code and text of a failed call.
+        address: The address of the call.
+
+    Returns:
+        What happened, why, and what to do. None: the text is about something else, or the address has TLS.
+    """
+    if not address.startswith(INSECURE_SCHEME) or not details.startswith(_NO_CONNECTION):
+        return None
+    if not any(text in details for text in _CLOSED):
+        return None
+    secure = address.removeprefix(INSECURE_SCHEME)
+    return (
+        f"{secure} ended a connection without TLS, as a coordinator does that has TLS: write --coordinator "
+        f"{secure}"
+    )

@@ -1,0 +1,92 @@
+"""Issues, stores and revokes client certificates.
+
+The one owner of their state: :class:`CertificateRegistry` is the copy in memory.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate
+from leasehold_coordinator.access.identities import Identity
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.shielded_tasks import finish
+from leasehold_coordinator.storage.rows import Change, certificate_row, clock_row, revocation_row
+from leasehold_coordinator.storage.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class ClientCertificates:
+    """The client certificates of one coordinator, in memory and in the store.
+
+    Args:
+        store: The store.
+        authority: Signs certificates.
+    """
+
+    def __init__(self, store: Store, authority: Authority) -> None:
+        self._store = store
+        self._authority = authority
+        self.registry = CertificateRegistry()
+
+    async def load(self) -> None:
+        """Loads certificates and revocations from the store.
+
+        Raises:
+            FleetError: STORAGE_DAMAGED or STORAGE_UNAVAILABLE.
+        """
+        for certificate in await self._store.certificates():
+            self.registry.add(certificate)
+        for subject in await self._store.revocations():
+            self.registry.revoke(subject)
+
+    async def issue(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        identity: Identity,
+        *,
+        predecessor: str = "",
+        replaced: Sequence[str] = (),
+        rows: Sequence[Change] = (),
+    ) -> ClientCertificate:
+        """Issues a certificate and stores it in one transaction with other rows.
+
+        The certificate is stored and known also if the caller is cancelled.
+
+        Args:
+            public_key: The client's key, whose possession the client has proven.
+            identity: Who the client is.
+            predecessor: The serial number of the certificate that the new one renews. Empty: none.
+            replaced: Serial numbers that the same transaction revokes.
+            rows: Other rows of the transaction.
+
+        Raises:
+            FleetError: NOT_PERMITTED, the identity is blocked. STORAGE_UNAVAILABLE. Nothing has changed.
+        """
+        if self.registry.is_revoked(str(identity)):
+            raise FleetError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"{identity} is blocked, so it gets no certificate: `leasehold ca unblock {identity}`",
+            )
+        issued = self._authority.issue_client(public_key, identity, predecessor)
+        return await finish(self._keep(issued, replaced, rows))
+
+    async def _keep(
+        self, issued: ClientCertificate, replaced: Sequence[str], rows: Sequence[Change]
+    ) -> ClientCertificate:
+        """Stores a certificate, and then knows it."""
+        revoked = [revocation_row(serial, caller()) for serial in replaced]
+        clock = clock_row(self._store.highest_time_ns)
+        await self._store.write(certificate_row(issued), clock, *revoked, *rows)
+        self.registry.add(issued)
+        for serial in replaced:
+            self.registry.revoke(serial)
+        logger.info("issued certificate %s of %s", issued.serial, issued.identity)
+        return issued

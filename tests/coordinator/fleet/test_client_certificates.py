@@ -1,0 +1,109 @@
+"""Client certificates are issued, stored and known together."""
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from leasehold.v1 import errors_pb2
+from leasehold_coordinator.access.authority import open_authority
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.storage.rows import Change, revocation_row
+from leasehold_coordinator.storage.store import Store
+
+WORKER, ALICE = Identity(Kind.WORKER, "gpu-07"), Identity(Kind.USER, "alice")
+FULL = FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
+
+
+def with_certificates(folder: Path, scenario: Callable[[Store, ClientCertificates], Awaitable[None]]) -> None:
+    """Runs a scenario on the certificates of a store, as a start of the coordinator finds them."""
+
+    async def run() -> None:
+        store = Store.open(str(folder / "store.sqlite3"))
+        try:
+            certificates = ClientCertificates(store, open_authority(folder))
+            await certificates.load()
+            await scenario(store, certificates)
+        finally:
+            store.close()
+
+    asyncio.run(run())
+
+
+def new_key() -> ec.EllipticCurvePublicKey:
+    return ec.generate_private_key(ec.SECP256R1()).public_key()
+
+
+def test_certificates_are_known_after_a_new_start(tmp_path: Path) -> None:
+    async def issue(store: Store, certificates: ClientCertificates) -> None:
+        first = await certificates.issue(new_key(), WORKER)
+        await certificates.issue(new_key(), WORKER, predecessor=first.serial)
+        await certificates.issue(new_key(), ALICE, rows=[revocation_row(str(WORKER), "local/root")])
+
+    async def read(store: Store, certificates: ClientCertificates) -> None:
+        registry = certificates.registry
+        first, second = registry.of(WORKER)
+        (alice,) = registry.of(ALICE)
+        assert registry.get(first.serial) == registry.find(first.fingerprint) == first
+        assert registry.successors(first.serial) == [second]
+        assert registry.family(first.serial) == [first.serial, second.serial]
+        assert registry.family(alice.serial) == [alice.serial]
+        assert registry.expire_time(first) == second.not_after
+        assert registry.is_revoked(str(WORKER)), "rows of the same transaction are stored"
+        assert not registry.is_revoked(str(ALICE))
+        with pytest.raises(FleetError, match="worker/gpu-07 is blocked") as refused:
+            await certificates.issue(new_key(), WORKER)
+        assert refused.value.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+
+    with_certificates(tmp_path, issue)
+    with_certificates(tmp_path, read)
+
+
+def test_a_certificate_that_is_not_stored_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store, certificates: ClientCertificates) -> None:
+        first = await certificates.issue(new_key(), WORKER)
+
+        async def write(*rows: Change) -> None:
+            raise FULL
+
+        monkeypatch.setattr(store, "write", write)
+        with pytest.raises(FleetError, match="the disk is full"):
+            await certificates.issue(new_key(), WORKER, replaced=[first.serial])
+        assert certificates.registry.of(WORKER) == [first]
+        assert not certificates.registry.is_revoked(first.serial)
+
+    with_certificates(tmp_path, scenario)
+
+
+def test_a_replaced_certificate_is_revoked_with_the_issue(tmp_path: Path) -> None:
+    async def scenario(store: Store, certificates: ClientCertificates) -> None:
+        first = await certificates.issue(new_key(), WORKER)
+        second = await certificates.issue(new_key(), WORKER, replaced=[first.serial])
+        assert certificates.registry.is_revoked(first.serial)
+        assert await store.revocations() == [first.serial]
+        assert not certificates.registry.is_revoked(second.serial)
+
+    with_certificates(tmp_path, scenario)
+
+
+def test_the_highest_time_survives_a_clock_that_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    back_ns = int(datetime.timedelta(days=1).total_seconds()) * 10**9
+
+    async def note(store: Store, certificates: ClientCertificates) -> None:
+        await certificates.issue(new_key(), WORKER)
+        seen.append(store.highest_time_ns)
+
+    with_certificates(tmp_path, note)
+    now_ns = seen[0]
+    monkeypatch.setattr("leasehold_coordinator.storage.store.time.time_ns", lambda: now_ns - back_ns)
+    with_certificates(tmp_path, note)
+    assert seen[1] >= now_ns - 10**9

@@ -12,6 +12,7 @@ from leasehold.v1 import (
     operation_pb2,
     workload_service_pb2,
 )
+from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.audit_service_pb2 import VerifyAuditResponse
 from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
@@ -67,6 +68,7 @@ class Reader:
         self._commands = CommandServiceStub(channel)
         self._events = EventServiceStub(channel)
         self._audit = AuditServiceStub(channel)
+        self._access = AccessServiceStub(channel)
 
     def __enter__(self) -> Self:
         return self

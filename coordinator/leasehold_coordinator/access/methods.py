@@ -1,21 +1,8 @@
-"""The role that each method needs. A method without a row is refused. Every caller is an admin so far.
+"""The role that each method needs. A method without a row is refused."""
 
-A role includes the weaker ones: viewer, user, operator, admin.
-"""
-
-from enum import IntEnum, unique
 from typing import Final
 
-
-@unique
-class Role(IntEnum):
-    """A role of a user, by its strength."""
-
-    VIEWER = 1
-    USER = 2
-    OPERATOR = 3
-    ADMIN = 4
-
+from leasehold_coordinator.access.roles import Role
 
 _ROLES: Final[dict[str, dict[str, Role]]] = {
     "leasehold.v1.FleetService": {
@@ -65,6 +52,12 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
         "ListAuditEntries": Role.OPERATOR,
         "VerifyAudit": Role.OPERATOR,
     },
+    "leasehold.v1.AccessService": {
+        "Grant": Role.ADMIN,
+        "Revoke": Role.ADMIN,
+        "ListBindings": Role.ADMIN,
+        "WhoAmI": Role.NONE,
+    },
     "grpc.health.v1.Health": {
         "Check": Role.VIEWER,
         "List": Role.VIEWER,
@@ -79,7 +72,9 @@ METHODS: Final = {
 """The weakest role that may call a method, by the method's full name."""
 
 _READING_VERBS: Final = ("Get", "List", "Watch")
-_READING: Final = frozenset({"Check", "Plan", "ReadWorkloadOutput", "VerifyAudit", "ServerReflectionInfo"})
+_READING: Final = frozenset(
+    {"Check", "Plan", "ReadWorkloadOutput", "VerifyAudit", "WhoAmI", "ServerReflectionInfo"}
+)
 """Further methods that change nothing. A new method counts as one that changes something."""
 
 CHANGES: Final = frozenset(

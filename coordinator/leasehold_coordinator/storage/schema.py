@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0011"
+NEWEST: Final = "0012"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -131,6 +131,14 @@ audit_anchor: Final = Table(
     Column("digest", LargeBinary),
 )
 """The last deleted row of the audit, after which the stored chain begins, in one row."""
+role_bindings: Final = Table(
+    "role_bindings",
+    METADATA,
+    Column("binding_key", String, primary_key=True),
+    Column("record", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Roles of identities as ``leasehold.v1.RoleBinding``."""
 
 clock: Final = Table(
     "clock",

@@ -9,6 +9,8 @@ from functools import partial
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import fleet_service_pb2, lease_pb2, workload_pb2, workload_service_pb2
+from leasehold.v1.access_service_pb2 import ROLE_USER, GrantRequest, RevokeRequest, RoleBinding
+from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_ALLOWED, AuditEntry
 from leasehold.v1.audit_service_pb2 import (
     ListAuditEntriesRequest,
@@ -123,6 +125,9 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
             fleet_service_pb2.DeleteWorkerRequest(worker="worker-beta")
         ),
     }
+    access, binding = AccessServiceStub(coordinator.channel), RoleBinding(identity="user/a", role=ROLE_USER)
+    calls["Grant"] = lambda: access.Grant(GrantRequest(binding=binding))
+    calls["Revoke"] = lambda: access.Revoke(RevokeRequest(binding=binding))
     calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")
     return calls
 

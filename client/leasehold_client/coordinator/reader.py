@@ -31,6 +31,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import default_coordinator
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
+from leasehold_client.coordinator.enrolment import EnrolmentCalls
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import (
     Moves,
@@ -68,6 +69,8 @@ class Reader:
         self._commands = CommandServiceStub(channel)
         self._events = EventServiceStub(channel)
         self._audit = AuditServiceStub(channel)
+        self.enrolment = EnrolmentCalls(self._connection)
+        """Join tokens."""
         self._access = AccessServiceStub(channel)
 
     def __enter__(self) -> Self:

@@ -6,7 +6,14 @@ from typing import Any, Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-REDACTED: Final = frozenset({"leasehold.v1.WorkloadSpec.environment"})
+REDACTED: Final = frozenset(
+    {
+        "leasehold.v1.JoinRequest.csr",
+        "leasehold.v1.JoinRequest.secret",
+        "leasehold.v1.RenewCertificateRequest.csr",
+        "leasehold.v1.WorkloadSpec.environment",
+    }
+)
 """Full names of the fields with secrets. Maps keep their keys. A test compares the names of all fields."""
 
 HIDDEN: Final = "***"

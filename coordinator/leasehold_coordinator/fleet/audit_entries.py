@@ -9,6 +9,7 @@ from leasehold.v1 import audit_pb2
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.core.redaction import without_secrets
 from leasehold_coordinator.fleet.callers import current_caller, current_request
@@ -35,7 +36,21 @@ def change_rows(resource: str, command_id: str = "") -> tuple[AuditRow, ...]:
     caller, request = current_caller(), current_request()
     if caller is None or request is None:
         return ()
-    method, message = request
+    return call_rows(caller, *request, resource, command_id)
+
+
+def call_rows(
+    caller: Caller, method: str, request: Message, resource: str, command_id: str = ""
+) -> tuple[AuditRow]:
+    """The row of a change that a call outside the services for clients makes, as of :func:`change_rows`.
+
+    Args:
+        caller: Who calls.
+        method: Full name of the method.
+        request: The request.
+        resource: What is changed.
+        command_id: The command. Empty: none.
+    """
     entry = AuditEntry(
         time=now_timestamp(),
         identity=str(caller.identity),
@@ -47,7 +62,7 @@ def change_rows(resource: str, command_id: str = "") -> tuple[AuditRow, ...]:
         count=1,
         command_id=command_id,
     )
-    entry.arguments, entry.arguments_digest = _arguments(message)
+    entry.arguments, entry.arguments_digest = _arguments(request)
     return (AuditRow(entry),)
 
 

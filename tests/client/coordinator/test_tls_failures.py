@@ -12,7 +12,7 @@ from leasehold_client.coordinator import tls_failures as clients
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 from leasehold_coordinator.access import authority as authorities
-from leasehold_coordinator.access.authority import DEFAULT_RULES, LOOPBACK_NAMES
+from leasehold_coordinator.access.authority import LOOPBACK_NAMES, IssueRules
 from leasehold_coordinator.server.transport import ServerTls, open_state
 from leasehold_worker.session import tls_failures as workers
 
@@ -66,8 +66,9 @@ def test_another_name(state: Path) -> None:
 
 
 def test_an_expired_certificate(state: Path) -> None:
-    rules = DEFAULT_RULES._replace(server_life=datetime.timedelta(minutes=-1))
-    with serving(ServerTls(open_state(state, rules)[0], frozenset(LOOPBACK_NAMES)).credentials()) as address:
+    expired = IssueRules(server_life=datetime.timedelta(minutes=-1))
+    server = ServerTls(open_state(state, expired)[0], frozenset(LOOPBACK_NAMES))
+    with serving(server.credentials()) as address:
         assert told(address).startswith("its certificate has expired")
 
 

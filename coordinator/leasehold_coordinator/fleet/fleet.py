@@ -20,6 +20,7 @@ from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.access.join_tokens import JoinTokens
+from leasehold_coordinator.access.secret_vault import SecretVault
 from leasehold_coordinator.access.worker_bindings import WorkerBindings
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_effects import StoredCommand
@@ -69,9 +70,11 @@ class Fleet:
     Args:
         store: The store.
         load_interval_s: Time between two loads of a worker, in a small fleet.
+        vault: Encrypts secret variables of workloads.
     """
 
-    def __init__(self, store: Store, load_interval_s: float) -> None:
+    def __init__(self, store: Store, load_interval_s: float, vault: SecretVault) -> None:
+        self.vault = vault
         self.reader = FleetReader(store, load_interval_s)
         self.store = store
         self.registry = self.reader.registry

@@ -13,6 +13,7 @@ from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
+from leasehold_coordinator.access.secret_vault import open_vault
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -63,12 +64,13 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
+    vault = open_vault(Path(config.state_dir))
     names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s)
+        fleet = Fleet(store, config.load_interval_s, vault)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
         bindings = Bindings()

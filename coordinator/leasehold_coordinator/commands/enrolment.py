@@ -90,6 +90,7 @@ class Enrolment:
         try:
             identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
         except FleetError as error:
+            self._fleet.audit.note(error, JOIN, address, resource=request.identity)
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
                 if self._fleet.refusals.may_tell(address):
@@ -219,6 +220,7 @@ class Enrolment:
             "two hosts have it: find the copy, then join again with a token of `leasehold token create "
             f"--{present.identity.kind} {present.identity.name} --replace`",
         )
+        self._fleet.audit.note(error, RENEW, caller.address, caller=caller)
         if self._fleet.refusals.may_tell(caller.address):
             logger.warning("refused a renewal: %s", error.message)
             self._fleet.events.join_refused(str(present.identity), error)

@@ -28,6 +28,7 @@ WORKERS: Final = ("alpha", "beta")
 GPUS: Final = 3
 LOAD_INTERVAL_S: Final = 0.5
 TIMEOUT_S: Final = 90.0
+CHANNEL_OPTIONS: Final = (("grpc.max_reconnect_backoff_ms", 500),)
 
 
 @final
@@ -38,6 +39,7 @@ class ChaosFleet:
         folder: Where all of them have their files.
         address: Of the coordinator, over restarts.
         worker_address: Where each worker connects; another one counts from its next start.
+        credentials: Directories of credentials of workers that do not use those of this user.
         prefix: Words before the command line of each process, such as those that enter a network namespace.
     """
 
@@ -46,7 +48,11 @@ class ChaosFleet:
         self.address = address or f"127.0.0.1:{free_port()}"
         self.session_address = session_address or f"127.0.0.1:{free_port()}"
         self.worker_address = dict.fromkeys(WORKERS, self.session_address)
+        self.credentials: dict[str, Path] = {}
         self.prefix: dict[str, list[str]] = {}
+        self.worker_variables: dict[str, dict[str, str]] = {}
+        """Variables of a worker's host. Missing: those of its simulated host."""
+        self.worker_options: list[str] = []
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.hosts = {
             name: SimulatedHost.create(
@@ -58,10 +64,11 @@ class ChaosFleet:
             )
             for name in WORKERS
         }
-        self._open_stubs()
+        self.use_channel(open_channel(self.address, CHANNEL_OPTIONS))
 
-    def _open_stubs(self) -> None:
-        self.channel = open_channel(self.address, [("grpc.max_reconnect_backoff_ms", 500)])
+    def use_channel(self, channel: grpc.Channel) -> None:
+        """Calls the coordinator through a channel."""
+        self.channel = channel
         self.fleet = FleetServiceStub(self.channel)
         self.workloads = WorkloadServiceStub(self.channel)
         self.commands = CommandServiceStub(self.channel)
@@ -77,10 +84,12 @@ class ChaosFleet:
             arguments += ["--database", str(self.database)]
             arguments += ["--load-interval", str(LOAD_INTERVAL_S)]
         else:
-            environment = self.hosts[name].environment()
+            environment = dict(self.worker_variables.get(name) or self.hosts[name].environment())
+            if name in self.credentials:
+                environment["LEASEHOLD_CREDENTIALS"] = str(self.credentials[name])
             code = WORKER
             arguments = ["--coordinator", self.worker_address[name], "--name", name]
-            arguments += ["--state-dir", str(self.folder / name)]
+            arguments += ["--state-dir", str(self.folder / name), *self.worker_options]
         with (self.folder / f"{name}.log").open("ab") as log:
             variables = {**os.environ, **environment, "LEASEHOLD_CRASH_POINT": crash_point}
             if prefix := self.prefix.get(name):
@@ -143,7 +152,10 @@ class ChaosFleet:
         """How often a workload's program began."""
         return sum(
             len(path.read_text().splitlines())
-            for path in self.folder.glob(f"*/workloads/{workload_id}/work/starts")
+            for path in (
+                *self.folder.glob(f"*/workloads/{workload_id}/work/starts"),
+                *self.folder.glob(f"*/users/{workload_id}/starts"),
+            )
         )
 
     def counts(self, workload_id: str) -> list[int]:

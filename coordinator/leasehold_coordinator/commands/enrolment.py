@@ -220,7 +220,6 @@ class Enrolment:
             "two hosts have it: find the copy, then join again with a token of `leasehold token create "
             f"--{present.identity.kind} {present.identity.name} --replace`",
         )
-        self._fleet.audit.note(error, RENEW, caller.address, caller=caller)
         if self._fleet.refusals.may_tell(caller.address):
             logger.warning("refused a renewal: %s", error.message)
             self._fleet.events.join_refused(str(present.identity), error)

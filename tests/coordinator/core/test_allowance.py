@@ -7,7 +7,7 @@ def test_a_burst_and_then_the_rate() -> None:
     allowance = Allowance(10, 5)
     assert [allowance.take(1, 100.0) for _ in range(6)] == [0, 0, 0, 0, 0, 0.1]
     assert allowance.take(1, 100.05) > 0
-    assert allowance.take(1, 100.1) == 0
+    assert allowance.take(1, 100.11) == 0
     assert not allowance.is_full(100.2)
     assert allowance.is_full(101.0)
     assert [allowance.take(1, 200.0) for _ in range(6)].count(0) == 5, (

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -16,13 +17,19 @@ from leasehold.worker.v1 import session_pb2
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_follower import AuditFollower
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
-from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
+from leasehold_coordinator.server.health_reports import (
+    report_health,
+    set_audit_file,
+    set_encryption,
+    set_health,
+)
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
@@ -117,6 +124,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(calls.watch()),
                 tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
             ]
+            if config.audit_file:
+                told = partial(set_audit_file, health_servicer)
+                follower = AuditFollower(store, Path(config.audit_file), told)
+                background.append(tasks.create_task(follower.follow()))
             await stop.wait()
             for task in background:
                 task.cancel()

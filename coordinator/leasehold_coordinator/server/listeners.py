@@ -12,6 +12,8 @@ from leasehold.v1 import (
     access_service_pb2_grpc,
     audit_service_pb2,
     audit_service_pb2_grpc,
+    certificate_service_pb2,
+    certificate_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     enrolment_service_pb2,
@@ -31,6 +33,7 @@ from leasehold_coordinator.api.access_service import AccessService
 from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.authorization import Authorization
+from leasehold_coordinator.api.certificate_service import CertificateService
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
@@ -49,6 +52,7 @@ from leasehold_coordinator.fleet.binding_changes import BindingChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
+from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     RPC_LIMIT,
@@ -74,6 +78,7 @@ SERVICES: Final = tuple(
         *event_service_pb2.DESCRIPTOR.services_by_name.values(),
         *audit_service_pb2.DESCRIPTOR.services_by_name.values(),
         *access_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *certificate_service_pb2.DESCRIPTOR.services_by_name.values(),
         _ENROLMENT["EnrolmentService"],
         _ENROLMENT["RenewalService"],
     )
@@ -135,7 +140,7 @@ class Listeners:
             tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
         )
         self._clients = _client_server(
-            fleet, dispatcher, health_servicer, authentication, bindings, enrolment
+            fleet, dispatcher, health_servicer, authentication, bindings, certificates, enrolment
         )
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
@@ -190,6 +195,7 @@ def _client_server(
     health_servicer: health.aio.HealthServicer,
     authentication: Authentication,
     bindings: Bindings,
+    certificates: ClientCertificates,
     enrolment: EnrolmentListener,
 ) -> grpc.aio.Server:
     authorization = Authorization(bindings)
@@ -212,6 +218,10 @@ def _client_server(
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
+    revocations = Revocations(fleet.store, certificates.registry)
+    certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
+        CertificateService(certificates, revocations), services
+    )
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services
     )

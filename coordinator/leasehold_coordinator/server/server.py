@@ -114,7 +114,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(calls.watch()),
-                tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
+                tasks.create_task(
+                    _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
+                ),
             ]
             await stop.wait()
             for task in background:
@@ -148,11 +150,14 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _prune(fleet: Fleet, retention_s: float, audit_retention_s: float) -> None:
+async def _prune(
+    fleet: Fleet, certificates: ClientCertificates, retention_s: float, audit_retention_s: float
+) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
             await prune(fleet.reader, retention_s, audit_retention_s)
+            await certificates.prune()
         except FleetError as error:
             logger.error("%s", error.message)
 

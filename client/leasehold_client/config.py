@@ -12,6 +12,9 @@ from leasehold_client.errors import UsageError
 
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 
+SYSTEM_SOCKET: Final = Path("/run/leasehold/coordinator.sock")
+"""The socket of a coordinator for all users of its host. Only root can create its directory."""
+
 UNIX_SCHEME: Final = "unix:"
 """Beginning of an address that is the path of a coordinator's socket."""
 
@@ -52,20 +55,22 @@ def credentials_directory() -> Path:
 
 
 def default_coordinator() -> str:
-    """The socket of this user's coordinator if it answers, or else the default port."""
-    path = str(state_directory() / "coordinator.sock")
-    try:
-        require_trusted(path)
-    except OSError:
-        return DEFAULT_COORDINATOR
-    return f"{UNIX_SCHEME}{path}"
+    """The socket of this user's coordinator, or of the host's, if it answers, or else the default port."""
+    for path in (state_directory() / "coordinator.sock", SYSTEM_SOCKET):
+        try:
+            require_trusted(str(path))
+        except OSError:
+            continue
+        return f"{UNIX_SCHEME}{path}"
+    return DEFAULT_COORDINATOR
 
 
 def require_trusted(path: str) -> None:
     """Refuses the socket of another user, who would read each request.
 
     Raises:
-        UsageError: The server's process belongs to another user than this one and root.
+        UsageError: The server's process belongs neither to this user, nor to root, nor to the user to whom
+            root gave the directory of SYSTEM_SOCKET.
         OSError: Nobody listens there.
     """
     with socket.socket(socket.AF_UNIX) as probe:
@@ -73,11 +78,18 @@ def require_trusted(path: str) -> None:
         probe.connect(path)
         data = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(data)
-    if uid not in (0, os.geteuid()):
+    if uid not in (0, os.geteuid()) and not (path == str(SYSTEM_SOCKET) and uid == _system_user()):
         raise UsageError(
             f"the socket {path} is served by the Unix user {uid}, and not by root or this user: name another "
             "coordinator with --coordinator"
         )
+
+
+def _system_user() -> int | None:
+    """The owner of the directory of SYSTEM_SOCKET. None: others could replace the socket there."""
+    found = SYSTEM_SOCKET.parent.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid if is_private else None
 
 
 def configured_coordinator() -> str:

@@ -46,6 +46,8 @@ VERBS: Final = {
     "uncordon": "Put GPUs or whole workers back into service.",
     "gpu": "Manage the recorded health of GPUs.",
     "cancel": "Cancel a command that has not ended.",
+    "access": "Give roles to users and services, and take them away.",
+    "whoami": "Show the identity and the role that the coordinator sees.",
     "logs": "Print the output of a workload.",
     "exec": "Run a command with GPUs of this host, once they are granted.",
     "local": "Show and release leases of this host's worker, without a coordinator.",

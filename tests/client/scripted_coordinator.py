@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import (
+    access_service_pb2,
     command_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
@@ -38,7 +39,13 @@ GPUS = [
 
 _METHODS: dict[str, descriptor.MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
-    for file in (fleet_service_pb2, workload_service_pb2, command_service_pb2, event_service_pb2)
+    for file in (
+        access_service_pb2,
+        fleet_service_pb2,
+        workload_service_pb2,
+        command_service_pb2,
+        event_service_pb2,
+    )
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

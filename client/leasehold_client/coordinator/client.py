@@ -13,6 +13,7 @@ from leasehold.v1.hook_pb2 import Hook
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import DeleteWorkloadResponse
 
+from leasehold_client.coordinator.access_changes import AccessChanges
 from leasehold_client.coordinator.connection import CALL_TIMEOUT_S
 from leasehold_client.coordinator.reader import CHECKPOINTS_TIMEOUT_S, PLAN_TIMEOUT_S
 from leasehold_client.coordinator.request_options import (
@@ -35,7 +36,7 @@ Response = TypeVar("Response")
 
 
 @final
-class Client(WorkerChanges):
+class Client(WorkerChanges, AccessChanges):
     """A connection to one coordinator, for reads and changes.
 
     Methods raise :class:`LeaseholdError` for a refusal. A method that returns a command returns once the

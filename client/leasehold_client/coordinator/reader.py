@@ -11,6 +11,7 @@ from leasehold.v1 import (
     operation_pb2,
     workload_service_pb2,
 )
+from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
 from leasehold.v1.event_pb2 import Event
@@ -62,6 +63,7 @@ class Reader:
         self._workloads = WorkloadServiceStub(channel)
         self._commands = CommandServiceStub(channel)
         self._events = EventServiceStub(channel)
+        self._access = AccessServiceStub(channel)
 
     def __enter__(self) -> Self:
         return self

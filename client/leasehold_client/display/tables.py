@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message
+from leasehold.v1.access_service_pb2 import Role, RoleBinding
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event, EventKind
@@ -60,6 +61,20 @@ def echo_commands(commands: Iterable[Command]) -> None:
             ]
             for command in commands
         ],
+    )
+
+
+def role_text(binding: RoleBinding) -> str:
+    """A role, with its users if there are any."""
+    role = enum_name(Role.Name, binding.role, "ROLE_").lower()
+    return f"{role} for {binding.users}" if binding.users else role
+
+
+def echo_bindings(bindings: Iterable[RoleBinding]) -> None:
+    """Prints a table of role bindings."""
+    echo_table(
+        ["IDENTITY", "ROLE", "GRANTED BY", "GRANTED"],
+        [[one.identity, role_text(one), one.granted_by, time_text(one.grant_time)] for one in bindings],
     )
 
 

@@ -4,6 +4,7 @@ import datetime
 from dataclasses import dataclass
 
 from leasehold_coordinator.access.identities import Identity
+from leasehold_coordinator.access.roles import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Caller:
         is_local_admin: Whether the kernel or ``client.token`` proves root or the coordinator's Unix user, who
             could edit the store.
         on_behalf_of: The user for whom a service acts. None: the caller acts for itself.
+        role: What the caller may do.
         serial: The serial number of the client certificate, in hexadecimal. Empty: another credential.
         expire_time: When the credential expires. None: never.
     """
@@ -24,6 +26,7 @@ class Caller:
     address: str
     is_local_admin: bool = False
     on_behalf_of: Identity | None = None
+    role: Role = Role.NONE
     serial: str = ""
     expire_time: datetime.datetime | None = None
 
@@ -31,3 +34,11 @@ class Caller:
     def owner(self) -> Identity:
         """The identity whose workloads the caller may change, and which owns new ones."""
         return self.on_behalf_of or self.identity
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the caller sees everything of the workloads of all users, and may act on them."""
+        return self.role >= Role.OPERATOR
+
+    def __str__(self) -> str:
+        return str(self.identity) if self.on_behalf_of is None else f"{self.identity} for {self.on_behalf_of}"

@@ -1,21 +1,8 @@
-"""The role that each method needs. A method without a row is refused. Every caller is an admin so far.
+"""The role that each method needs. A method without a row is refused."""
 
-A role includes the weaker ones: viewer, user, operator, admin.
-"""
-
-from enum import IntEnum, unique
 from typing import Final
 
-
-@unique
-class Role(IntEnum):
-    """A role of a user, by its strength."""
-
-    VIEWER = 1
-    USER = 2
-    OPERATOR = 3
-    ADMIN = 4
-
+from leasehold_coordinator.access.roles import Role
 
 _ROLES: Final[dict[str, dict[str, Role]]] = {
     "leasehold.v1.FleetService": {
@@ -60,6 +47,12 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
     "leasehold.v1.EventService": {
         "ListEvents": Role.VIEWER,
         "WatchEvents": Role.VIEWER,
+    },
+    "leasehold.v1.AccessService": {
+        "Grant": Role.ADMIN,
+        "Revoke": Role.ADMIN,
+        "ListBindings": Role.ADMIN,
+        "WhoAmI": Role.NONE,
     },
     "grpc.health.v1.Health": {
         "Check": Role.VIEWER,

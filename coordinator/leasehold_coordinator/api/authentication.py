@@ -1,7 +1,5 @@
-"""The identity of a caller, and the permission to call a method."""
+"""The identity of a caller."""
 
-import os
-import pwd
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, final
 
@@ -9,9 +7,8 @@ import grpc
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.callers import Caller
-from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE, LocalTokens, is_bearer
-from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.api.unix_users import UnixUsers
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import host_of
 
@@ -38,11 +35,10 @@ class Authentication:
         self._is_insecure = is_insecure
         self._tokens = tokens
         self._socket_user = socket_user
-        self._users = {uid: Identity(Kind.LOCAL, _user_name(uid)) for uid in (0, os.geteuid())}
-        """Identities of Unix users, looked up once: a directory of users may be slow."""
+        self._users = UnixUsers()
 
-    def client(self, context: Context) -> Caller:
-        """The user who calls.
+    async def client(self, context: Context) -> Caller:
+        """The caller, without a role.
 
         Raises:
             FleetError: UNAUTHENTICATED.
@@ -54,13 +50,14 @@ class Authentication:
                     "the call has a token besides its connection's user: send no token through the socket"
                 )
             uid = self._socket_user(context.peer())
-            if uid not in self._users:
-                _refuse(f"the Unix user {uid} has no role: call as root or as the coordinator's user")
-            return Caller(self._users[uid], host_of(context.peer()), is_local_admin=True)
+            if uid is None:
+                _refuse("the connection did not come through the client socket: use its path")
+            identity, is_admin = await self._users.identity(uid), self._users.is_admin(uid)
+            return Caller(identity, host_of(context.peer()), is_local_admin=is_admin)
         self._require_encryption(context)
         if not _is_only(headers, self._tokens.client):
             _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
-        return Caller(self._users[os.geteuid()], host_of(context.peer()), is_local_admin=True)
+        return Caller(self._users.own, host_of(context.peer()), is_local_admin=True)
 
     def require_worker(self, context: Context) -> None:
         """Refuses a call without the token of workers.
@@ -75,17 +72,6 @@ class Authentication:
     def _require_encryption(self, context: Context) -> None:
         if not self._is_insecure and not is_encrypted(context):
             _refuse("the connection is older than TLS 1.3: use TLS 1.3")
-
-    def authorize(self, method: str, context: Context) -> Caller:
-        """The caller, if a role may call the method. Every caller is an admin so far.
-
-        Raises:
-            FleetError: UNAUTHENTICATED or NOT_PERMITTED.
-        """
-        caller = self.client(context)
-        if method not in METHODS:
-            raise FleetError(errors_pb2.ERROR_REASON_NOT_PERMITTED, f"no role may call {method}")
-        return caller
 
 
 _UNKNOWN: Final = (
@@ -111,11 +97,3 @@ def _authorization(context: Context) -> list[str | bytes]:
 def _is_only(headers: list[str | bytes], token: str) -> bool:
     """Whether a token is the only credential in headers."""
     return len(headers) == 1 and isinstance(headers[0], str) and is_bearer(headers[0], token)
-
-
-def _user_name(uid: int) -> str:
-    """The login name of a Unix user, or ``uid-NUMBER`` if it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid-{uid}"

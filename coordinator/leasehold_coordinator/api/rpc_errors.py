@@ -20,6 +20,8 @@ from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.api.authorization import Authorization
+from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
 from leasehold_coordinator.fleet.callers import (
@@ -53,10 +55,16 @@ class Border(grpc.aio.ServerInterceptor):
 
     Args:
         authentication: Establishes the callers.
+        authorization: Decides which methods they may call.
+        live: The streams under way.
     """
 
-    def __init__(self, authentication: Authentication) -> None:
+    def __init__(
+        self, authentication: Authentication, authorization: Authorization, live: LiveStreams
+    ) -> None:
         self._authentication = authentication
+        self._authorization = authorization
+        self._live = live
         self._calls, self._lists, self._streams = (
             CallLimits(CALL_LIMIT),
             CallLimits(LIST_LIMIT),
@@ -86,16 +94,21 @@ class Border(grpc.aio.ServerInterceptor):
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
             work, parse = _one_request(handler), _parser(handler)
-        places = self._places(method, handler)
+        places, streams = self._places(method, handler), handler.response_streaming
 
         async def serve(requests: object, context: Context) -> object:
             try:
-                note_caller(self._authentication.authorize(method, context))
+                found = await self._authentication.client(context)
+                caller = self._authorization.authorize(method, found, context)
+                note_caller(caller)
                 leave = places.enter(caller_at_host())
                 # The call counts until it is over: a response that its client does not read takes memory.
                 # Its task ends then. A callback of the context would make a reference cycle.
                 cast("asyncio.Task[object]", asyncio.current_task()).add_done_callback(lambda _: leave())
-                return await work(requests, context)
+                if not streams:
+                    return await work(requests, context)
+                async with self._live.entered(caller, method):
+                    return await work(requests, context)
             except FleetError as error:
                 ending = abort(context, error)
                 del requests, context  # see abort
@@ -104,11 +117,13 @@ class Border(grpc.aio.ServerInterceptor):
                 raise
             except grpc.aio.BaseError:
                 return None  # during a response, the client disconnected or the server stopped
+            except NotImplementedError:  # such as List of gRPC's health service
+                name = method.rpartition("/")[2]
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not implemented")
             except Exception:
                 logger.exception("a call of %s failed", method)
                 await abort(context, _DEFECT)
 
-        streams = handler.response_streaming
         build = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
         return build(
             serve,

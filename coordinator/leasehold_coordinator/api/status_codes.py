@@ -25,6 +25,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
         errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
+        errors_pb2.ERROR_REASON_UNKNOWN_BINDING,
     ),
     grpc.StatusCode.ALREADY_EXISTS: (
         errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
@@ -42,6 +43,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
         errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
         errors_pb2.ERROR_REASON_TOO_MANY_WORKERS,
+        errors_pb2.ERROR_REASON_TOO_MANY_BINDINGS,
         errors_pb2.ERROR_REASON_NO_FREE_GPU,
         errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY,
         errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY,

@@ -35,6 +35,14 @@ def current_caller() -> Caller | None:
     return _CALLER.get()
 
 
+def require_caller() -> Caller:
+    """The caller whose call the current task serves. Only for tasks that serve a call."""
+    found = _CALLER.get()
+    if found is None:
+        raise LookupError("the task serves no call")
+    return found
+
+
 def caller() -> str:
     """The identity whose call the current task serves. Empty: no call."""
     found = _CALLER.get()

@@ -14,7 +14,9 @@ import secrets
 import socket
 import stat
 import struct
+from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, final
 from urllib.parse import quote
@@ -25,9 +27,11 @@ from leasehold_coordinator.server.channel_options import scaled
 
 logger = logging.getLogger(__name__)
 
-MODE: Final = 0o600
+MODE: Final = 0o666
+"""Every user may connect, since the kernel tells who does. The directory decides who reaches the socket."""
+
 CONNECTIONS_LIMIT: Final = 1_024
-"""Connections at once. Further ones are closed."""
+"""Connections at once. One user may have at most as many as are still free. Further ones are closed."""
 
 BACKLOG: Final = 256
 
@@ -59,6 +63,10 @@ class ClientSocket:
         self._users: dict[str, int] = {}
         """The user of each forwarded connection, by the connection's name."""
         self._connections: set[asyncio.Task[None]] = set()
+        self._counts: Counter[int] = Counter()
+        """Number of connections of each user."""
+        self._told: set[int] = set()
+        """Users in the log because of their limit, until one of their connections has ended."""
         self._listener = _listen(path)
         self._inode = path.stat().st_ino
         self._accepting = asyncio.create_task(self._accept())
@@ -93,27 +101,38 @@ class ClientSocket:
                 logger.warning("can't accept a connection on %s: %s", self.path, error.strerror)
                 await asyncio.sleep(1)
                 continue
-            if len(self._connections) >= (limit := scaled(CONNECTIONS_LIMIT)):
-                logger.warning("%s has %d connections, which is the limit", self.path, limit)
+            uid = _user_of(connection)
+            if self._counts[uid] >= scaled(CONNECTIONS_LIMIT) - len(self._connections):
+                if uid not in self._told:
+                    self._told.add(uid)
+                    logger.warning(
+                        "%s has %d connections of the Unix user %d and %d in all, which is the limit",
+                        self.path,
+                        self._counts[uid],
+                        uid,
+                        len(self._connections),
+                    )
                 connection.close()
-                await asyncio.sleep(1)
                 continue
-            task = loop.create_task(self._forward(connection))
+            self._counts[uid] += 1
+            task = loop.create_task(self._forward(connection, uid))
             self._connections.add(task)
-            task.add_done_callback(self._end)
+            task.add_done_callback(partial(self._end, uid))
 
-    def _end(self, task: asyncio.Task[None]) -> None:
+    def _end(self, uid: int, task: asyncio.Task[None]) -> None:
         self._connections.discard(task)
+        self._told.discard(uid)
+        self._counts[uid] -= 1
+        if not self._counts[uid]:
+            del self._counts[uid]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("a connection on %s failed: %s", self.path, error)
 
-    async def _forward(self, connection: socket.socket) -> None:
+    async def _forward(self, connection: socket.socket, uid: int) -> None:
         name = f"leasehold-{secrets.token_hex(16)}"
         with connection, socket.socket(socket.AF_UNIX) as inner:
             connection.setblocking(False)
             inner.setblocking(False)
-            data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, uid, _ = _CREDENTIALS.unpack(data)
             self._users[name] = uid
             try:
                 inner.bind(f"\0{name}")
@@ -122,6 +141,12 @@ class ClientSocket:
             finally:
                 # Removed before the address is free: its next user must not get the identity of this peer.
                 del self._users[name]
+
+
+def _user_of(connection: socket.socket) -> int:
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(data)[1]
+    return uid
 
 
 async def _join(one: socket.socket, other: socket.socket) -> None:

@@ -10,6 +10,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import (
+    access_service_pb2,
+    access_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     event_service_pb2,
@@ -21,11 +23,15 @@ from leasehold.v1 import (
 )
 
 from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
+from leasehold_coordinator.api.access_service import AccessService
 from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
+from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.api.rpc_errors import Border
 from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.api.workload_service import WorkloadService
@@ -34,6 +40,7 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.binding_changes import BindingChanges
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
@@ -55,6 +62,7 @@ SERVICES: Final = tuple(
         workload_service_pb2.DESCRIPTOR,
         command_service_pb2.DESCRIPTOR,
         event_service_pb2.DESCRIPTOR,
+        access_service_pb2.DESCRIPTOR,
     )
     for service in file.services_by_name.values()
 )
@@ -82,6 +90,7 @@ class Listeners:
         dispatcher: Sends commands to workers.
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
+        bindings: The role bindings.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
         is_insecure: Whether the ports have no TLS.
@@ -96,6 +105,7 @@ class Listeners:
         dispatcher: Dispatcher,
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
+        bindings: Bindings,
         socket_path: Path,
         state_directory: Path,
         *,
@@ -104,7 +114,7 @@ class Listeners:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
         authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
-        self._clients = _client_server(fleet, dispatcher, health_servicer, authentication)
+        self._clients = _client_server(fleet, dispatcher, health_servicer, authentication, bindings)
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
@@ -153,9 +163,12 @@ def _client_server(
     dispatcher: Dispatcher,
     health_servicer: health.aio.HealthServicer,
     authentication: Authentication,
+    bindings: Bindings,
 ) -> grpc.aio.Server:
+    authorization = Authorization(bindings)
+    live = LiveStreams(authorization.role)
     server = grpc.aio.server(
-        interceptors=[Border(authentication)],
+        interceptors=[Border(authentication, authorization, live)],
         options=server_options(CLIENT_CONNECTIONS),
         maximum_concurrent_rpcs=RPC_LIMIT,
     )
@@ -171,6 +184,8 @@ def _client_server(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    changes = BindingChanges(fleet.store, bindings, live.authorize_again)
+    access_service_pb2_grpc.add_AccessServiceServicer_to_server(AccessService(bindings, changes), services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
     reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server

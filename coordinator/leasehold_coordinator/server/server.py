@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -66,14 +67,17 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
-        await _load(fleet, certificates, config.store)
+        bindings = Bindings()
+        await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
         dispatcher = Dispatcher(fleet)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
-        listeners = Listeners(fleet, dispatcher, health_servicer, tokens, *paths, is_insecure=config.insecure)
+        listeners = Listeners(
+            fleet, dispatcher, health_servicer, tokens, bindings, *paths, is_insecure=config.insecure
+        )
         addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         if config.insecure:
@@ -102,10 +106,11 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-async def _load(fleet: Fleet, certificates: ClientCertificates, database: str) -> None:
+async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindings, database: str) -> None:
     try:
         await fleet.load()
         await certificates.load()
+        bindings.load(await fleet.store.role_bindings())
     except FleetError as error:
         raise unusable(database, error.message) from error
 

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import sqlalchemy as sa
+from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
+from leasehold_coordinator.access.bindings import binding_key
 from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import is_terminal
@@ -146,6 +148,14 @@ def command_row(stored: StoredCommand) -> Row:
             "create_time_ns": command.create_time.ToNanoseconds(),
             "record": command.SerializeToString(),
         },
+    )
+
+
+def binding_row(binding: RoleBinding) -> Row:
+    """A role binding's row."""
+    return Row(
+        schema.role_bindings,
+        {"binding_key": binding_key(binding), "record": binding.SerializeToString()},
     )
 
 

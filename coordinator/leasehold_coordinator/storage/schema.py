@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0010"
+NEWEST: Final = "0011"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -109,6 +109,15 @@ deletions: Final = Table(
     Index("deletions_by_served_s", "served_s"),
 )
 """Workloads whose records a client deleted. Their workers may remember them, and report them again."""
+
+role_bindings: Final = Table(
+    "role_bindings",
+    METADATA,
+    Column("binding_key", String, primary_key=True),
+    Column("record", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Roles of identities as ``leasehold.v1.RoleBinding``."""
 
 clock: Final = Table(
     "clock",

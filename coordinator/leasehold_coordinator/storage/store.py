@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar, final
 
 import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
+from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
@@ -163,6 +164,15 @@ class Store:
         """
         rows = await self._select(sa.select(schema.workers), deadline_s=None)
         return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
+
+    async def role_bindings(self) -> list[RoleBinding]:
+        """Every role binding.
+
+        Raises:
+            FleetError: STORAGE_DAMAGED, a row is damaged.
+        """
+        rows = await self._select(sa.select(schema.role_bindings), deadline_s=None)
+        return [self._decode(RoleBinding, schema.role_bindings, row) for row in rows]
 
     async def certificates(self) -> list[ClientCertificate]:
         """Every client certificate, in the order of expiry.

@@ -4,7 +4,8 @@ from google.protobuf.descriptor_pool import Default as default_pool
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from leasehold_coordinator.access.methods import METHODS, Role
+from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.server.listeners import SERVICES
 
 

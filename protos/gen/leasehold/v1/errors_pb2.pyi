@@ -189,6 +189,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """There is no hold with this id: it was taken or given up, or it has expired."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 78
     """The call has no valid token, so its caller is unknown."""
+    ERROR_REASON_UNKNOWN_BINDING: _ErrorReason.ValueType  # 100
+    """No identity has this role."""
+    ERROR_REASON_TOO_MANY_BINDINGS: _ErrorReason.ValueType  # 101
+    """There are as many role bindings as there may be."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -360,6 +364,10 @@ ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
 """There is no hold with this id: it was taken or given up, or it has expired."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 78
 """The call has no valid token, so its caller is unknown."""
+ERROR_REASON_UNKNOWN_BINDING: ErrorReason.ValueType  # 100
+"""No identity has this role."""
+ERROR_REASON_TOO_MANY_BINDINGS: ErrorReason.ValueType  # 101
+"""There are as many role bindings as there may be."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,105 @@
+"""The permission to call a method: the row of the method, and the role of the caller."""
+
+from dataclasses import replace
+from typing import Any, Final, final
+
+import grpc
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.access.bindings import Bindings
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
+from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.access.roles import Role
+from leasehold_coordinator.errors import FleetError, invalid
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+ON_BEHALF_OF_KEY: Final = "leasehold-on-behalf-of"
+"""Metadata of a call with the user for whom a service acts."""
+
+
+@final
+class Authorization:
+    """Decides which methods callers may call.
+
+    Args:
+        bindings: The role bindings.
+    """
+
+    def __init__(self, bindings: Bindings) -> None:
+        self._bindings = bindings
+
+    def authorize(self, method: str, caller: Caller, context: Context) -> Caller:
+        """The caller with its role, if the role may call the method.
+
+        Raises:
+            FleetError: NOT_PERMITTED, or INVALID_ARGUMENT for the user for whom the caller acts.
+        """
+        user = _on_behalf_of(context)
+        found = caller if user is None else replace(caller, on_behalf_of=user)
+        found = replace(found, role=self.role(found))
+        require_role(method, found)
+        return found
+
+    def role(self, caller: Caller) -> Role:
+        """The present role of a caller. A service that acts for a user has the weaker role of both.
+
+        The role is NONE if the service may not act for the user.
+        """
+        own = Role.ADMIN if caller.is_local_admin else self._bindings.role(caller.identity)
+        if caller.on_behalf_of is None:
+            return own
+        if not self._bindings.may_act_for(caller.identity, caller.on_behalf_of):
+            return Role.NONE
+        return min(own, self._bindings.role(caller.on_behalf_of), Role.USER)
+
+
+def require_role(method: str, caller: Caller) -> None:
+    """Refuses a call that the caller's role does not permit.
+
+    Raises:
+        FleetError: NOT_PERMITTED.
+    """
+    needed = METHODS.get(method)
+    if needed is not None and caller.role >= needed:
+        return
+    if caller.on_behalf_of is not None and caller.role is Role.NONE:
+        message = (
+            f"{caller.identity} may not act for {caller.on_behalf_of}, or one of them has no role: an admin "
+            f"permits it with `leasehold access grant on_behalf_of {caller.identity} --users "
+            f"{caller.on_behalf_of}`, and gives roles with `leasehold access grant`"
+        )
+    elif caller.role is Role.NONE:
+        message = (
+            f"{caller.identity} has no role: ask an admin for `leasehold access grant user {caller.identity}`"
+        )
+    elif needed is None:
+        message = f"no role may call {method}"
+    else:
+        name, role = method.rpartition("/")[2], needed.name.lower()
+        message = (
+            f"{name} needs the role {role}, and {caller} has the role {caller.role.name.lower()}: ask an "
+            f"admin for `leasehold access grant {role} {caller.owner}`"
+        )
+    raise FleetError(errors_pb2.ERROR_REASON_NOT_PERMITTED, message, identity=str(caller.identity))
+
+
+def _on_behalf_of(context: Context) -> Identity | None:
+    """The user for whom a call is made.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT.
+    """
+    values = [value for key, value in context.invocation_metadata() or () if key == ON_BEHALF_OF_KEY]
+    if not values:
+        return None
+    if len(values) > 1 or not isinstance(values[0], str):
+        raise invalid(ON_BEHALF_OF_KEY, f"the call names several users: send {ON_BEHALF_OF_KEY} once")
+    try:
+        user = parse_identity(values[0])
+    except ValueError as error:
+        raise invalid(ON_BEHALF_OF_KEY, str(error)) from None
+    if user.kind is not Kind.USER:
+        raise invalid(ON_BEHALF_OF_KEY, f"{user} is no user: name user/NAME")
+    return user

@@ -1,0 +1,177 @@
+"""Every method, called with every role: permitted or refused as its row says."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import cast
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from leasehold.v1 import access_service_pb2
+from leasehold.v1.access_service_pb2 import (
+    GrantRequest,
+    ListBindingsRequest,
+    RevokeRequest,
+    RoleBinding,
+    WhoAmIRequest,
+)
+from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
+from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.access.roles import Role
+
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.unix_users import ANN, BEN, channel_as, identity, needs_root
+
+pytestmark = needs_root
+
+
+def refusal(error: grpc.RpcError) -> tuple[str, str]:
+    """The reason and the message of a refused call."""
+    call = cast("grpc.Call", error)
+    status = rpc_status.from_call(call)
+    info = error_details_pb2.ErrorInfo()
+    if status is not None:
+        status.details[0].Unpack(info)
+    return info.reason, call.details() or ""
+
+
+def grant(coordinator: CoordinatorProcess, uid: int, role: Role) -> None:
+    """Gives a Unix user exactly this role."""
+    access = AccessServiceStub(coordinator.channel)
+    for found in access.ListBindings(ListBindingsRequest()).bindings:
+        if found.identity == identity(uid):
+            access.Revoke(RevokeRequest(binding=found))
+    if role:
+        name = access_service_pb2.Role.Value(f"ROLE_{role.name}")
+        access.Grant(GrantRequest(binding=RoleBinding(identity=identity(uid), role=name)))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """A coordinator without workers."""
+    started = CoordinatorProcess(tmp_path_factory.mktemp("roles"))
+    started.start()
+    yield started
+    assert started.end(signal.SIGTERM) == 0
+    assert "Traceback" not in started.log()
+
+
+@pytest.fixture
+def ann(shared: CoordinatorProcess) -> Iterator[grpc.Channel]:
+    """A channel of another Unix user."""
+    with channel_as(shared.folder / "store.sock", ANN) as channel:
+        yield channel
+
+
+@pytest.mark.parametrize("role", Role)
+def test_every_method_is_permitted_by_its_row_only(
+    shared: CoordinatorProcess, ann: grpc.Channel, role: Role
+) -> None:
+    grant(shared, ANN, role)
+    for method, needed in METHODS.items():
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = ann.unary_stream(method)
+        reason = message = ""
+        responses = call(b"", timeout=20)
+        try:
+            next(responses, None)
+        except grpc.RpcError as error:
+            reason, message = refusal(error)
+        finally:
+            responses.cancel()
+        assert (reason == "NOT_PERMITTED") == (role < needed), (method, role, message)
+        if role is Role.NONE and needed is not Role.NONE:
+            assert message == (
+                f"{identity(ANN)} has no role: ask an admin for `leasehold access grant user {identity(ANN)}`"
+            )
+
+
+def test_a_caller_learns_who_it_is(shared: CoordinatorProcess, ann: grpc.Channel) -> None:
+    for role in (Role.NONE, Role.USER):
+        grant(shared, ANN, role)
+        found = AccessServiceStub(ann).WhoAmI(WhoAmIRequest())
+        assert (found.identity, int(found.role)) == (identity(ANN), int(role))
+    own = AccessServiceStub(shared.channel).WhoAmI(WhoAmIRequest())
+    assert own.role == access_service_pb2.ROLE_ADMIN
+
+
+def test_a_revoked_role_ends_streams_at_once(shared: CoordinatorProcess, ann: grpc.Channel) -> None:
+    grant(shared, ANN, Role.VIEWER)
+    grant(shared, BEN, Role.VIEWER)
+    with ExitStack() as stack:
+        ben = stack.enter_context(channel_as(shared.folder / "store.sock", BEN))
+        lost = FleetServiceStub(ann).WatchFleet(WatchFleetRequest(), timeout=60)
+        kept = FleetServiceStub(ben).WatchFleet(WatchFleetRequest(), timeout=60)
+        assert next(lost).bookmark.snapshot_end
+        assert next(kept).bookmark.snapshot_end
+        grant(shared, ANN, Role.NONE)
+        with pytest.raises(grpc.RpcError) as error:
+            next(lost)
+        assert refusal(error.value)[0] == "NOT_PERMITTED"
+        shared.connect().welcome()
+        assert next(kept).worker.name == "alpha"
+        kept.cancel()
+
+
+def test_a_stream_whose_view_changes_begins_again(shared: CoordinatorProcess, ann: grpc.Channel) -> None:
+    grant(shared, ANN, Role.USER)
+    watched = FleetServiceStub(ann).WatchFleet(WatchFleetRequest(), timeout=60)
+    while not next(watched).bookmark.snapshot_end:
+        pass
+    grant(shared, ANN, Role.OPERATOR)
+    with pytest.raises(grpc.RpcError) as error:
+        next(watched)
+    assert refusal(error.value)[0] in ("INVALID_TOKEN", "NOT_PERMITTED")  # revoked, then granted
+    assert next(FleetServiceStub(ann).WatchFleet(WatchFleetRequest(), timeout=60))
+
+
+def test_roles_outlive_the_coordinator(coordinator: CoordinatorProcess) -> None:
+    grant(coordinator, ANN, Role.VIEWER)
+    with channel_as(coordinator.folder / "store.sock", ANN) as channel:
+        assert not FleetServiceStub(channel).ListWorkers(ListWorkersRequest()).workers
+    coordinator.restart()
+    [found] = AccessServiceStub(coordinator.channel).ListBindings(ListBindingsRequest()).bindings
+    assert (found.identity, found.role) == (identity(ANN), access_service_pb2.ROLE_VIEWER)
+    assert found.granted_by.startswith("local/")
+    with channel_as(coordinator.folder / "store.sock", ANN) as channel:
+        assert not FleetServiceStub(channel).ListWorkers(ListWorkersRequest()).workers
+
+
+@pytest.mark.parametrize(
+    ("binding", "field"),
+    [
+        (RoleBinding(), "identity"),
+        (RoleBinding(identity="worker/alpha", role=access_service_pb2.ROLE_ADMIN), "identity"),
+        (RoleBinding(identity="user/*", role=access_service_pb2.ROLE_ADMIN), "identity"),
+        (RoleBinding(identity="user/ann"), "role"),
+        (RoleBinding(identity="user/ann", role=access_service_pb2.ROLE_VIEWER, users="user/*"), "users"),
+        (
+            RoleBinding(identity="user/ann", role=access_service_pb2.ROLE_ON_BEHALF_OF, users="user/*"),
+            "identity",
+        ),
+        (RoleBinding(identity="service/batch", role=access_service_pb2.ROLE_ON_BEHALF_OF), "users"),
+        (
+            RoleBinding(identity="service/batch", role=access_service_pb2.ROLE_ON_BEHALF_OF, users="local/*"),
+            "users",
+        ),
+    ],
+)
+def test_an_invalid_binding_is_refused(shared: CoordinatorProcess, binding: RoleBinding, field: str) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        AccessServiceStub(shared.channel).Grant(GrantRequest(binding=binding))
+    assert refusal(error.value)[0] == "INVALID_ARGUMENT"
+    status = rpc_status.from_call(cast("grpc.Call", error.value))
+    assert status is not None
+    violation = error_details_pb2.BadRequest()
+    status.details[1].Unpack(violation)
+    assert violation.field_violations[0].field == f"binding.{field}"
+
+
+def test_an_unknown_binding_is_refused(shared: CoordinatorProcess) -> None:
+    unknown = RoleBinding(identity="user/nobody", role=access_service_pb2.ROLE_VIEWER)
+    with pytest.raises(grpc.RpcError) as error:
+        AccessServiceStub(shared.channel).Revoke(RevokeRequest(binding=unknown))
+    assert refusal(error.value)[0] == "UNKNOWN_BINDING"

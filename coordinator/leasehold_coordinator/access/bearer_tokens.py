@@ -1,4 +1,4 @@
-"""Tokens of an OpenID Connect issuer (JSON Web Tokens, RFC 7519): their checks, and the user that they name."""
+"""Tokens of an OpenID Connect issuer (JWT, RFC 7519): their checks, and the user that they name."""
 
 import datetime
 from collections.abc import Mapping

@@ -89,5 +89,6 @@ def _public_key(entry: dict[str, object], algorithm: str) -> PublicKey:
     if isinstance(key, ed25519.Ed25519PublicKey):
         return key
     raise ValueError(
-        f"the key {name!r} is not permitted: use RSA with {RSA_BITS[0]} to {RSA_BITS[-1]} bits, P-256 or Ed25519"
+        f"the key {name!r} is not permitted: use RSA with {RSA_BITS[0]} to {RSA_BITS[-1]} bits, P-256 or "
+        "Ed25519"
     )

@@ -1,6 +1,7 @@
 """The keys of an OpenID Connect issuer in memory, read again from their file or URL."""
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import os
@@ -103,11 +104,16 @@ def read_key_file(path: Path) -> bytes:
         OSError: It can't be read, or is not a regular file.
         ValueError: It is too large.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, f"{path} is not a regular file")
-        return _bounded(file.read(DOCUMENT_LIMIT_BYTES + 1))
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = file.read(DOCUMENT_LIMIT_BYTES + 1)
+    _require_bounded(content)
+    return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def fetch_keys(url: str) -> bytes:
@@ -124,7 +130,7 @@ def fetch_keys(url: str) -> bytes:
     with opener.open(request, timeout=READ_TIMEOUT_S) as response:
         while piece := response.read1(PIECE_BYTES):
             pieces += piece
-            _bounded(pieces)
+            _require_bounded(pieces)
             if time.monotonic() - began > FETCH_TIMEOUT_S:
                 raise TimeoutError(f"{url} did not send its document within {FETCH_TIMEOUT_S:g} s")
     return bytes(pieces)
@@ -153,16 +159,21 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _bounded(data: bytes | bytearray) -> bytes:
+def _require_bounded(data: bytes | bytearray) -> None:
     if len(data) > DOCUMENT_LIMIT_BYTES:
         raise ValueError(f"it has more than {DOCUMENT_LIMIT_BYTES} bytes")
-    return bytes(data)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, which could lead to a URL without TLS."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
     ) -> None:
         """Follows no redirect: urllib raises the status as an HTTPError."""

@@ -27,6 +27,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import default_coordinator
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
+from leasehold_client.coordinator.enrolment import EnrolmentCalls
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import (
     Moves,
@@ -63,6 +64,8 @@ class Reader:
         self._workloads = WorkloadServiceStub(channel)
         self._commands = CommandServiceStub(channel)
         self._events = EventServiceStub(channel)
+        self.enrolment = EnrolmentCalls(self._connection)
+        """Join tokens."""
         self._access = AccessServiceStub(channel)
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ from google.protobuf.message import Message
 from leasehold.v1.access_service_pb2 import Role, RoleBinding
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.enrolment_service_pb2 import JoinToken
 from leasehold.v1.event_pb2 import Event, EventKind
 
 from leasehold_client.byte_sizes import size_text
@@ -60,6 +61,24 @@ def echo_commands(commands: Iterable[Command]) -> None:
                 command.error.message or "-",
             ]
             for command in commands
+        ],
+    )
+
+
+def echo_join_tokens(tokens: Iterable[JoinToken]) -> None:
+    """Prints a table of join tokens."""
+    echo_table(
+        ["ID", "IDENTITY", "USES LEFT", "EXPIRES", "REPLACES", "CREATOR"],
+        [
+            [
+                one.join_token_id,
+                one.identity,
+                str(one.uses_left),
+                time_text(one.expire_time),
+                "yes" if one.replace else "-",
+                one.creator or "-",
+            ]
+            for one in tokens
         ],
     )
 

@@ -48,6 +48,13 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
         "ListEvents": Role.VIEWER,
         "WatchEvents": Role.VIEWER,
     },
+    "leasehold.v1.EnrolmentService": {
+        "CreateJoinToken": Role.ADMIN,
+        "ListJoinTokens": Role.ADMIN,
+        "DeleteJoinToken": Role.ADMIN,
+        "UnbindGpu": Role.ADMIN,
+    },
+    "leasehold.v1.RenewalService": {"RenewCertificate": Role.NONE},
     "leasehold.v1.AccessService": {
         "Grant": Role.ADMIN,
         "Revoke": Role.ADMIN,

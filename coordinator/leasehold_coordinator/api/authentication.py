@@ -70,8 +70,8 @@ class Authentication:
             _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
 
     def _require_encryption(self, context: Context) -> None:
-        if not self._is_insecure and not is_encrypted(context):
-            _refuse("the connection is older than TLS 1.3: use TLS 1.3")
+        if not self._is_insecure:
+            require_tls(context)
 
 
 _UNKNOWN: Final = (
@@ -82,6 +82,16 @@ _UNKNOWN: Final = (
 
 def _refuse(message: str) -> NoReturn:
     raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
+
+
+def require_tls(context: Context) -> None:
+    """Refuses a connection without TLS 1.3.
+
+    Raises:
+        FleetError: UNAUTHENTICATED.
+    """
+    if not is_encrypted(context):
+        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
 
 def is_encrypted(context: Context) -> bool:

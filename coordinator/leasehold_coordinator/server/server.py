@@ -19,9 +19,10 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
+from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
 from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
-from leasehold_coordinator.server.transport import open_state, server_names
+from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -60,9 +61,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
-    names = server_names([config.listen, config.worker_listen], config.server_names)
+    names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
     store = Store.open(config.store)
     listeners: Listeners | None = None
+    enrolment: EnrolmentListener | None = None
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
@@ -75,10 +77,26 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
+        enrolment = EnrolmentListener(fleet, certificates, authority)
         listeners = Listeners(
-            fleet, dispatcher, health_servicer, tokens, bindings, *paths, is_insecure=config.insecure
+            fleet,
+            dispatcher,
+            health_servicer,
+            tokens,
+            bindings,
+            *paths,
+            enrolment,
+            is_insecure=config.insecure,
         )
         addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
+        if config.join_address:
+            await enrolment.start(
+                config.join_address,
+                ServerTls(authority, names),
+                clients=addresses.clients,
+                workers=addresses.workers,
+                server_names=config.server_names,
+            )
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         if config.insecure:
             logger.warning(_INSECURE, addresses.clients, addresses.workers)
@@ -99,6 +117,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         _send_away(fleet)
     finally:
         try:
+            if enrolment is not None:
+                await enrolment.stop()
             if listeners is not None:
                 await listeners.stop()
             await settle()

@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0011"
+NEWEST: Final = "0012"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -110,6 +110,30 @@ deletions: Final = Table(
 )
 """Workloads whose records a client deleted. Their workers may remember them, and report them again."""
 
+join_tokens: Final = Table(
+    "join_tokens",
+    METADATA,
+    Column("join_token_id", String, primary_key=True),
+    Column("secret_digest", LargeBinary, nullable=False),
+    Column("joins", String, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Join tokens as ``leasehold.v1.JoinToken``, with the SHA-256 of each secret.
+
+``joins`` has one word for each join: the SHA-256 of the public key, a colon, the identity.
+"""
+
+worker_bindings: Final = Table(
+    "worker_bindings",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("worker_id", String, nullable=False),
+    Column("gpu_uuids", String, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Worker id and GPUs of each enrolled worker. ``gpu_uuids`` has one word for each GPU."""
 role_bindings: Final = Table(
     "role_bindings",
     METADATA,

@@ -204,11 +204,19 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(sa.select(schema.revocations), deadline_s=None)
+        return [row.subject for row in await self.all_rows(schema.revocations)]
+
+    async def all_rows(self, table: sa.Table) -> list[sa.Row[Any]]:
+        """Every row of a small table.
+
+        Raises:
+            FleetError: STORAGE_DAMAGED, a row is damaged.
+        """
+        rows = await self._select(sa.select(table), deadline_s=None)
         for row in rows:
-            if not is_whole(schema.revocations, row._mapping):
-                raise damaged(schema.revocations, row)
-        return [row.subject for row in rows]
+            if not is_whole(table, row._mapping):
+                raise damaged(table, row)
+        return rows
 
     async def live_workloads(self) -> list[Workload]:
         """Workloads that have not ended, oldest first.

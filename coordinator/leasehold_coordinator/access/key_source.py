@@ -9,12 +9,15 @@ import stat
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO, Final, final
 from urllib.parse import urlsplit
 
+from leasehold_coordinator.access.bearer_tokens import OidcSettings
 from leasehold_coordinator.access.json_web_keys import SigningKey, parse_keys
+from leasehold_coordinator.errors import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,24 @@ class KeySource:
         finally:
             self._is_reading = False
             self._read_time_s = time.monotonic()
+
+
+def open_keys(settings: OidcSettings) -> KeySource:
+    """The source of an issuer's keys. A file is read now, and a URL once the source runs.
+
+    Raises:
+        StartError: The file is no key set.
+    """
+    if settings.jwks_url:
+        return KeySource(partial(fetch_keys, settings.jwks_url), URL_INTERVAL_S)
+    path = Path(settings.jwks_file)
+    source = KeySource(partial(read_key_file, path), FILE_INTERVAL_S)
+    try:
+        source.keys = parse_keys(read_key_file(path))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise StartError(f"the keys in {path} can't be used ({why}): correct oidc.jwks_file") from error
+    return source
 
 
 def read_key_file(path: Path) -> bytes:

@@ -43,20 +43,18 @@ class Authentication:
         Raises:
             FleetError: UNAUTHENTICATED.
         """
-        headers = _authorization(context)
+        headers = authorization(context)
         if context.peer().startswith(_SOCKET_SCHEMES):
             if headers:
-                _refuse(
-                    "the call has a token besides its connection's user: send no token through the socket"
-                )
+                refuse("the call has a token besides its connection's user: send no token through the socket")
             uid = self._socket_user(context.peer())
             if uid is None:
-                _refuse("the connection did not come through the client socket: use its path")
+                refuse("the connection did not come through the client socket: use its path")
             identity, is_admin = await self._users.identity(uid), self._users.is_admin(uid)
             return Caller(identity, host_of(context.peer()), is_local_admin=is_admin)
         self._require_encryption(context)
         if not _is_only(headers, self._tokens.client):
-            _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
+            refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
         return Caller(self._users.own, host_of(context.peer()), is_local_admin=True)
 
     def require_worker(self, context: Context) -> None:
@@ -66,8 +64,8 @@ class Authentication:
             FleetError: UNAUTHENTICATED.
         """
         self._require_encryption(context)
-        if not _is_only(_authorization(context), self._tokens.worker):
-            _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
+        if not _is_only(authorization(context), self._tokens.worker):
+            refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
 
     def _require_encryption(self, context: Context) -> None:
         if not self._is_insecure:
@@ -80,7 +78,12 @@ _UNKNOWN: Final = (
 )
 
 
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
+    """Refuses a caller without an identity.
+
+    Raises:
+        FleetError: UNAUTHENTICATED.
+    """
     raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
 
 
@@ -91,7 +94,7 @@ def require_tls(context: Context) -> None:
         FleetError: UNAUTHENTICATED.
     """
     if not is_encrypted(context):
-        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
+        refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
 
 def is_encrypted(context: Context) -> bool:
@@ -99,7 +102,7 @@ def is_encrypted(context: Context) -> bool:
     return _TLS_1_3 in context.auth_context().get("ssl_tls_version", ())
 
 
-def _authorization(context: Context) -> list[str | bytes]:
+def authorization(context: Context) -> list[str | bytes]:
     """The ``authorization`` headers of a call."""
     return [value for key, value in context.invocation_metadata() or () if key == "authorization"]
 

@@ -1,6 +1,5 @@
 """The identity of a caller by a token of an OpenID Connect issuer."""
 
-import datetime
 import hashlib
 from typing import Any, Final, NoReturn, final
 
@@ -20,6 +19,7 @@ from leasehold_coordinator.access.local_tokens import SCHEME
 from leasehold_coordinator.api.authentication import authorization, is_encrypted, refuse
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import host_of
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,9 +34,11 @@ class TokenAuthentication:
     Args:
         settings: Which tokens are accepted.
         source: The keys of the issuer.
+        calls: The calls under way.
     """
 
-    def __init__(self, settings: OidcSettings, source: KeySource) -> None:
+    def __init__(self, settings: OidcSettings, source: KeySource, calls: LiveCalls) -> None:
+        self.calls = calls
         self._settings = settings
         self._source = source
         self._verified: dict[bytes, TokenUser] = {}
@@ -45,7 +47,7 @@ class TokenAuthentication:
         """The keys that verified them."""
 
     async def client(self, context: Context) -> Caller:
-        """The caller, without the role of its bindings.
+        """The caller, without the role of its bindings. ``calls`` refuse it if it is blocked or has expired.
 
         Raises:
             FleetError: UNAUTHENTICATED, or ISSUER_UNAVAILABLE.
@@ -59,8 +61,6 @@ class TokenAuthentication:
                 "`authorization: Bearer …`; `leasehold` takes it from the file LEASEHOLD_TOKEN_FILE"
             )
         user = self._user(headers[0].removeprefix(SCHEME))
-        if user.expire_time <= datetime.datetime.now(datetime.UTC):
-            _refuse_token("it has expired")
         return Caller(
             user.identity,
             host_of(context.peer()),

@@ -12,6 +12,8 @@ from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import (
     access_service_pb2,
     access_service_pb2_grpc,
+    audit_service_pb2,
+    audit_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     enrolment_service_pb2,
@@ -28,6 +30,7 @@ from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
 from leasehold_coordinator.api.access_service import AccessService
+from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.command_service import CommandService
@@ -46,7 +49,9 @@ from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     RPC_LIMIT,
@@ -54,6 +59,7 @@ from leasehold_coordinator.server.channel_options import (
     server_options,
 )
 from leasehold_coordinator.server.client_socket import ClientSocket
+from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
 from leasehold_coordinator.server.ports import add_port
 from leasehold_coordinator.server.transport import ServerTls
@@ -71,6 +77,7 @@ SERVICES: Final = tuple(
         *workload_service_pb2.DESCRIPTOR.services_by_name.values(),
         *command_service_pb2.DESCRIPTOR.services_by_name.values(),
         *event_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *audit_service_pb2.DESCRIPTOR.services_by_name.values(),
         *access_service_pb2.DESCRIPTOR.services_by_name.values(),
         _ENROLMENT["EnrolmentService"],
         _ENROLMENT["RenewalService"],
@@ -100,6 +107,8 @@ class Listeners:
         dispatcher: Sends commands to workers.
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
+        certificates: The client certificates.
+        calls: The calls under way.
         bindings: The role bindings.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
@@ -118,6 +127,8 @@ class Listeners:
         dispatcher: Dispatcher,
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
+        certificates: ClientCertificates,
+        calls: LiveCalls,
         bindings: Bindings,
         socket_path: Path,
         state_directory: Path,
@@ -128,7 +139,9 @@ class Listeners:
     ) -> None:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
-        authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
+        authentication = Authentication(
+            tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
+        )
         authorization = Authorization(bindings)
         live = LiveStreams(authorization.role)
         border = Border(authentication, authorization, live)
@@ -146,6 +159,8 @@ class Listeners:
     ) -> Addresses:
         """Serves on the addresses, with port numbers in the place of port 0.
 
+        A port off loopback requires client certificates.
+
         Args:
             clients: Address for clients, HOST:PORT.
             workers: Address for workers, HOST:PORT.
@@ -157,12 +172,14 @@ class Listeners:
             StartError: An address can't be used.
         """
 
-        def tls() -> ServerTls | None:
-            return None if self._is_insecure else ServerTls(authority, names)
+        def tls(address: str) -> ServerTls | None:
+            if self._is_insecure:
+                return None
+            return ServerTls(authority, names, is_mutual=not is_loopback(address.rpartition(":")[0]))
 
         addresses = Addresses(
-            add_port(self._clients, clients, "--listen", tls()),
-            add_port(self._workers, workers, "--worker-listen", tls()),
+            add_port(self._clients, clients, "--listen", tls(clients)),
+            add_port(self._workers, workers, "--worker-listen", tls(workers)),
         )
         try:
             self._clients.add_insecure_port(self._socket.inner_address)
@@ -216,6 +233,7 @@ def _add_client_services(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services
     )

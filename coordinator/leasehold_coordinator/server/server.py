@@ -19,6 +19,7 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
@@ -41,6 +42,7 @@ LEAST_SPREAD_S: Final = 0.5
 PRUNE_INTERVAL_S: Final = 10.0
 """Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
 
+DAY_S: Final = 86_400.0
 _INSECURE: Final = (
     "%s and %s have no TLS, because of --insecure: anybody on the network path can read everything, and "
     "steal the tokens of clients and workers; start without --insecure for TLS"
@@ -81,14 +83,17 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
+        calls = LiveCalls(certificates.refusal)
         enrolment = EnrolmentListener(fleet, certificates, authority)
         source = open_keys(config.oidc) if config.oidc is not None else None
-        oidc = TokenAuthentication(config.oidc, source) if config.oidc and source else None
+        oidc = TokenAuthentication(config.oidc, source, calls) if config.oidc and source else None
         listeners = Listeners(
             fleet,
             dispatcher,
             health_servicer,
             tokens,
+            certificates,
+            calls,
             bindings,
             *paths,
             enrolment,
@@ -117,7 +122,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 # A task of its own, since the disk may not answer.
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
-                tasks.create_task(_prune(fleet, config.retention_s)),
+                tasks.create_task(calls.watch()),
+                tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
                 *([tasks.create_task(source.run())] if source is not None else []),
             ]
             await stop.wait()
@@ -152,11 +158,11 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _prune(fleet: Fleet, retention_s: float) -> None:
+async def _prune(fleet: Fleet, retention_s: float, audit_retention_s: float) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
-            await prune(fleet.reader, retention_s)
+            await prune(fleet.reader, retention_s, audit_retention_s)
         except FleetError as error:
             logger.error("%s", error.message)
 

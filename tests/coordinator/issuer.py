@@ -1,6 +1,7 @@
 """An OpenID Connect issuer of a test: real keys, and an HTTP server with the public ones."""
 
 import base64
+import datetime
 import json
 import threading
 import time
@@ -55,8 +56,12 @@ def key_set(keys: dict[str, tuple[str, PrivateKey]]) -> bytes:
 
 
 def claims(**changed: object) -> dict[str, Any]:
-    """The claims of a good token. A claim that is None is left out."""
+    """The claims of a good token. A claim that is None is left out, and a duration is from now."""
     now = int(time.time())
+    changed = {
+        name: now + int(value.total_seconds()) if isinstance(value, datetime.timedelta) else value
+        for name, value in changed.items()
+    }
     good = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "iat": now, "nbf": now, "exp": now + 600}
     return {name: value for name, value in (good | changed).items() if value is not None}
 

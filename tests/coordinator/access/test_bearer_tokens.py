@@ -25,7 +25,8 @@ KNOWN = parse_keys(key_set(KEYS))
 SETTINGS = OidcSettings(
     ISSUER, AUDIENCE, role_claim="groups", roles={"gpu-admins": "admin", "everybody": "viewer"}
 )
-NOW = int(time.time())
+S = datetime.timedelta(seconds=1)
+"""Times of claims are written from the present, when the token is signed."""
 
 
 def refusal(token: str) -> str:
@@ -39,9 +40,10 @@ def refusal(token: str) -> str:
 @pytest.mark.parametrize("key_id", KEYS)
 def test_a_good_token_of_each_algorithm(key_id: str) -> None:
     algorithm, key = KEYS[key_id]
-    user = verify(sign(key, algorithm, key_id, exp=NOW + 100), KNOWN, SETTINGS)
+    expiry = int(time.time()) + 100
+    user = verify(sign(key, algorithm, key_id, exp=expiry), KNOWN, SETTINGS)
     assert (str(user.identity), user.role) == ("user/oidc-alice", Role.NONE)
-    assert user.expire_time == datetime.datetime.fromtimestamp(NOW + 160, datetime.UTC)
+    assert user.expire_time == datetime.datetime.fromtimestamp(expiry + 60, datetime.UTC)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +66,13 @@ def test_roles_are_those_that_the_settings_map(groups: object, role: Role) -> No
         ({"iss": None}, "iss"),
         ({"aud": "another"}, "[Aa]udience"),
         ({"aud": None}, "aud"),
-        ({"exp": NOW - 61}, "expired"),
+        ({"exp": -61 * S}, "expired"),
         ({"exp": None}, "exp"),
         ({"exp": "soon"}, "integer"),
         ({"exp": float("inf")}, "."),
-        ({"iat": NOW + 120}, "yet valid"),
+        ({"iat": 120 * S}, "yet valid"),
         ({"iat": None}, "iat"),
-        ({"nbf": NOW + 120}, "yet valid"),
+        ({"nbf": 120 * S}, "yet valid"),
         ({"sub": None}, "is no name of a user"),
         ({"sub": 7}, "."),
         ({"sub": "../root"}, "is no name of a user"),
@@ -87,7 +89,7 @@ def test_claims_that_do_not_fit(changed: dict[str, object], match: str) -> None:
 
 
 def test_clocks_may_differ_by_a_minute() -> None:
-    for changed in ({"exp": NOW - 30}, {"iat": NOW + 30}, {"nbf": NOW + 30}, {"aud": ["other", AUDIENCE]}):
+    for changed in ({"exp": -30 * S}, {"iat": 30 * S}, {"nbf": 30 * S}, {"aud": ["other", AUDIENCE]}):
         verify(sign(KEYS["es"][1], "ES256", "es", **changed), KNOWN, SETTINGS)
 
 

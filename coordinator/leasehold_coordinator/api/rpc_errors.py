@@ -31,6 +31,7 @@ from leasehold_coordinator.fleet.callers import (
     CallLimits,
     caller_at_host,
     note_caller,
+    note_request,
 )
 from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import duration
@@ -93,7 +94,7 @@ class Border(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
-            work, parse = _one_request(handler), _parser(handler)
+            work, parse = _one_request(method, handler), _parser(handler)
         places, streams = self._places(method, handler), handler.response_streaming
 
         async def serve(requests: object, context: Context) -> object:
@@ -137,11 +138,14 @@ class Border(grpc.aio.ServerInterceptor):
         return self._lists if method.rpartition("/")[2].startswith("List") else self._calls
 
 
-def _one_request(handler: Handler) -> Work:
+def _one_request(method: str, handler: Handler) -> Work:
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def work(_: object, context: Context) -> object:
-        responses = respond(await _read(context), context)
+        request = await _read(context)
+        if isinstance(request, Message):
+            note_request(method, request)
+        responses = respond(request, context)
         if not handler.response_streaming:
             return await responses  # gRPC sends it together with the status
         if isinstance(responses, AsyncGenerator):

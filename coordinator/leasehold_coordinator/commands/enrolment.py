@@ -30,6 +30,7 @@ from leasehold_coordinator.core.field_rules import GPU_LIMIT
 from leasehold_coordinator.core.hello_rules import check_id, check_name
 from leasehold_coordinator.core.worker_registry import EPOCH_JUMP_LIMIT
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.audit_entries import call_rows
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage.enrolment_rows import binding_row, join_token_row
@@ -37,6 +38,10 @@ from leasehold_coordinator.storage.rows import Change, event_row
 from leasehold_coordinator.timestamps import timestamp
 
 logger = logging.getLogger(__name__)
+
+JOIN: Final = "/leasehold.v1.JoinService/Join"
+RENEW: Final = "/leasehold.v1.RenewalService/RenewCertificate"
+"""The methods, in the audit."""
 
 RENEW_AT: Final = (0.45, 0.55)
 """The part of a certificate's life after which its holder renews it, least and most."""
@@ -83,7 +88,7 @@ class Enrolment:
                 retry_after_s=wait_s,
             )
         try:
-            identity, issued = await self._fleet.store.health.unless_stalled(self._join(request))
+            identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
         except FleetError as error:
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
@@ -95,7 +100,7 @@ class Enrolment:
             certificate=self._message(issued), coordinator=self.addresses.get(identity.kind, "")
         )
 
-    async def _join(self, request: JoinRequest) -> tuple[Identity, ClientCertificate]:
+    async def _join(self, request: JoinRequest, address: str) -> tuple[Identity, ClientCertificate]:
         async with self._fleet.enrolling:
             token = self._fleet.join_tokens.find(request.secret)
             if token is None or token.has_expired(self._fleet.store.highest_time_ns):
@@ -120,6 +125,7 @@ class Enrolment:
                 rows.append(binding_row(binding))
             event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
             rows.append(event_row(event))
+            rows += call_rows(Caller(identity, address), JOIN, request, str(identity))
             issued = await self._certificates.issue(key, identity, replaced=live, rows=rows)
             self._fleet.join_tokens.put(used)
             if binding is not None:
@@ -199,7 +205,12 @@ class Enrolment:
                     f"the certificate of {present.identity} can be renewed from "
                     f"{timestamp(due).ToJsonString()} on: renew it then",
                 )
-            return await self._certificates.issue(key, present.identity, predecessor=present.serial)
+            return await self._certificates.issue(
+                key,
+                present.identity,
+                predecessor=present.serial,
+                rows=call_rows(caller, RENEW, request, str(present.identity)),
+            )
 
     def _clone(self, present: ClientCertificate, caller: Caller) -> FleetError:
         error = FleetError(

@@ -23,6 +23,7 @@ from leasehold_coordinator.access.join_tokens import (
     ticket_text,
 )
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage import schema
@@ -91,7 +92,9 @@ class JoinTokenChanges:
                         errors_pb2.ERROR_REASON_TOO_MANY_JOIN_TOKENS,
                         f"{TOKEN_LIMIT} join tokens exist, which is the limit: `leasehold token delete` some",
                     )
-                await self._fleet.store.write(join_token_row(stored))
+                await self._fleet.store.write(
+                    join_token_row(stored), *change_rows(f"join_token/{token.join_token_id}")
+                )
                 self._fleet.join_tokens.put(stored)
 
         await self._fleet.store.health.unless_stalled(store())
@@ -127,7 +130,8 @@ class JoinTokenChanges:
                         field="join_token_id",
                     )
                 self._fleet.join_tokens.remove(join_token_id)  # refused from now on, also if the disk fails
-                await self._fleet.store.write(Gone(schema.join_tokens, join_token_id))
+                gone = Gone(schema.join_tokens, join_token_id)
+                await self._fleet.store.write(gone, *change_rows(f"join_token/{join_token_id}"))
                 return stored.token
 
         token = await self._fleet.store.health.unless_stalled(delete())
@@ -159,7 +163,7 @@ class JoinTokenChanges:
                         worker=owner.hello.worker_id,
                     )
                 left = replace(binding, gpu_uuids=binding.gpu_uuids - {gpu_uuid})
-                await self._fleet.store.write(binding_row(left))
+                await self._fleet.store.write(binding_row(left), *change_rows(f"gpu/{gpu_uuid}"))
                 self._fleet.bindings.put(left)
                 return f"{Kind.WORKER}/{left.name}"
 

@@ -29,6 +29,7 @@ from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.workload_reports import failed, is_concluded
 from leasehold_coordinator.core.workload_states import is_ended, state_name
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.refusals import Refusals
@@ -229,7 +230,8 @@ class Fleet:
 
     async def update_workload(self, workload: Workload) -> None:
         """Stores a workload whose labels or annotations have changed, and then tells watchers."""
-        await self.save_workloads([workload], has_events=False)
+        audited = change_rows(f"workload/{workload.workload_id}")
+        await self.save_workloads([workload], rows=audited, has_events=False)
 
     async def delete_workload(self, workload: Workload) -> int:
         """Deletes the record of a workload that has ended, and those of its commands that have ended.
@@ -253,9 +255,11 @@ class Fleet:
                 f"`leasehold cancel {stored.command.command_id}`",
                 command_id=stored.command.command_id,
             )
+        audited = change_rows(f"workload/{workload_id}")
         while True:
             commands = CommandsOf(workload_id)
-            await self.store.write(commands)
+            await self.store.write(commands, *audited)
+            audited = ()
             publish_deleted_commands(self.reader, commands.deleted)
             count += len(commands.deleted)
             if len(commands.deleted) < DELETE_LIMIT:
@@ -296,7 +300,7 @@ class Fleet:
             await self.save_workloads(
                 workloads,
                 [step.after for step in steps],
-                [Gone(schema.workers, worker_id)],
+                [Gone(schema.workers, worker_id), *change_rows(f"worker/{worker_id}")],
                 worker_name=known.hello.name,
             )
         except FleetError:

@@ -74,6 +74,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     retention_s: float = 30 * 86_400.0
     """How long events, ended commands and ended workloads are kept, in seconds of service after their end.
     Jumps of the host's clock have no effect."""
+    audit_retention_days: float = 400.0
+    """How long entries of the audit are kept, in days of service."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -135,6 +137,10 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         )
     if not 60 <= config.retention_s < float("inf"):
         raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
+    if not 1 <= config.audit_retention_days < float("inf"):
+        raise StartError(
+            f"audit_retention_days {config.audit_retention_days:g} is out of range: give 1 day or more"
+        )
     _check_certificates(config)
     return config
 

@@ -10,6 +10,8 @@ from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import (
     access_service_pb2,
     access_service_pb2_grpc,
+    audit_service_pb2,
+    audit_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     enrolment_service_pb2,
@@ -26,6 +28,7 @@ from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
 from leasehold_coordinator.api.access_service import AccessService
+from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.command_service import CommandService
@@ -66,6 +69,7 @@ SERVICES: Final = tuple(
         *workload_service_pb2.DESCRIPTOR.services_by_name.values(),
         *command_service_pb2.DESCRIPTOR.services_by_name.values(),
         *event_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *audit_service_pb2.DESCRIPTOR.services_by_name.values(),
         *access_service_pb2.DESCRIPTOR.services_by_name.values(),
         _ENROLMENT["EnrolmentService"],
         _ENROLMENT["RenewalService"],
@@ -194,6 +198,7 @@ def _client_server(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services
     )

@@ -39,6 +39,7 @@ LEAST_SPREAD_S: Final = 0.5
 PRUNE_INTERVAL_S: Final = 10.0
 """Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
 
+DAY_S: Final = 86_400.0
 _INSECURE: Final = (
     "%s and %s have no TLS, because of --insecure: anybody on the network path can read everything, and "
     "steal the tokens of clients and workers; start without --insecure for TLS"
@@ -108,7 +109,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 # A task of its own, since the disk may not answer.
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
-                tasks.create_task(_prune(fleet, config.retention_s)),
+                tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
             ]
             await stop.wait()
             for task in background:
@@ -142,11 +143,11 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _prune(fleet: Fleet, retention_s: float) -> None:
+async def _prune(fleet: Fleet, retention_s: float, audit_retention_s: float) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
-            await prune(fleet.reader, retention_s)
+            await prune(fleet.reader, retention_s, audit_retention_s)
         except FleetError as error:
             logger.error("%s", error.message)
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import datetime
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from leasehold.v1.enrolment_service_pb2 import (
     JoinRequest,
     JoinTicket,
     RenewCertificateRequest,
+    UnbindGpuRequest,
 )
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_coordinator.access.authority import IssueRules, open_authority
@@ -27,11 +29,13 @@ from leasehold_coordinator.commands import enrolment, join_tokens
 from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.scripted_worker import make_hello
+from tests.coordinator.storage.test_audit_chain import listed
 
 REFUSED = errors_pb2.ERROR_REASON_JOIN_REFUSED
 
@@ -354,5 +358,39 @@ def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
         await office.refuse(errors_pb2.ERROR_REASON_NOT_PERMITTED, blocked)
         assert parse_identity(office.tokens.all()[0].identity).name == "alpha"
         assert office.tokens.all()[0].uses_left == 1
+
+    in_office(tmp_path, scenario)
+
+
+def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolment, "RENEW_FROM", 0.0)
+
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/alpha")
+        request, csr = RenewCertificateRequest(csr=signing_request()), signing_request()
+        certificate = await office.join(secret, csr=csr, gpus=("GPU-1",))
+        await office.join(secret, csr=csr)
+        caller = office.caller(certificate)
+        for _ in range(2):
+            await office.enrolment.renew(request, caller)
+        note_caller(Caller(Identity(Kind.USER, "admin"), "ipv4:192.0.2.2"))
+        note_request("/leasehold.v1.EnrolmentService/UnbindGpu", UnbindGpuRequest(gpu_uuid="GPU-1"))
+        await office.tokens.unbind_gpu("GPU-1")
+        joined, renewed, unbound = await listed(office.store)
+        assert (joined.identity, joined.address) == ("worker/alpha", "ipv4:192.0.2.1")
+        assert [entry.resource for entry in (joined, renewed, unbound)] == [
+            "worker/alpha",
+            "worker/alpha",
+            "gpu/GPU-1",
+        ]
+        assert (renewed.identity, unbound.identity) == ("worker/alpha", "user/admin")
+        assert json.loads(joined.arguments) == {
+            "gpu_uuids": ["GPU-1"],
+            "identity": "worker/alpha",
+            "worker_id": "worker-alpha",
+        }
+        assert json.loads(renewed.arguments) == {}
 
     in_office(tmp_path, scenario)

@@ -9,6 +9,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.enrolment_file import Enrolment
+
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
 MINUTE_S: Final = 60.0
@@ -42,14 +45,33 @@ def as_pem(certificates: Iterable[bytes]) -> str:
     return "".join(one.public_bytes(Encoding.PEM).decode("ascii") for one in parsed)
 
 
-def expired_for_s(certificate: str) -> float:
-    """For how many seconds a certificate has been expired. Negative: it has not expired.
+def require_valid(enrolment: Enrolment) -> None:
+    """Refuses a certificate that the coordinator would refuse.
 
     Raises:
-        ValueError: The certificate is malformed.
+        StartError: The certificate is malformed, has expired, or is not valid yet.
     """
-    end = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
-    return (datetime.now(UTC) - end).total_seconds()
+    again = (
+        f"`leasehold token create --worker {enrolment.name} --replace` on the coordinator's host, then "
+        "`leasehold worker --join -` with that token; worker id and workloads stay"
+    )
+    try:
+        certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())
+    except ValueError as error:
+        raise StartError(
+            f"the certificate of {enrolment.identity} is damaged ({error}): join again: {again}"
+        ) from None
+    now = datetime.now(UTC)
+    if (late_s := (now - certificate.not_valid_after_utc).total_seconds()) > 0:
+        raise StartError(
+            f"the certificate of {enrolment.identity} expired {span_text(late_s)} ago, by this host's clock: "
+            f"join again: {again}"
+        )
+    if (early_s := (certificate.not_valid_before_utc - now).total_seconds()) > 0:
+        raise StartError(
+            f"the certificate of {enrolment.identity} is valid in {span_text(early_s)} only, by this host's "
+            "clock: the clock is behind; set it"
+        )
 
 
 def span_text(span_s: float) -> str:

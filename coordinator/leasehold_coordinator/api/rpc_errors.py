@@ -106,10 +106,11 @@ class Border(grpc.aio.ServerInterceptor):
                 # The call counts until it is over: a response that its client does not read takes memory.
                 # Its task ends then. A callback of the context would make a reference cycle.
                 cast("asyncio.Task[object]", asyncio.current_task()).add_done_callback(lambda _: leave())
-                if not streams:
-                    return await work(requests, context)
-                async with self._live.entered(caller, method):
-                    return await work(requests, context)
+                async with self._authentication.calls.serving(caller):
+                    if not streams:
+                        return await work(requests, context)
+                    async with self._live.entered(caller, method):
+                        return await work(requests, context)
             except FleetError as error:
                 ending = abort(context, error)
                 del requests, context  # see abort

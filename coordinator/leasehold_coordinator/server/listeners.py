@@ -46,7 +46,9 @@ from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     RPC_LIMIT,
@@ -54,6 +56,7 @@ from leasehold_coordinator.server.channel_options import (
     server_options,
 )
 from leasehold_coordinator.server.client_socket import ClientSocket
+from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
 from leasehold_coordinator.server.ports import add_port
 from leasehold_coordinator.server.transport import ServerTls
@@ -99,6 +102,8 @@ class Listeners:
         dispatcher: Sends commands to workers.
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
+        certificates: The client certificates.
+        calls: The calls under way.
         bindings: The role bindings.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
@@ -115,6 +120,8 @@ class Listeners:
         dispatcher: Dispatcher,
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
+        certificates: ClientCertificates,
+        calls: LiveCalls,
         bindings: Bindings,
         socket_path: Path,
         state_directory: Path,
@@ -124,7 +131,9 @@ class Listeners:
     ) -> None:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
-        authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
+        authentication = Authentication(
+            tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
+        )
         self._clients = _client_server(
             fleet, dispatcher, health_servicer, authentication, bindings, enrolment
         )
@@ -138,6 +147,8 @@ class Listeners:
     ) -> Addresses:
         """Serves on the addresses, with port numbers in the place of port 0.
 
+        A port off loopback requires client certificates.
+
         Args:
             clients: Address for clients, HOST:PORT.
             workers: Address for workers, HOST:PORT.
@@ -148,12 +159,14 @@ class Listeners:
             StartError: An address can't be used.
         """
 
-        def tls() -> ServerTls | None:
-            return None if self._is_insecure else ServerTls(authority, names)
+        def tls(address: str) -> ServerTls | None:
+            if self._is_insecure:
+                return None
+            return ServerTls(authority, names, is_mutual=not is_loopback(address.rpartition(":")[0]))
 
         addresses = Addresses(
-            add_port(self._clients, clients, "--listen", tls()),
-            add_port(self._workers, workers, "--worker-listen", tls()),
+            add_port(self._clients, clients, "--listen", tls(clients)),
+            add_port(self._workers, workers, "--worker-listen", tls(workers)),
         )
         try:
             self._clients.add_insecure_port(self._socket.inner_address)

@@ -17,6 +17,7 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
@@ -78,12 +79,15 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
+        calls = LiveCalls(certificates.refusal)
         enrolment = EnrolmentListener(fleet, certificates, authority)
         listeners = Listeners(
             fleet,
             dispatcher,
             health_servicer,
             tokens,
+            certificates,
+            calls,
             bindings,
             *paths,
             enrolment,
@@ -109,6 +113,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 # A task of its own, since the disk may not answer.
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
+                tasks.create_task(calls.watch()),
                 tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
             ]
             await stop.wait()

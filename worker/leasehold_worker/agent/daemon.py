@@ -74,8 +74,8 @@ def _join_token(join: str | None, join_file: Path | None) -> str | None:
         raise StartError(f"the join token can't be read ({error.strerror}): give it another way") from error
     if join is not None:
         click.echo(
-            "leasehold worker: warning: other users of this host can see a token in an argument: use `--join -` "
-            "or --join-file",
+            "leasehold worker: warning: other users of this host can see a token in an argument: use "
+            "`--join -` or --join-file",
             err=True,
         )
     return join

@@ -75,8 +75,8 @@ def read_ticket(text: str) -> JoinTicket:
         ) from None
     if not ticket.identity.startswith(f"{WORKER_KIND}/"):
         raise StartError(
-            f"the join token is for {ticket.identity}, and not for a worker: use `leasehold login` with it, or "
-            "create one with `leasehold token create --worker NAME`"
+            f"the join token is for {ticket.identity}, and not for a worker: use `leasehold login` with it, "
+            "or create one with `leasehold token create --worker NAME`"
         )
     return ticket
 

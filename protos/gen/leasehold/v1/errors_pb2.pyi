@@ -98,7 +98,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MEMBERS_CHANGED: _ErrorReason.ValueType  # 32
     """A new CUDA process appeared in the workload while it was being suspended."""
     ERROR_REASON_IDENTITY_MISMATCH: _ErrorReason.ValueType  # 33
-    """The pid no longer belongs to the process that was meant."""
+    """The pid no longer belongs to the process that was meant. Or a worker's hello has another name than its certificate."""
     ERROR_REASON_SPAWN_FAILED: _ErrorReason.ValueType  # 34
     """The workload's program could not be started."""
     ERROR_REASON_HOOK_FAILED: _ErrorReason.ValueType  # 35
@@ -283,7 +283,7 @@ ERROR_REASON_MEMBER_WEDGED: ErrorReason.ValueType  # 31
 ERROR_REASON_MEMBERS_CHANGED: ErrorReason.ValueType  # 32
 """A new CUDA process appeared in the workload while it was being suspended."""
 ERROR_REASON_IDENTITY_MISMATCH: ErrorReason.ValueType  # 33
-"""The pid no longer belongs to the process that was meant."""
+"""The pid no longer belongs to the process that was meant. Or a worker's hello has another name than its certificate."""
 ERROR_REASON_SPAWN_FAILED: ErrorReason.ValueType  # 34
 """The workload's program could not be started."""
 ERROR_REASON_HOOK_FAILED: ErrorReason.ValueType  # 35

@@ -36,7 +36,7 @@ from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.live_streams import LiveStreams
-from leasehold_coordinator.api.renewal_service import RenewalService
+from leasehold_coordinator.api.renewal_service import RenewalService, WorkerRenewals
 from leasehold_coordinator.api.rpc_errors import Border
 from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.api.workload_service import WorkloadService
@@ -141,6 +141,7 @@ class Listeners:
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
+        WorkerRenewals(enrolment.enrolment, authentication).add_to(self._workers)
 
     async def start(
         self, clients: str, workers: str, authority: Authority, names: frozenset[str]

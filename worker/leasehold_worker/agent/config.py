@@ -20,6 +20,7 @@ from leasehold_worker.files.enrolment_file import read_enrolment
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
+from leasehold_worker.programs.run_as import MIN_UID, RunAsSetting, check_run_as
 from leasehold_worker.session.channel import INSECURE_SCHEME
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
@@ -85,6 +86,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adopt_users: list[str] = []
     """Users, by name or number, whose processes may be adopted; "*" is all users. Empty: the worker's own, or
     all users if the worker is root."""
+    run_as: RunAsSetting = ""
+    """Unix users of workloads: a map of owners to users, "same-name", or one user. A user is a login name, or
+    UID:GID. Empty: only the worker's own user starts programs, for a coordinator on loopback."""
+    run_as_min_uid: int = MIN_UID
+    """Smallest user id of run_as."""
     image_dir: Path | None = None
     """Directory for process images and application checkpoints; workers may share it. None: images in the
     state directory."""
@@ -205,6 +211,7 @@ def load_config(path: Path | None, ticket_name: str = "", **flags: object) -> Wo
         raise StartError(
             f"output_limit {config.output_limit} is too small: give {MIN_OUTPUT_LIMIT_BYTES} bytes or more"
         )
+    check_run_as(config.run_as, config.run_as_min_uid)
     for model, units in config.gpu_units.items():
         if not model.strip() or units < 1:
             raise StartError(

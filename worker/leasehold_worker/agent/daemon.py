@@ -14,8 +14,15 @@ import trio
 from leasehold_worker.agent.agent import run_agent
 from leasehold_worker.agent.config import WorkerConfig, load_config
 from leasehold_worker.errors import StartError
-from leasehold_worker.files.private_directories import PASSABLE, PRIVATE, UMASK, require_private
+from leasehold_worker.files.private_directories import (
+    PASSABLE,
+    PRIVATE,
+    UMASK,
+    make_user_folders,
+    require_private,
+)
 from leasehold_worker.files.state_directory import StateDirectory, open_state_directory
+from leasehold_worker.files.workload_files import USER_FOLDERS
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.log_context import ContextFilter
 from leasehold_worker.log_format import LogFormatter
@@ -43,8 +50,10 @@ def run(config_path: Path | None, join: str | None, join_file: Path | None, **fl
         name = ticket_name(ticket) if ticket is not None else ""
         config = load_config(config_path, name, **flags)
         _prepare(config)
-        mode = PASSABLE if config.socket_path.parent == config.state_dir else PRIVATE
         # The default socket is in the state directory. Its users must be able to pass through.
+        # So must the Unix users of workloads, to their folders.
+        is_passed = config.socket_path.parent == config.state_dir or bool(config.run_as)
+        mode = PASSABLE if is_passed else PRIVATE
         with open_state_directory(config.state_dir, mode) as state_directory:
             if ticket is not None:
                 gpu_uuids = [gpu.uuid for gpu in Inventory(config.gpus).gpus]
@@ -91,6 +100,8 @@ def _prepare(config: WorkerConfig) -> None:
 
 
 def _serve(config: WorkerConfig, state_directory: StateDirectory) -> None:
+    if config.run_as:
+        make_user_folders(state_directory.workloads_path.with_name(USER_FOLDERS))
     if config.image_dir is not None:
         _require_image_directory(config.image_dir)
     refusals: list[StartError] = []

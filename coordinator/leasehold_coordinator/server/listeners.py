@@ -196,7 +196,7 @@ def _client_server(
     authorization = Authorization(bindings)
     live = LiveStreams(authorization.role)
     server = grpc.aio.server(
-        interceptors=[Border(authentication, authorization, live)],
+        interceptors=[Border(authentication, authorization, live, fleet.audit)],
         options=server_options(CLIENT_CONNECTIONS),
         maximum_concurrent_rpcs=RPC_LIMIT,
     )
@@ -212,7 +212,7 @@ def _client_server(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
-    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services
     )

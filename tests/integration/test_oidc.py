@@ -14,11 +14,12 @@ import pytest
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.worker.v1.session_pb2 import ConnectRequest
+from leasehold_client.config import credentials_directory
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_coordinator.access.methods import METHODS
 
-from tests.coordinator.api.test_authentication import CONNECT, UNAUTHENTICATED, channel_with, ending, token
+from tests.coordinator.api.test_authentication import CONNECT, UNAUTHENTICATED, channel_with, ending
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.issuer import (
     AUDIENCE,
@@ -156,7 +157,7 @@ def test_forged_tokens(issuer: Issuer) -> None:
         f"{header}.{payload}.",
         f"{header}.{payload}.{signature[:-6]}AAAAAA",
         "x",
-        token("client.token"),
+        (credentials_directory() / "client.token").read_text().strip(),
     ]
     for one in forged:
         assert ending(lambda one=one: issuer.list_workers(f"Bearer {one}")) == UNAUTHENTICATED, one  # type: ignore[misc]

@@ -25,12 +25,15 @@ from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.callers import (
     CALL_LIMIT,
     LIST_LIMIT,
     STREAM_LIMIT,
     CallLimits,
     caller_at_host,
+    current_caller,
+    host_of,
     note_caller,
     note_request,
 )
@@ -75,11 +78,17 @@ class Border(grpc.aio.ServerInterceptor):
         authentication: Establishes the callers.
         authorization: Decides which methods they may call.
         live: The streams under way.
+        audit: Told of refusals.
     """
 
     def __init__(
-        self, authentication: Authenticator, authorization: Authorization, live: LiveStreams
+        self,
+        authentication: Authenticator,
+        authorization: Authorization,
+        live: LiveStreams,
+        audit: AuditRefusals,
     ) -> None:
+        self._audit = audit
         self._authentication = authentication
         self._authorization = authorization
         self._live = live
@@ -128,6 +137,7 @@ class Border(grpc.aio.ServerInterceptor):
         async def serve(requests: object, context: Context) -> object:
             try:
                 found = await self._authentication.client(context)
+                note_caller(found)  # a refusal names the caller
                 caller = self._authorization.authorize(method, found, context)
                 note_caller(caller)
                 leave = places.enter(caller_at_host())
@@ -140,6 +150,7 @@ class Border(grpc.aio.ServerInterceptor):
                     async with self._live.entered(caller, method):
                         return await work(requests, context)
             except FleetError as error:
+                self._audit.note(error, method, host_of(context.peer()), caller=current_caller())
                 ending = abort(context, error)
                 del requests, context  # see abort
                 await ending

@@ -38,7 +38,7 @@ from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.live_streams import LiveStreams
-from leasehold_coordinator.api.renewal_service import RenewalService
+from leasehold_coordinator.api.renewal_service import RenewalService, WorkerRenewals
 from leasehold_coordinator.api.rpc_errors import Border
 from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
@@ -144,7 +144,7 @@ class Listeners:
         )
         authorization = Authorization(bindings)
         live = LiveStreams(authorization.role)
-        border = Border(authentication, authorization, live)
+        border = Border(authentication, authorization, live, fleet.audit)
         self._clients = _client_server(border)
         self._oidc = _client_server(border.beside(oidc)) if oidc is not None else None
         servers = [server for server in (self._clients, self._oidc) if server is not None]
@@ -153,6 +153,7 @@ class Listeners:
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
+        WorkerRenewals(enrolment.enrolment, authentication).add_to(self._workers)
 
     async def start(
         self, clients: str, workers: str, oidc: str, authority: Authority, names: frozenset[str]
@@ -233,7 +234,7 @@ def _add_client_services(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
-    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services
     )

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -137,6 +138,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 await enrolment.stop()
             if listeners is not None:
                 await listeners.stop()
+                with suppress(FleetError):  # the log has the cause
+                    await fleet.audit.flush(is_last=True)
             await settle()
         finally:
             await asyncio.to_thread(store.close)
@@ -178,7 +181,7 @@ def _watches(fleet: Fleet) -> Parts:
 
 def _writes(fleet: Fleet, dispatcher: Dispatcher) -> Parts:
     """Periodic tasks that write to the store."""
-    return (dispatcher.tick, fleet.events.flush)
+    return (dispatcher.tick, fleet.events.flush, fleet.audit.flush)
 
 
 async def _tick(parts: Parts) -> None:

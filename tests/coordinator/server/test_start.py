@@ -160,8 +160,8 @@ def test_a_key_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     keys.write_text("{}")
     file = tmp_path / "coordinator.toml"
     file.write_text(f'{OIDC}jwks_file = "{keys}"')
-    options = ("--config", str(file), "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0")
-    options += ("--database", str(tmp_path / "store.sqlite3"))
+    options = ["--config", str(file), "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0"]
+    options += ["--database", str(tmp_path / "store.sqlite3")]
     assert f"the keys in {keys} can't be used (it has no list of keys): correct oidc.jwks_file" in refused(
         *options
     )

@@ -59,3 +59,26 @@ def test_on_loopback_nobody_joins(tmp_path: Path) -> None:
     with make_fleet(tmp_path) as loopback:
         match = "has no listener for enrolment"
         loopback.refuse("token", "create", "--worker", "a", code=1, match=match)
+
+
+def join(fleet: Fleet, name: str, *options: str) -> str:
+    """Starts a worker that joins by a new token on standard input, and waits until it is connected.
+
+    Returns:
+        The token.
+    """
+    token = fleet.cli("token", "create", "--worker", name, *options).stdout
+    fleet.join_worker(name, token)
+    fleet.wait(lambda: fleet.worker_state(name) == "WORKER_STATE_CONNECTED")
+    return token
+
+
+def test_a_worker_joins_and_needs_the_token_once(fleet: Fleet) -> None:
+    join(fleet, "gpu-01")
+    (worker,) = [one for one in fleet.client.workers() if one.name == "gpu-01"]
+    credential = fleet.folder / "gpu-01" / "enrolment.json"
+    assert credential.stat().st_mode & 0o777 == 0o600
+    fleet.end_worker("gpu-01")
+    fleet.join_worker("gpu-01")
+    fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
+    assert [one.worker_id for one in fleet.client.workers() if one.name == "gpu-01"] == [worker.worker_id]

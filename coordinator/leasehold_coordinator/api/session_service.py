@@ -79,6 +79,9 @@ STORAGE_PAUSE_S: Final = (2.0, 6.0)
 TAKEOVER_WAIT_S: Final = 2.0
 """How long a new instance of a worker waits for the stream of a killed instance to end."""
 
+CONNECT: Final = "/leasehold.worker.v1.SessionService/Connect"
+"""The method, in the audit."""
+
 Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
 
@@ -111,6 +114,7 @@ class SessionService(SessionServiceServicer):
             session.identity = caller.identity
             _check_name(session.hello, caller.identity)
         except FleetError as error:
+            self._audit(error, context)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
@@ -128,6 +132,7 @@ class SessionService(SessionServiceServicer):
                 await finish(self._welcome(session))
                 await self._converse(session, context)
         except FleetError as error:
+            self._audit(error, context, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("refused worker %s: %s", session.hello.name, error.message)
@@ -152,6 +157,11 @@ class SessionService(SessionServiceServicer):
         )
         name = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Connect": handler}),))
+
+    def _audit(self, error: FleetError, context: Context, session: Session | None = None) -> None:
+        """Counts a refusal for the audit. Only the name in a hello tells which worker it is."""
+        resource = f"worker/{session.hello.name}" if session is not None else ""
+        self._fleet.audit.note(error, CONNECT, host_of(context.peer()), resource=resource)
 
     def _check(self, hello: Hello) -> None:
         theirs = hello.protocol_version
@@ -278,6 +288,7 @@ class SessionService(SessionServiceServicer):
                 if known and (pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic())):
                     await asyncio.sleep(pause_s)
         except FleetError as error:
+            self._audit(error, context, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("session of worker %s: %s", session.hello.name, error.message)

@@ -90,6 +90,7 @@ class Enrolment:
         try:
             identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
         except FleetError as error:
+            self._fleet.audit.note(error, JOIN, address, resource=request.identity)
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
                 if self._fleet.refusals.may_tell(address):

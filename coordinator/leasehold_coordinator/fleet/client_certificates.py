@@ -78,8 +78,8 @@ class ClientCertificates:
         elif caller.expire_time is not None:
             if caller.serial:
                 why = self.registry.refusal(caller.identity, caller.serial, caller.expire_time, self.now)
-            elif self.now >= caller.expire_time:
-                why = f"the token of {caller.identity} has expired: log in again"
+            elif caller.expire_time <= self.now:
+                why = f"the token of {caller.identity} has expired: get another one from the issuer"
         return FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, why) if why is not None else None
 
     def is_blocked(self, identity: Identity) -> bool:

@@ -30,6 +30,7 @@ from leasehold_coordinator.core.workload_reports import failed, is_concluded
 from leasehold_coordinator.core.workload_states import is_ended, state_name
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import change_rows
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.refusals import Refusals
@@ -80,6 +81,7 @@ class Fleet:
         self.ledger = self.reader.ledger
         self.events = Events(store, self.reader.event_hub)
         self.refusals = Refusals(self.events)
+        self.audit = AuditRefusals(store)
         self.worker_news = WorkerNews(self.reader, self.events)
         self.join_tokens = JoinTokens()
         self.bindings = WorkerBindings()

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -13,6 +14,8 @@ from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
+from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -63,7 +66,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
-    names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
+    names = server_names(
+        [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
+    )
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
@@ -81,6 +86,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
         enrolment = EnrolmentListener(fleet, certificates, authority)
+        source = open_keys(config.oidc) if config.oidc is not None else None
+        oidc = TokenAuthentication(config.oidc, source, calls) if config.oidc and source else None
         listeners = Listeners(
             fleet,
             dispatcher,
@@ -91,9 +98,12 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             bindings,
             *paths,
             enrolment,
+            oidc,
             is_insecure=config.insecure,
         )
-        addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
+        addresses = await listeners.start(
+            config.listen, config.worker_listen, config.oidc_listen, authority, names
+        )
         if config.join_address:
             await enrolment.start(
                 config.join_address,
@@ -117,6 +127,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(
                     _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
                 ),
+                *([tasks.create_task(source.run())] if source is not None else []),
             ]
             await stop.wait()
             for task in background:
@@ -129,6 +140,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 await enrolment.stop()
             if listeners is not None:
                 await listeners.stop()
+                with suppress(FleetError):  # the log has the cause
+                    await fleet.audit.flush(is_last=True)
             await settle()
         finally:
             await asyncio.to_thread(store.close)
@@ -173,7 +186,7 @@ def _watches(fleet: Fleet) -> Parts:
 
 def _writes(fleet: Fleet, dispatcher: Dispatcher) -> Parts:
     """Periodic tasks that write to the store."""
-    return (dispatcher.tick, fleet.events.flush)
+    return (dispatcher.tick, fleet.events.flush, fleet.audit.flush)
 
 
 async def _tick(parts: Parts) -> None:

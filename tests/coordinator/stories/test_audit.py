@@ -1,8 +1,10 @@
 """Each change writes one row of the audit, in its own transaction."""
 
 import json
+import resource
 import signal
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -27,9 +29,11 @@ from leasehold.v1.certificate_service_pb2 import (
 )
 from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.command_service_pb2 import CancelCommandRequest
+from leasehold.v1.command_service_pb2 import CancelCommandRequest, ListCommandsRequest
 from leasehold.v1.enrolment_service_pb2 import CreateJoinTokenRequest, DeleteJoinTokenRequest
 from leasehold.v1.enrolment_service_pb2_grpc import EnrolmentServiceStub
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.operation_pb2 import (
     AdoptOperation,
     CordonOperation,
@@ -39,11 +43,12 @@ from leasehold.v1.operation_pb2 import (
     UncordonOperation,
 )
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
-from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkloadEvent
 from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.methods import CHANGES
 
 from tests.certificates import enrol
+from tests.coordinator.api.test_authentication import channel_with, ending
 from tests.coordinator.api.test_command_service import refusal, reported, start, suspend
 from tests.coordinator.api.test_watches import exit_workload
 from tests.coordinator.commands.test_plans import swap
@@ -271,3 +276,48 @@ def test_verify_finds_what_was_changed(
 
 
 REPLACED = "CAST(replace(CAST(record AS TEXT), 'team', 'tame') AS BLOB)"
+
+
+def test_refusals_are_counted_and_outlive_the_coordinator(coordinator: CoordinatorProcess) -> None:
+    stub = FleetServiceStub(channel_with(coordinator.address, "Bearer wrong"))
+    asked = fleet_service_pb2.ListWorkersRequest()
+    for _ in range(3):
+        assert ending(lambda: stub.ListWorkers(asked))[1] == "UNAUTHENTICATED"
+    first = ConnectRequest(goodbye=Goodbye())
+    coordinator.connect(first=first).wait_ended()
+    clone = make_hello("beta", gpus=make_hello("alpha").gpus)
+    coordinator.connect().welcome()
+    coordinator.connect(clone).wait_ended()
+    until(lambda: bool(entries(coordinator, "outcome = REFUSED")))
+    coordinator.end(signal.SIGTERM)
+    coordinator.start()
+    found = Counter[tuple[str, str]]()
+    for entry in entries(coordinator, "outcome = REFUSED"):
+        found[(ErrorReason.Name(entry.reason), entry.method.rpartition("/")[2])] += entry.count
+        assert (entry.identity, entry.address) == ("", "ipv4:127.0.0.1")
+    assert sum(found.values()) == 5, "all of one address"
+    assert found["ERROR_REASON_UNAUTHENTICATED", "ListWorkers"] >= 1
+    assert not verify(coordinator).HasField("broken")
+
+
+def test_a_full_disk_stops_changes_and_no_reads(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    start(coordinator, worker)
+    before = entries(coordinator)
+    stub = FleetServiceStub(channel_with(coordinator.address, "Bearer wrong"))
+    request = workload_service_pb2.StopWorkloadRequest(workload="one")
+    limit = resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    code, reason = refusal(lambda: coordinator.workloads.StopWorkload(request))
+    assert (code.name, reason) == ("UNAVAILABLE", "STORAGE_UNAVAILABLE")
+    assert ending(lambda: stub.ListWorkers(fleet_service_pb2.ListWorkersRequest()))[1] == "UNAUTHENTICATED"
+    assert entries(coordinator) == before
+    assert state_of(coordinator) == workload_pb2.WORKLOAD_STATE_RUNNING
+    assert not list(
+        coordinator.commands.ListCommands(ListCommandsRequest(filter="operation = stop")).commands
+    )
+    resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE, limit)
+    until(lambda: bool(entries(coordinator, "outcome = REFUSED")))
+    command = coordinator.workloads.StopWorkload(request).command
+    assert entries(coordinator, "method:StopWorkload")[0].command_id == command.command_id
+    assert not verify(coordinator).HasField("broken")

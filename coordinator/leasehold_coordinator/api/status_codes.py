@@ -40,6 +40,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
         errors_pb2.ERROR_REASON_WORKER_DRAINING,
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+        errors_pb2.ERROR_REASON_ISSUER_UNAVAILABLE,
     ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (
         errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,

@@ -61,9 +61,12 @@ class ClientCertificates:
         why: str | None = None
         if blocked:
             why = f"{blocked[0]} is blocked: an admin may `leasehold ca unblock {blocked[0]}`"
-        elif caller.serial and caller.expire_time is not None:
+        elif caller.expire_time is not None:
             now = from_unix_ns(self._store.highest_time_ns)
-            why = self.registry.refusal(caller.identity, caller.serial, caller.expire_time, now)
+            if caller.serial:
+                why = self.registry.refusal(caller.identity, caller.serial, caller.expire_time, now)
+            elif caller.expire_time <= now:
+                why = f"the token of {caller.identity} has expired: get another one from the issuer"
         return FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, why) if why is not None else None
 
     def is_blocked(self, identity: Identity) -> bool:

@@ -14,6 +14,8 @@ from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
+from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -64,7 +66,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
-    names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
+    names = server_names(
+        [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
+    )
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
@@ -82,6 +86,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
         enrolment = EnrolmentListener(fleet, certificates, authority)
+        source = open_keys(config.oidc) if config.oidc is not None else None
+        oidc = TokenAuthentication(config.oidc, source, calls) if config.oidc and source else None
         listeners = Listeners(
             fleet,
             dispatcher,
@@ -92,9 +98,12 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             bindings,
             *paths,
             enrolment,
+            oidc,
             is_insecure=config.insecure,
         )
-        addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
+        addresses = await listeners.start(
+            config.listen, config.worker_listen, config.oidc_listen, authority, names
+        )
         if config.join_address:
             await enrolment.start(
                 config.join_address,
@@ -116,6 +125,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(calls.watch()),
                 tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
+                *([tasks.create_task(source.run())] if source is not None else []),
             ]
             await stop.wait()
             for task in background:

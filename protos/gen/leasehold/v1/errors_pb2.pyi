@@ -203,6 +203,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """No identity has this role."""
     ERROR_REASON_TOO_MANY_BINDINGS: _ErrorReason.ValueType  # 101
     """There are as many role bindings as there may be."""
+    ERROR_REASON_ISSUER_UNAVAILABLE: _ErrorReason.ValueType  # 130
+    """The keys of the OpenID Connect issuer, or one of them, are not known yet."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -388,6 +390,8 @@ ERROR_REASON_UNKNOWN_BINDING: ErrorReason.ValueType  # 100
 """No identity has this role."""
 ERROR_REASON_TOO_MANY_BINDINGS: ErrorReason.ValueType  # 101
 """There are as many role bindings as there may be."""
+ERROR_REASON_ISSUER_UNAVAILABLE: ErrorReason.ValueType  # 130
+"""The keys of the OpenID Connect issuer, or one of them, are not known yet."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

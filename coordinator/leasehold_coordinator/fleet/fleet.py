@@ -323,12 +323,14 @@ class Fleet:
             failed(workload, error, now_timestamp()) for workload in self.workloads.of_worker(worker_id)
         ]
         steps = self.ledger.delete_worker(worker_id, DELETED, now_timestamp())
+        bound = self.bindings.of_worker(worker_id)
+        unbound = [Gone(schema.worker_bindings, bound.name)] if bound is not None else []
         self.registry.forget(known)
         try:
             await self.save_workloads(
                 workloads,
                 [step.after for step in steps],
-                [Gone(schema.workers, worker_id), *change_rows(f"worker/{worker_id}")],
+                [Gone(schema.workers, worker_id), *unbound, *change_rows(f"worker/{worker_id}")],
                 worker_name=known.hello.name,
             )
         except FleetError:
@@ -338,6 +340,8 @@ class Fleet:
                 self.ledger.revert(step)
             raise
         if self.registry.get(worker_id) is None:  # it has not connected meanwhile
+            if bound is not None:
+                self.bindings.remove(bound.name)
             self.worker_news.publish_deleted(known)
         return [workload.workload_id for workload in workloads]
 

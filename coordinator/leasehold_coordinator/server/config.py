@@ -84,6 +84,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Jumps of the host's clock have no effect."""
     audit_retention_days: float = 400.0
     """How long entries of the audit are kept, in days of service."""
+    store_restored: bool = False
+    """Whether the store is an older copy, such as a backup: enrolled workers may know later epochs."""
     log_level: str = "info"
     """debug, info, warning or error."""
 

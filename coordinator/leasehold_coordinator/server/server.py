@@ -73,7 +73,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s)
+        fleet = Fleet(store, config.load_interval_s, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
         bindings = Bindings()

@@ -242,7 +242,7 @@ def test_who_joins_again_needs_a_token_that_replaces(tmp_path: Path) -> None:
         await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, taken)
         secret = await office.token("worker/alpha", replace=True)
         other_id = office.join(secret, worker_id="worker-other")
-        await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, other_id)
+        await office.refuse(errors_pb2.ERROR_REASON_IDENTITY_MISMATCH, other_id)
         second = office.caller(await office.join(secret, gpus=("GPU-1",)))
         assert office.certificates.registry.is_revoked(first.serial)
         assert not office.certificates.registry.is_revoked(second.serial)

@@ -6,10 +6,11 @@ limit from its headers to its last response.
 """
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, NoReturn, TypeAlias, cast, final
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, cast, final
 
 import grpc
 from google.protobuf import any_pb2
@@ -19,7 +20,7 @@ from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
-from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.api.status_codes import status_code
@@ -36,6 +37,7 @@ from leasehold_coordinator.fleet.callers import (
     note_caller,
     note_request,
 )
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import duration
 
@@ -53,6 +55,21 @@ Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
 """A function that serves a call. The result is the response of a call without a response stream."""
 
 
+class Authenticator(Protocol):
+    """Establishes the callers of a listener."""
+
+    calls: LiveCalls
+    """The calls under way."""
+
+    async def client(self, context: Context) -> Caller:
+        """The caller, without a role.
+
+        Raises:
+            FleetError: The caller is unknown.
+        """
+        ...
+
+
 @final
 class Border(grpc.aio.ServerInterceptor):
     """Intercepts calls of every service, except the service for workers.
@@ -66,7 +83,7 @@ class Border(grpc.aio.ServerInterceptor):
 
     def __init__(
         self,
-        authentication: Authentication,
+        authentication: Authenticator,
         authorization: Authorization,
         live: LiveStreams,
         audit: AuditRefusals,
@@ -83,6 +100,17 @@ class Border(grpc.aio.ServerInterceptor):
         """Calls, lists and streams of clients under way."""
         self._handlers: dict[str, Handler] = {}
         """Wrapped handlers by method. A cache of the methods that were called."""
+
+    def beside(self, authentication: Authenticator) -> "Border":
+        """The border of another listener, whose callers count against the same limits.
+
+        Args:
+            authentication: Establishes the callers.
+        """
+        other = copy.copy(self)
+        other._authentication = authentication
+        other._handlers = {}
+        return other
 
     async def intercept_service(
         self,

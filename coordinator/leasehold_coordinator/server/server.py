@@ -15,6 +15,8 @@ from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
+from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_follower import AuditFollower
@@ -71,12 +73,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
-    names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
+    names = server_names(
+        [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
+    )
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s)
+        fleet = Fleet(store, config.load_interval_s, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
         bindings = Bindings()
@@ -89,6 +93,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
         enrolment = EnrolmentListener(fleet, certificates, authority)
+        source = open_keys(config.oidc) if config.oidc is not None else None
+        oidc = TokenAuthentication(config.oidc, source, calls) if config.oidc and source else None
         listeners = Listeners(
             fleet,
             dispatcher,
@@ -99,9 +105,12 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             bindings,
             *paths,
             enrolment,
+            oidc,
             is_insecure=config.insecure,
         )
-        addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
+        addresses = await listeners.start(
+            config.listen, config.worker_listen, config.oidc_listen, authority, names
+        )
         if config.join_address:
             await enrolment.start(
                 config.join_address,
@@ -122,7 +131,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(calls.watch()),
-                tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
+                tasks.create_task(
+                    _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
+                ),
+                *([tasks.create_task(source.run())] if source is not None else []),
             ]
             if config.audit_file:
                 told = partial(set_audit_file, health_servicer)
@@ -162,11 +174,14 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _prune(fleet: Fleet, retention_s: float, audit_retention_s: float) -> None:
+async def _prune(
+    fleet: Fleet, certificates: ClientCertificates, retention_s: float, audit_retention_s: float
+) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
             await prune(fleet.reader, retention_s, audit_retention_s)
+            await certificates.prune()
         except FleetError as error:
             logger.error("%s", error.message)
 

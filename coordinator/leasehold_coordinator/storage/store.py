@@ -16,7 +16,7 @@ from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
-from leasehold_coordinator.access.certificates import ClientCertificate
+from leasehold_coordinator.access.certificates import ClientCertificate, Revocation
 from leasehold_coordinator.access.identities import parse_identity
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
@@ -200,13 +200,16 @@ class Store:
             der=row.certificate,
         )
 
-    async def revocations(self) -> list[str]:
+    async def revocations(self) -> list[Revocation]:
         """Every revoked serial number and blocked identity.
 
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        return [row.subject for row in await self.all_rows(schema.revocations)]
+        return [
+            Revocation(row.subject, row.actor, row.create_time_ns)
+            for row in await self.all_rows(schema.revocations)
+        ]
 
     async def all_rows(self, table: sa.Table) -> list[sa.Row[Any]]:
         """Every row of a small table.

@@ -24,6 +24,13 @@ from leasehold.v1.audit_service_pb2 import (
     VerifyAuditResponse,
 )
 from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
+from leasehold.v1.certificate_service_pb2 import (
+    BlockIdentityRequest,
+    ListCertificatesRequest,
+    RevokeCertificateRequest,
+    UnblockIdentityRequest,
+)
+from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import CancelCommandRequest, ListCommandsRequest
 from leasehold.v1.enrolment_service_pb2 import CreateJoinTokenRequest, DeleteJoinTokenRequest
@@ -40,9 +47,11 @@ from leasehold.v1.operation_pb2 import (
 )
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkloadEvent
+from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.methods import CHANGES
 from leasehold_coordinator.server.health_reports import AUDIT_FILE
 
+from tests.certificates import enrol
 from tests.coordinator.api.test_authentication import channel_with, ending
 from tests.coordinator.api.test_command_service import refusal, reported, start, suspend
 from tests.coordinator.api.test_watches import exit_workload
@@ -148,6 +157,13 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     calls["CreateJoinToken"] = lambda: enrolment.CreateJoinToken(wanted)
     unwanted = DeleteJoinTokenRequest(join_token_id=token_id)
     calls["DeleteJoinToken"] = lambda: enrolment.DeleteJoinToken(unwanted)
+    certificates = CertificateServiceStub(coordinator.channel)
+    serial = certificates.ListCertificates(ListCertificatesRequest()).certificates[0].serial
+    calls |= {
+        "RevokeCertificate": lambda: certificates.RevokeCertificate(RevokeCertificateRequest(serial=serial)),
+        "BlockIdentity": lambda: certificates.BlockIdentity(BlockIdentityRequest(identity="user/a")),
+        "UnblockIdentity": lambda: certificates.UnblockIdentity(UnblockIdentityRequest(identity="user/a")),
+    }
     calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")
     return calls
 
@@ -160,6 +176,7 @@ def connected(coordinator: CoordinatorProcess) -> list[str]:
 def test_each_change_writes_one_row(coordinator: CoordinatorProcess) -> None:
     coordinator.end(signal.SIGTERM)
     coordinator.options = ["--join-listen", "127.0.0.1:0"]
+    enrol(coordinator.folder / "store.sqlite3", credentials_directory(), "user/a")
     coordinator.start()
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
     origin = workload_pb2.WORKLOAD_ORIGIN_ADOPT

@@ -110,7 +110,7 @@ class RunAs:
     def _require_own(self, owner: str) -> None:
         """Refuses an owner who does not have the rights of the worker's user anyway."""
         if not self._on_loopback:
-            raise _refused("the coordinator is on another host, and the worker's run_as is not set")
+            raise _refused(_ELSEWHERE)
         if owner not in ("", "local/root", f"local/{self._user}"):
             raise _refused(f"{owner} is not the worker's user, and the worker's run_as is not set")
 
@@ -129,6 +129,9 @@ class RunAs:
         raise _refused(f"run_as maps {owner} to {account.name}, which is {why}")
 
 
+_ELSEWHERE: Final = "the coordinator is on another host or has no TLS, and the worker's run_as is not set"
+
+
 def _refused(why: str) -> OperationError:
     return OperationError(
         errors_pb2.ERROR_REASON_NOT_PERMITTED,
@@ -137,6 +140,9 @@ def _refused(why: str) -> OperationError:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a HOST:PORT is of this host: ``localhost``, or a literal of loopback."""
+    """Whether a HOST:PORT is of this host: ``localhost``, or a literal of loopback.
+
+    ``insecure:HOST:PORT`` is not: each user of this host could listen there while the coordinator is down.
+    """
     host = address.rpartition(":")[0].strip("[]")
     return host == "localhost" or host == "::1" or bool(re.fullmatch(r"127(\.[0-9]{1,3}){3}", host, re.ASCII))

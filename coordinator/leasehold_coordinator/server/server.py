@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -18,13 +19,19 @@ from leasehold_coordinator.access.key_source import open_keys
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_follower import AuditFollower
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
-from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
+from leasehold_coordinator.server.health_reports import (
+    report_health,
+    set_audit_file,
+    set_encryption,
+    set_health,
+)
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
@@ -132,6 +139,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 *([tasks.create_task(source.run())] if source is not None else []),
                 *([tasks.create_task(pki.watch())] if pki is not None else []),
             ]
+            if config.audit_file:
+                told = partial(set_audit_file, health_servicer)
+                follower = AuditFollower(store, Path(config.audit_file), told)
+                background.append(tasks.create_task(follower.follow()))
             await stop.wait()
             for task in background:
                 task.cancel()

@@ -23,7 +23,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists.filters import Filter
 from leasehold_coordinator.lists.pages import Page, PageRequest
 from leasehold_coordinator.storage import schema, stored_lists
-from leasehold_coordinator.storage.audit_chain import Link, Part, check_part
+from leasehold_coordinator.storage.audit_chain import Link, Part, check_part, read_after
 from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, unavailable
 from leasehold_coordinator.storage.row_digests import is_whole
@@ -364,6 +364,16 @@ class Store:
     async def list_audit(self, page: PageRequest[AuditEntry], wanted: Filter[AuditEntry]) -> Page[AuditEntry]:
         """A page of the audit."""
         return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted)
+
+    @property
+    def last_audit_number(self) -> int | None:
+        """Number of the last entry of the audit that this process has committed. None: it committed none."""
+        committed = self._writes.audit.committed
+        return None if committed is None else committed.number
+
+    async def audit_after(self, last: Link, limit: int) -> list[AuditEntry] | None:
+        """The entries of the audit after one, oldest first. None: the store has another chain."""
+        return await self._read(lambda connection: read_after(connection, last, limit))
 
     async def check_audit(self, after: Link | None) -> Part:
         """Recomputes the hashes of the next part of the audit.

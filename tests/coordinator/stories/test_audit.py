@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from leasehold.v1 import fleet_service_pb2, lease_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.access_service_pb2 import ROLE_USER, GrantRequest, RevokeRequest, RoleBinding
 from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
@@ -46,6 +49,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkloadEvent
 from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.methods import CHANGES
+from leasehold_coordinator.server.health_reports import AUDIT_FILE
 
 from tests.certificates import enrol
 from tests.coordinator.api.test_authentication import channel_with, ending
@@ -321,3 +325,27 @@ def test_a_full_disk_stops_changes_and_no_reads(
     command = coordinator.workloads.StopWorkload(request).command
     assert entries(coordinator, "method:StopWorkload")[0].command_id == command.command_id
     assert not verify(coordinator).HasField("broken")
+
+
+def test_a_file_follows_the_audit(coordinator: CoordinatorProcess) -> None:
+    path, settings = coordinator.folder / "audit.jsonl", coordinator.folder / "coordinator.toml"
+    settings.write_text(f'audit_file = "{path}"\n')
+    coordinator.end(signal.SIGTERM)
+    coordinator.options = ["--config", str(settings)]
+    coordinator.start()
+    worker = coordinator.connect()
+    worker.welcome()
+    start(coordinator, worker)
+    until(lambda: path.exists() and path.read_text().count("\n") == 1)
+    shown = json.loads(path.read_text())
+    (entry,) = entries(coordinator)
+    assert (shown["number"], shown["identity"], shown["resource"]) == ("1", OWN, entry.resource)
+    health: Any = HealthStub(coordinator.channel)  # its stub has no types
+    asked = HealthCheckRequest(service=AUDIT_FILE)
+    assert health.Check(asked).status == HealthCheckResponse.SERVING
+    path.unlink()
+    path.mkdir()
+    changed = Workload(workload_id="one", labels={"team": "a"})
+    coordinator.workloads.UpdateWorkload(workload_service_pb2.UpdateWorkloadRequest(workload=changed))
+    until(lambda: health.Check(asked).status == HealthCheckResponse.NOT_SERVING)
+    assert health.Check(HealthCheckRequest()).status == HealthCheckResponse.SERVING

@@ -23,6 +23,7 @@ from leasehold.v1.enrolment_service_pb2 import (
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_coordinator.access.authority import IssueRules, open_authority
 from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
 from leasehold_coordinator.commands import enrolment, join_tokens
@@ -353,7 +354,7 @@ def test_a_token_of_the_host_is_no_certificate(tmp_path: Path) -> None:
 
 def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
-        office.certificates.registry.revoke("worker/alpha")
+        office.certificates.registry.revoke(Revocation("worker/alpha", "local/root", 1))
         blocked = office.join(await office.token("worker/alpha"))
         await office.refuse(errors_pb2.ERROR_REASON_NOT_PERMITTED, blocked)
         assert parse_identity(office.tokens.all()[0].identity).name == "alpha"

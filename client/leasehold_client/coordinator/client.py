@@ -69,7 +69,8 @@ class Client(WorkerChanges, AccessChanges):
         """Creates a workload and the command that starts the workload.
 
         Args:
-            spec: The program, its resources and its policy.
+            spec: The program, its resources and its policy. No response has values of
+                ``secret_environment``.
             name: Name of the workload. Empty: generated.
             worker: Id or name of the worker. Empty: the one with most free GPUs, or with the checkpoint.
             gpu_uuids: Exactly these GPUs. Empty: any that satisfy the spec.

@@ -16,6 +16,7 @@ from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.access.secret_vault import open_vault
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
@@ -74,6 +75,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
+    vault = open_vault(Path(config.state_dir))
     names = server_names(
         [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
     )
@@ -82,7 +84,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s, is_store_restored=config.store_restored)
+        fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority, is_external=pki is not None)
         bindings = Bindings()

@@ -111,7 +111,7 @@ class SessionService(SessionServiceServicer):
             self._check(session.hello)
             if caller is None:
                 caller = self._authentication.token_worker(context, session.hello.name)
-            session.identity = caller.identity
+            session.identity, session.is_certified = caller.identity, bool(caller.serial)
             _check_name(session.hello, caller.identity)
         except FleetError as error:
             self._audit(error, context)
@@ -199,6 +199,7 @@ class SessionService(SessionServiceServicer):
     async def _let_in(self, session: Session) -> None:
         """Stores the new epoch, ends the worker's older stream, and compares the hello with the records."""
         fleet, hello = self._fleet, session.hello
+        binding = fleet.check_binding(hello, is_certified=session.is_certified)
         fleet.registry.check_newcomer(hello, time.monotonic())
         crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
@@ -215,7 +216,7 @@ class SessionService(SessionServiceServicer):
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
             older.end(session_pb2.GOODBYE_REASON_SUPERSEDED)
-        await fleet.save_worker(hello, session.epoch, robbed)
+        await fleet.save_worker(hello, session.epoch, robbed, binding)
         crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(session, hello.workloads)
@@ -359,10 +360,11 @@ class SessionService(SessionServiceServicer):
         check_hello(hello)
         if session.identity is not None:
             _check_name(hello, session.identity)
+        binding = self._fleet.check_binding(hello, is_certified=session.is_certified)
         self._fleet.registry.check_unique(hello, time.monotonic())
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
-        await self._fleet.save_worker(hello, session.epoch, robbed)
+        await self._fleet.save_worker(hello, session.epoch, robbed, binding)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
 

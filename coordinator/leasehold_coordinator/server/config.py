@@ -84,6 +84,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Jumps of the host's clock have no effect."""
     audit_retention_days: float = 400.0
     """How long entries of the audit are kept, in days of service."""
+    audit_file: str = ""
+    """File of JSON lines that gets each entry of the audit, an absolute path. Empty: none. Files have 64 MiB,
+    and the newest 8 are kept."""
+    store_restored: bool = False
+    """Whether the store is an older copy, such as a backup: enrolled workers may know later epochs."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -149,6 +154,8 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         )
     if not 60 <= config.retention_s < float("inf"):
         raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
+    if config.audit_file and not Path(config.audit_file).is_absolute():
+        raise StartError(f"audit_file {config.audit_file!r} is not absolute: write it from / on")
     if not 1 <= config.audit_retention_days < float("inf"):
         raise StartError(
             f"audit_retention_days {config.audit_retention_days:g} is out of range: give 1 day or more"

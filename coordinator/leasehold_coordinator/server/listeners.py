@@ -14,6 +14,8 @@ from leasehold.v1 import (
     access_service_pb2_grpc,
     audit_service_pb2,
     audit_service_pb2_grpc,
+    certificate_service_pb2,
+    certificate_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     enrolment_service_pb2,
@@ -33,6 +35,7 @@ from leasehold_coordinator.api.access_service import AccessService
 from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.authorization import Authorization
+from leasehold_coordinator.api.certificate_service import CertificateService
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
@@ -52,6 +55,7 @@ from leasehold_coordinator.fleet.binding_changes import BindingChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
+from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     RPC_LIMIT,
@@ -79,6 +83,7 @@ SERVICES: Final = tuple(
         *event_service_pb2.DESCRIPTOR.services_by_name.values(),
         *audit_service_pb2.DESCRIPTOR.services_by_name.values(),
         *access_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *certificate_service_pb2.DESCRIPTOR.services_by_name.values(),
         _ENROLMENT["EnrolmentService"],
         _ENROLMENT["RenewalService"],
     )
@@ -148,7 +153,9 @@ class Listeners:
         self._clients = _client_server(border)
         self._oidc = _client_server(border.beside(oidc)) if oidc is not None else None
         servers = [server for server in (self._clients, self._oidc) if server is not None]
-        _add_client_services(servers, fleet, dispatcher, health_servicer, bindings, enrolment, live)
+        _add_client_services(
+            servers, fleet, dispatcher, health_servicer, bindings, certificates, enrolment, live
+        )
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
@@ -219,6 +226,7 @@ def _add_client_services(
     dispatcher: Dispatcher,
     health_servicer: health.aio.HealthServicer,
     bindings: Bindings,
+    certificates: ClientCertificates,
     enrolment: EnrolmentListener,
     live: LiveStreams,
 ) -> None:
@@ -235,6 +243,10 @@ def _add_client_services(
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
+    revocations = Revocations(fleet.store, certificates.registry)
+    certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
+        CertificateService(certificates, revocations), services
+    )
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services
     )

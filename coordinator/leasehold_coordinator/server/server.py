@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -18,13 +19,19 @@ from leasehold_coordinator.access.key_source import open_keys
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_follower import AuditFollower
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
-from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
+from leasehold_coordinator.server.health_reports import (
+    report_health,
+    set_audit_file,
+    set_encryption,
+    set_health,
+)
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
@@ -73,7 +80,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s)
+        fleet = Fleet(store, config.load_interval_s, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
         bindings = Bindings()
@@ -124,9 +131,15 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(calls.watch()),
-                tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
+                tasks.create_task(
+                    _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
+                ),
                 *([tasks.create_task(source.run())] if source is not None else []),
             ]
+            if config.audit_file:
+                told = partial(set_audit_file, health_servicer)
+                follower = AuditFollower(store, Path(config.audit_file), told)
+                background.append(tasks.create_task(follower.follow()))
             await stop.wait()
             for task in background:
                 task.cancel()
@@ -161,11 +174,14 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _prune(fleet: Fleet, retention_s: float, audit_retention_s: float) -> None:
+async def _prune(
+    fleet: Fleet, certificates: ClientCertificates, retention_s: float, audit_retention_s: float
+) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
             await prune(fleet.reader, retention_s, audit_retention_s)
+            await certificates.prune()
         except FleetError as error:
             logger.error("%s", error.message)
 

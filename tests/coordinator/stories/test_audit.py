@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from leasehold.v1 import fleet_service_pb2, lease_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.access_service_pb2 import ROLE_USER, GrantRequest, RevokeRequest, RoleBinding
 from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
@@ -21,6 +24,13 @@ from leasehold.v1.audit_service_pb2 import (
     VerifyAuditResponse,
 )
 from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
+from leasehold.v1.certificate_service_pb2 import (
+    BlockIdentityRequest,
+    ListCertificatesRequest,
+    RevokeCertificateRequest,
+    UnblockIdentityRequest,
+)
+from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import CancelCommandRequest, ListCommandsRequest
 from leasehold.v1.enrolment_service_pb2 import CreateJoinTokenRequest, DeleteJoinTokenRequest
@@ -37,8 +47,11 @@ from leasehold.v1.operation_pb2 import (
 )
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkloadEvent
+from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.methods import CHANGES
+from leasehold_coordinator.server.health_reports import AUDIT_FILE
 
+from tests.certificates import enrol
 from tests.coordinator.api.test_authentication import channel_with, ending
 from tests.coordinator.api.test_command_service import refusal, reported, start, suspend
 from tests.coordinator.api.test_watches import exit_workload
@@ -144,6 +157,13 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     calls["CreateJoinToken"] = lambda: enrolment.CreateJoinToken(wanted)
     unwanted = DeleteJoinTokenRequest(join_token_id=token_id)
     calls["DeleteJoinToken"] = lambda: enrolment.DeleteJoinToken(unwanted)
+    certificates = CertificateServiceStub(coordinator.channel)
+    serial = certificates.ListCertificates(ListCertificatesRequest()).certificates[0].serial
+    calls |= {
+        "RevokeCertificate": lambda: certificates.RevokeCertificate(RevokeCertificateRequest(serial=serial)),
+        "BlockIdentity": lambda: certificates.BlockIdentity(BlockIdentityRequest(identity="user/a")),
+        "UnblockIdentity": lambda: certificates.UnblockIdentity(UnblockIdentityRequest(identity="user/a")),
+    }
     calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")
     return calls
 
@@ -156,6 +176,7 @@ def connected(coordinator: CoordinatorProcess) -> list[str]:
 def test_each_change_writes_one_row(coordinator: CoordinatorProcess) -> None:
     coordinator.end(signal.SIGTERM)
     coordinator.options = ["--join-listen", "127.0.0.1:0"]
+    enrol(coordinator.folder / "store.sqlite3", credentials_directory(), "user/a")
     coordinator.start()
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
     origin = workload_pb2.WORKLOAD_ORIGIN_ADOPT
@@ -304,3 +325,27 @@ def test_a_full_disk_stops_changes_and_no_reads(
     command = coordinator.workloads.StopWorkload(request).command
     assert entries(coordinator, "method:StopWorkload")[0].command_id == command.command_id
     assert not verify(coordinator).HasField("broken")
+
+
+def test_a_file_follows_the_audit(coordinator: CoordinatorProcess) -> None:
+    path, settings = coordinator.folder / "audit.jsonl", coordinator.folder / "coordinator.toml"
+    settings.write_text(f'audit_file = "{path}"\n')
+    coordinator.end(signal.SIGTERM)
+    coordinator.options = ["--config", str(settings)]
+    coordinator.start()
+    worker = coordinator.connect()
+    worker.welcome()
+    start(coordinator, worker)
+    until(lambda: path.exists() and path.read_text().count("\n") == 1)
+    shown = json.loads(path.read_text())
+    (entry,) = entries(coordinator)
+    assert (shown["number"], shown["identity"], shown["resource"]) == ("1", OWN, entry.resource)
+    health: Any = HealthStub(coordinator.channel)  # its stub has no types
+    asked = HealthCheckRequest(service=AUDIT_FILE)
+    assert health.Check(asked).status == HealthCheckResponse.SERVING
+    path.unlink()
+    path.mkdir()
+    changed = Workload(workload_id="one", labels={"team": "a"})
+    coordinator.workloads.UpdateWorkload(workload_service_pb2.UpdateWorkloadRequest(workload=changed))
+    until(lambda: health.Check(asked).status == HealthCheckResponse.NOT_SERVING)
+    assert health.Check(HealthCheckRequest()).status == HealthCheckResponse.SERVING

@@ -188,7 +188,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNKNOWN_HOLD: _ErrorReason.ValueType  # 77
     """There is no hold with this id: it was taken or given up, or it has expired."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 78
-    """The call has no valid token, so its caller is unknown."""
+    """The call has no valid credential, so its caller is unknown."""
+    ERROR_REASON_UNKNOWN_CERTIFICATE: _ErrorReason.ValueType  # 80
+    """There is no certificate with this serial number, or no block of this identity."""
+    ERROR_REASON_TOO_MANY_BLOCKS: _ErrorReason.ValueType  # 81
+    """As many identities are blocked as can be."""
     ERROR_REASON_JOIN_REFUSED: _ErrorReason.ValueType  # 91
     """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
     ERROR_REASON_TOO_MANY_JOIN_TOKENS: _ErrorReason.ValueType  # 92
@@ -375,7 +379,11 @@ ERROR_REASON_STORAGE_DAMAGED: ErrorReason.ValueType  # 76
 ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
 """There is no hold with this id: it was taken or given up, or it has expired."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 78
-"""The call has no valid token, so its caller is unknown."""
+"""The call has no valid credential, so its caller is unknown."""
+ERROR_REASON_UNKNOWN_CERTIFICATE: ErrorReason.ValueType  # 80
+"""There is no certificate with this serial number, or no block of this identity."""
+ERROR_REASON_TOO_MANY_BLOCKS: ErrorReason.ValueType  # 81
+"""As many identities are blocked as can be."""
 ERROR_REASON_JOIN_REFUSED: ErrorReason.ValueType  # 91
 """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
 ERROR_REASON_TOO_MANY_JOIN_TOKENS: ErrorReason.ValueType  # 92

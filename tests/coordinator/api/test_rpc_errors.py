@@ -23,7 +23,8 @@ async def refused_calls() -> list[object]:
             del context
             await ending
 
-    handlers = {"Call": grpc.unary_unary_rpc_method_handler(refuse)}  # type: ignore[arg-type]
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(refuse)
+    handlers = {"Call": handler}
     server = grpc.aio.server(handlers=[grpc.method_handlers_generic_handler("test", handlers)])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

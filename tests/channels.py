@@ -74,7 +74,8 @@ class _Token:
 
     def added(self, details: Details) -> Details:
         """The details of a call with the token."""
-        return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), self._header))
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
+        return Details(details.method, details.timeout, metadata, details.credentials, details.wait_for_ready)
 
 
 class _UnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):

@@ -29,12 +29,18 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_coordinator.commands.checkpoint_list import find_holders
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
+from leasehold_coordinator.commands.holds import Room, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
 from leasehold_coordinator.commands.request_keys import RequestKey, find_repeated
-from leasehold_coordinator.commands.targets import find_target
+from leasehold_coordinator.commands.targets import find_hold_worker, find_target
+from leasehold_coordinator.commands.user_rules import (
+    USER_PRIORITY_LIMIT,
+    check_priority,
+    check_queue,
+    taken_gpus,
+)
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.core.operation_rules import (
     check_generation,
@@ -47,7 +53,7 @@ from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.callers import owner
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.timestamps import duration, now_timestamp
 
@@ -64,10 +70,19 @@ WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthReque
 
 @final
 class CommandCreation:
-    """Creates commands: each is checked, decided, stored and sent."""
+    """Creates commands: each is checked, decided, stored and sent.
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    Args:
+        fleet: The fleet.
+        dispatcher: Sends commands.
+        user_priority_limit: The highest priority of users' workloads.
+    """
+
+    def __init__(
+        self, fleet: Fleet, dispatcher: Dispatcher, user_priority_limit: int = USER_PRIORITY_LIMIT
+    ) -> None:
         self._fleet = fleet
+        self._user_priority_limit = user_priority_limit
         self._dispatcher = dispatcher
         self.decisions = Decisions(fleet.store.health)
 
@@ -77,9 +92,8 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        request_id = "" if request.validate_only else request.request_id
-        key = RequestKey.of(request_id, request)
-        return await self.decisions.once(request_id, partial(self._create_workload, request, key))
+        key = RequestKey.of("" if request.validate_only else request.request_id, request)
+        return await self.decisions.once(key.scoped_id, partial(self._create_workload, request, key))
 
     async def _create_workload(
         self, request: CreateWorkloadRequest, key: RequestKey
@@ -92,6 +106,7 @@ class CommandCreation:
         async def draft() -> tuple[Workload, Command]:
             room = await find_room(self._fleet.reader, request)
             workload = self._new_workload(request, holders, room)
+            check_queue(self._fleet.reader, workload.worker_id, request.gpu_uuids)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id, *room.preempted_ids])
             run = operation_pb2.RunOperation(
                 name=workload.name,
@@ -108,6 +123,7 @@ class CommandCreation:
                 Operation(run=run),
                 request.timeout if request.HasField("timeout") else duration(default_s),
                 workload.workload_id,
+                [workload.owner, *room.owners],
             )
             return workload, command
 
@@ -174,9 +190,8 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        request_id = "" if request.validate_only else request.request_id
-        key = RequestKey.of(request_id, request)
-        return await self.decisions.once(request_id, partial(self._adopt, request, key))
+        key = RequestKey.of("" if request.validate_only else request.request_id, request)
+        return await self.decisions.once(key.scoped_id, partial(self._adopt, request, key))
 
     async def _adopt(self, request: AdoptProcessRequest, key: RequestKey) -> tuple[Workload, Command | None]:
         before = await self._created_before(key)
@@ -194,7 +209,7 @@ class CommandCreation:
             workload = Workload(
                 workload_id=workload_id,
                 name=operation.name,
-                owner=caller(),
+                owner=owner(),
                 worker_id=self._fleet.registry.find(request.worker).hello.worker_id,
                 status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
                 create_time=now_timestamp(),
@@ -208,6 +223,7 @@ class CommandCreation:
                 Operation(adopt=operation),
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
+                [workload.owner],
             )
             return workload, command
 
@@ -256,7 +272,7 @@ class CommandCreation:
             before = await find_repeated(self._fleet.reader, key)
             return before if before is not None else await self.decisions.decide(decide)
 
-        return await self.decisions.once(key.request_id, create)
+        return await self.decisions.once(key.scoped_id, create)
 
     async def operate(
         self,
@@ -283,6 +299,7 @@ class CommandCreation:
         async def decide() -> Decision[Command]:
             target = await find_target(self._fleet.reader, workload, operation)
             check_one_worker(target.workloads)
+            check_queue(self._fleet.reader, target.first.worker_id, taken_gpus(target))
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
@@ -295,6 +312,7 @@ class CommandCreation:
                 target.operation,
                 timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
                 target.first.workload_id,
+                target.owners,
             )
             if expected_generation is not None:
                 command.expected_generation = expected_generation
@@ -344,7 +362,9 @@ class CommandCreation:
         try:
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             check_state(workload, operation)
-            command = new_command("", workload.worker_id, operation, timeout, workload.workload_id)
+            command = new_command(
+                "", workload.worker_id, operation, timeout, workload.workload_id, [workload.owner]
+            )
             await self._dispatcher.create(command)
         except FleetError as error:
             return WorkloadRefusal(
@@ -366,6 +386,7 @@ class CommandCreation:
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None, room: Room) -> Workload:
         spec = request.spec
         check_spec(spec)
+        check_priority(spec, self._user_priority_limit)
         check_metadata("", request.labels, request.annotations)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
         if not request.gpu_uuids:
@@ -374,7 +395,7 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
-            owner=caller(),
+            owner=owner(),
             worker_id=room.worker_id or place(self._fleet.reader, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),

@@ -57,6 +57,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """How long certificates of workers, users and services are valid."""
     insecure: bool = False
     """Serve clients and workers without TLS. Whoever is on the network path can read and steal the tokens."""
+    user_priority_limit: int = 0
+    """The highest priority of users' workloads. Operators may give any."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0

@@ -110,11 +110,14 @@ class Listeners:
         state_directory: Path,
         *,
         is_insecure: bool,
+        user_priority_limit: int,
     ) -> None:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
         authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
-        self._clients = _client_server(fleet, dispatcher, health_servicer, authentication, bindings)
+        self._clients = _client_server(
+            fleet, dispatcher, health_servicer, authentication, bindings, user_priority_limit
+        )
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
@@ -164,6 +167,7 @@ def _client_server(
     health_servicer: health.aio.HealthServicer,
     authentication: Authentication,
     bindings: Bindings,
+    user_priority_limit: int,
 ) -> grpc.aio.Server:
     authorization = Authorization(bindings)
     live = LiveStreams(authorization.role)
@@ -173,7 +177,7 @@ def _client_server(
         maximum_concurrent_rpcs=RPC_LIMIT,
     )
     services = cast(grpc.aio.Server, _Services(server))
-    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
+    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher, user_priority_limit)
     records = RecordChanges(fleet, requests.decisions)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
         FleetService(reader, requests, records), services

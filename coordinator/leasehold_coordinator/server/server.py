@@ -76,7 +76,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
         listeners = Listeners(
-            fleet, dispatcher, health_servicer, tokens, bindings, *paths, is_insecure=config.insecure
+            fleet,
+            dispatcher,
+            health_servicer,
+            tokens,
+            bindings,
+            *paths,
+            is_insecure=config.insecure,
+            user_priority_limit=config.user_priority_limit,
         )
         addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)

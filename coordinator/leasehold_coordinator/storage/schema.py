@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0011"
+NEWEST: Final = "0012"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(

@@ -52,7 +52,7 @@ from leasehold_coordinator.storage.schema import METADATA, NEWEST
 from leasehold_coordinator.storage.statements import _old_keys
 from leasehold_coordinator.storage.store import Store
 
-from tests.coordinator.pages import all_events, page_of, some_workloads
+from tests.coordinator.pages import all_events, as_is, page_of, some_workloads
 
 
 def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
@@ -173,9 +173,11 @@ def test_lists_are_read_in_the_order_of_an_index(tmp_path: Path) -> None:
             commands = page_of(list_orders.COMMANDS, after=(5, "c-1") if begin else None)
             events = page_of(list_orders.EVENTS, after=("e-5",) if begin else None)
             for workload_id in (None, "w-1"):
-                await store.list_commands(commands, Filter(), workload_id=workload_id)
+                await store.list_commands(commands, Filter(), as_is, workload_id=workload_id)
                 for worker_id in (None, "worker-1"):
-                    await store.list_events(events, Filter(), worker_id=worker_id, workload_id=workload_id)
+                    await store.list_events(
+                        events, Filter(), as_is, worker_id=worker_id, workload_id=workload_id
+                    )
             after = (5, "w-1") if begin else None
             for worker_id in (None, "worker-1"):
                 for include_ended in (False, True):
@@ -634,7 +636,9 @@ def test_other_reads_never_wait_for_the_pages_of_lists(
         asked = page_request(ListWorkloadsRequest(), list_orders.WORKLOADS.parse(""), "")
         async with asyncio.TaskGroup() as lists:
             for _ in range(2 * READERS):
-                lists.create_task(store.list_workloads(asked, Filter(), include_ended=True, worker_id=None))
+                lists.create_task(
+                    store.list_workloads(asked, Filter(), as_is, include_ended=True, worker_id=None)
+                )
             await asyncio.sleep(0)  # the pages are asked for
             try:
                 assert await store.find_workload("w-1")

@@ -9,7 +9,10 @@ from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE
 from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.server.transport import ServerTls, open_state
+from leasehold_coordinator.storage.store import Store
 
 LISTENING: Final = re.compile(r" on (\S+) for clients, (\S+) for workers\n")
 """A coordinator's line about its addresses."""
@@ -23,8 +26,13 @@ def credentials(token_file: str = CLIENT_FILE) -> grpc.ChannelCredentials:
     open_state(directory)
     return grpc.composite_channel_credentials(
         grpc.ssl_channel_credentials((directory / "ca.pem").read_bytes()),
-        grpc.access_token_call_credentials((directory / token_file).read_text().strip()),
+        grpc.access_token_call_credentials(token(token_file)),
     )
+
+
+def token(token_file: str) -> str:
+    """The token in a file."""
+    return (credentials_directory() / token_file).read_text().strip()
 
 
 def open_channel(address: str, options: Options = ()) -> grpc.Channel:
@@ -53,7 +61,8 @@ def server_credentials() -> grpc.ServerCredentials:
     return ServerTls(authority, frozenset(LOOPBACK_NAMES)).credentials()
 
 
-def authentication() -> Authentication:
+def authentication(store: Store) -> Authentication:
     """A coordinator's authentication, without a client socket."""
-    _, tokens = open_state(credentials_directory())
-    return Authentication(tokens, lambda peer: None)
+    authority, tokens = open_state(credentials_directory())
+    certificates = ClientCertificates(store, authority)
+    return Authentication(tokens, lambda peer: None, certificates, LiveCalls(certificates.refusal))

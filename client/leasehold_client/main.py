@@ -28,7 +28,7 @@ LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT, insecure:HOST:PORT (with
 """
 
 VERBS: Final = {
-    "get": "List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.",
+    "get": "List workers, GPUs, workloads, checkpoints, commands, events or the audit, or show one by NAME.",
     "run": "Start a workload on a worker.",
     "wait": "Wait until a workload is ready or has ended.",
     "suspend": "Suspend a workload and free its GPUs for others.",
@@ -44,7 +44,9 @@ VERBS: Final = {
     "release": "Release an adopted or claimed workload: its processes keep running, and its lease ends.",
     "cordon": "Take GPUs or whole workers out of service: leases stay, and no new ones are granted.",
     "uncordon": "Put GPUs or whole workers back into service.",
-    "gpu": "Manage the recorded health of GPUs.",
+    "audit": "Verify that nobody changed the audit.",
+    "gpu": "Manage the recorded health of GPUs, and the GPUs of enrolled workers.",
+    "token": "Create, list and delete join tokens of workers, users and services.",
     "cancel": "Cancel a command that has not ended.",
     "access": "Give roles to users and services, and take them away.",
     "whoami": "Show the identity and the role that the coordinator sees.",

@@ -28,6 +28,7 @@ WORKERS: Final = ("alpha", "beta")
 GPUS: Final = 3
 LOAD_INTERVAL_S: Final = 0.5
 TIMEOUT_S: Final = 90.0
+CHANNEL_OPTIONS: Final = (("grpc.max_reconnect_backoff_ms", 500),)
 
 
 @final
@@ -38,6 +39,7 @@ class ChaosFleet:
         folder: Where all of them have their files.
         address: Of the coordinator, over restarts.
         worker_address: Where each worker connects; another one counts from its next start.
+        credentials: Directories of credentials of workers that do not use those of this user.
         prefix: Words before the command line of each process, such as those that enter a network namespace.
     """
 
@@ -46,6 +48,7 @@ class ChaosFleet:
         self.address = address or f"127.0.0.1:{free_port()}"
         self.session_address = session_address or f"127.0.0.1:{free_port()}"
         self.worker_address = dict.fromkeys(WORKERS, self.session_address)
+        self.credentials: dict[str, Path] = {}
         self.prefix: dict[str, list[str]] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.hosts = {
@@ -58,10 +61,11 @@ class ChaosFleet:
             )
             for name in WORKERS
         }
-        self._open_stubs()
+        self.use_channel(open_channel(self.address, CHANNEL_OPTIONS))
 
-    def _open_stubs(self) -> None:
-        self.channel = open_channel(self.address, [("grpc.max_reconnect_backoff_ms", 500)])
+    def use_channel(self, channel: grpc.Channel) -> None:
+        """Calls the coordinator through a channel."""
+        self.channel = channel
         self.fleet = FleetServiceStub(self.channel)
         self.workloads = WorkloadServiceStub(self.channel)
         self.commands = CommandServiceStub(self.channel)
@@ -78,6 +82,8 @@ class ChaosFleet:
             arguments += ["--load-interval", str(LOAD_INTERVAL_S)]
         else:
             environment = self.hosts[name].environment()
+            if name in self.credentials:
+                environment["LEASEHOLD_CREDENTIALS"] = str(self.credentials[name])
             code = WORKER
             arguments = ["--coordinator", self.worker_address[name], "--name", name]
             arguments += ["--state-dir", str(self.folder / name)]

@@ -11,7 +11,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from .fleet import ChaosFleet
+from leasehold.v1 import access_service_pb2
+from leasehold.v1.access_service_pb2 import RoleBinding
+from leasehold_client.config import credentials_directory
+from leasehold_coordinator.storage.rows import binding_row
+
+from tests.certificates import enrol, write_rows
+
+from .fleet import CHANNEL_OPTIONS, WORKERS, ChaosFleet
 
 PREFIX: Final = "leasehold"
 NET: Final = "10.173.91"
@@ -85,10 +92,26 @@ def separated_fleet(folder: Path) -> Iterator[ChaosFleet]:
         fleet = ChaosFleet(folder, f"{host}:{PORT}", f"{host}:{WORKER_PORT}")
         try:
             fleet.prefix = {name: inside(name) for name in HOSTS}
+            _enrol(fleet)
             fleet.heal()
             yield fleet
         finally:
             fleet.stop()
+
+
+def _enrol(fleet: ChaosFleet) -> None:
+    """Gives each worker, and this process, a client certificate, which is required off loopback."""
+    names = [f"worker/{name}" for name in WORKERS]
+    client, *workers = enrol(fleet.database, credentials_directory(), "user/chaos", *names)
+    write_rows(
+        fleet.database,
+        binding_row(RoleBinding(identity="user/chaos", role=access_service_pb2.ROLE_OPERATOR)),
+    )
+    for name, holder in zip(WORKERS, workers, strict=True):
+        fleet.credentials[name] = fleet.folder / f"{name}-credentials"
+        holder.write(fleet.credentials[name], "worker")
+    fleet.channel.close()
+    fleet.use_channel(client.open_channel(fleet.address, CHANNEL_OPTIONS))
 
 
 def partition(_: ChaosFleet, choose: random.Random) -> None:

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.v1 import (
     access_service_pb2,
+    audit_service_pb2,
     command_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
@@ -45,6 +46,7 @@ _METHODS: dict[str, descriptor.MethodDescriptor] = {
         workload_service_pb2,
         command_service_pb2,
         event_service_pb2,
+        audit_service_pb2,
     )
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods

@@ -51,7 +51,7 @@ class Bench:
         self.store = store
         self.fleet = Fleet(store, load_interval_s=5)
         self.dispatcher = Dispatcher(self.fleet)
-        self.service = SessionService(self.fleet, self.dispatcher, authentication())
+        self.service = SessionService(self.fleet, self.dispatcher, authentication(store))
         self.session = Session(make_hello())
         self.session.welcomed = True
         self.fleet.sessions["worker-alpha"] = self.session

@@ -17,6 +17,7 @@ FIELDS: dict[str, Any] = {
     "ListWorkloads": list_fields.WORKLOADS,
     "ListCommands": list_fields.COMMANDS,
     "ListEvents": list_fields.EVENTS,
+    "ListAuditEntries": list_fields.AUDIT,
     "ListCheckpoints": list_fields.CHECKPOINTS,
 }
 
@@ -26,6 +27,7 @@ ORDERS: dict[str, Any] = {
     "ListWorkloads": list_orders.WORKLOADS,
     "ListCommands": list_orders.COMMANDS,
     "ListEvents": list_orders.EVENTS,
+    "ListAuditEntries": list_orders.AUDIT,
 }
 
 

@@ -73,7 +73,7 @@ def fuzz_coordinator(folder: Path) -> Any:
     loop = asyncio.new_event_loop()
     store = Store.open(str(folder / "store.sqlite3"))
     fleet = Fleet(store, load_interval_s=5.0)
-    service = SessionService(fleet, Dispatcher(fleet), authentication())
+    service = SessionService(fleet, Dispatcher(fleet), authentication(store))
     hello = ConnectRequest(hello=make_hello("alpha")).SerializeToString()
 
     async def play(data: bytes) -> None:

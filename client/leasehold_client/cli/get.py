@@ -23,7 +23,8 @@ Shown = TypeVar("Shown", bound="Message")
 
 @click.command()
 @click.argument(
-    "kind", type=click.Choice(["workers", "gpus", "workloads", "checkpoints", "commands", "events"])
+    "kind",
+    type=click.Choice(["workers", "gpus", "workloads", "checkpoints", "commands", "events", "audit"]),
 )
 @click.argument("name", required=False)
 @click.option("-a", "--all", "include_ended", is_flag=True, help="Include workloads that have ended.")
@@ -50,13 +51,14 @@ def get(
     watch: bool,
     output: str,
 ) -> None:
-    """List workers, GPUs, workloads, checkpoints, commands or events, or show one by NAME.
+    """List workers, GPUs, workloads, checkpoints, commands, events or the audit, or show one by NAME.
 
-    For checkpoints and events, NAME is the name or id of a workload.
+    For checkpoints and events, NAME is the name or id of a workload. For the audit, NAME is an identity, such
+    as user/alice.
     """
     from leasehold_client.display import fleet_tables, tables
 
-    if name and kind not in ("checkpoints", "events") and (filter_text or sort_by):
+    if name and kind not in ("checkpoints", "events", "audit") and (filter_text or sort_by):
         raise click.UsageError(f"--filter and --sort-by are for lists: leave out {name!r} or the options")
     if sort_by and kind == "checkpoints":
         raise click.UsageError("checkpoints are always listed newest first: leave out --sort-by")
@@ -93,11 +95,23 @@ def get(
         case "events":
             events = client.events(name or "", filter=filter_text, order_by=sort_by)
             _show(kind, None, events, output, tables.echo_events)
+        case "audit":
+            entries = client.audit_entries(filter=_of_identity(name, filter_text), order_by=sort_by)
+            _show(kind, None, entries, output, tables.echo_audit)
         case _:
             commands = (
                 [client.command(name)] if name else client.commands(filter=filter_text, order_by=sort_by)
             )
             _show(kind, name, commands, output, tables.echo_commands)
+
+
+def _of_identity(identity: str | None, filter_text: str) -> str:
+    """A filter of the audit, narrowed to an identity."""
+    if not identity:
+        return filter_text
+    quoted = identity.replace("\\", "\\\\").replace('"', '\\"')
+    narrowed = f'identity = "{quoted}"'
+    return f"({filter_text}) AND {narrowed}" if filter_text.strip() else narrowed
 
 
 def _show(

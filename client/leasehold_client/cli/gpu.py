@@ -11,6 +11,7 @@ import click
 from leasehold_client.arguments.cordon_targets import find_targets
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
+from leasehold_client.display.standard_output import echo
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
@@ -18,7 +19,19 @@ if TYPE_CHECKING:
 
 @click.group()
 def gpu() -> None:
-    """Manage the recorded health of GPUs."""
+    """Manage the recorded health of GPUs, and the GPUs of enrolled workers."""
+
+
+@gpu.command("unbind")
+@click.argument("uuid", metavar="UUID")
+@verb
+def unbind(client: Client, uuid: str) -> None:
+    """Unbind a GPU from the name of an enrolled worker, so that another worker may have the GPU.
+
+    The worker that has the GPU must not be connected.
+    """
+    identity = client.enrolment.unbind_gpu(uuid)
+    echo(f"{uuid}: unbound from {identity}")
 
 
 @gpu.command("reset-health")

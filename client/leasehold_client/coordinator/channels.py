@@ -1,4 +1,4 @@
-"""Channels to a coordinator: its socket, or its port with a token, with or without TLS."""
+"""Channels to a coordinator: its socket, or its port with a certificate or a token, with or without TLS."""
 
 import os
 import re
@@ -22,6 +22,8 @@ from leasehold_client.errors import NoCoordinatorError, UsageError
 
 AUTHORITY_FILE: Final = "ca.pem"
 CLIENT_FILE: Final = "client.token"
+CERTIFICATE_FILES: Final = ("client.pem", "client.key")
+"""A client certificate and its key, which take the place of the token if they exist."""
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
 FILE_LIMIT_BYTES: Final = 65_536
@@ -45,6 +47,10 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
     directory = credentials_directory()
     is_insecure = address.startswith(INSECURE_SCHEME)
     certificate = b"" if is_insecure else _authority(directory / AUTHORITY_FILE, address)
+    chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
+    if key_path.exists() and not is_insecure:
+        pair = _read(key_path, address), _read(chain_path, address)
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate, *pair), options=options)
     token = _token(directory / CLIENT_FILE, address)
     if is_insecure:
         channel = grpc.insecure_channel(address.removeprefix(INSECURE_SCHEME), options=options)

@@ -10,7 +10,7 @@ import grpc
 
 from leasehold_client.coordinator.channels import open_channel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
-from leasehold_client.coordinator.tls_failures import explain, explain_insecure
+from leasehold_client.coordinator.tls_failures import explain, explain_closed
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -83,7 +83,7 @@ class Connection:
             yield
         except grpc.RpcError as error:
             details = cast("grpc.Call", error).details() or ""
-            if (cause := explain_insecure(details, self.address)) is not None:
+            if (cause := explain_closed(details, self.address)) is not None:
                 raise NoCoordinatorError(cause, code=grpc.StatusCode.UNAVAILABLE) from None
             failure = explain(details, self.address)
             if failure is not None:

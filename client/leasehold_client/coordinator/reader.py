@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Final, Self
 
 from leasehold.v1 import (
+    audit_service_pb2,
     command_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
@@ -12,6 +13,9 @@ from leasehold.v1 import (
     workload_service_pb2,
 )
 from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
+from leasehold.v1.audit_pb2 import AuditEntry
+from leasehold.v1.audit_service_pb2 import VerifyAuditResponse
+from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
 from leasehold.v1.event_pb2 import Event
@@ -27,6 +31,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import default_coordinator
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
+from leasehold_client.coordinator.enrolment import EnrolmentCalls
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.messages import (
     Moves,
@@ -63,6 +68,9 @@ class Reader:
         self._workloads = WorkloadServiceStub(channel)
         self._commands = CommandServiceStub(channel)
         self._events = EventServiceStub(channel)
+        self._audit = AuditServiceStub(channel)
+        self.enrolment = EnrolmentCalls(self._connection)
+        """Join tokens."""
         self._access = AccessServiceStub(channel)
 
     def __enter__(self) -> Self:
@@ -156,6 +164,29 @@ class Reader:
         request = event_service_pb2.ListEventsRequest(workload=workload, filter=filter, order_by=order_by)
         pages = self._connection.pages(self._events.ListEvents, request, min(limit, PAGE_SIZE))
         return list(islice((event for page in pages for event in page.events), limit))
+
+    def audit_entries(self, limit: int = 100, *, filter: str = "", order_by: str = "") -> list[AuditEntry]:
+        """The first entries of the audit.
+
+        Args:
+            limit: Largest number of entries.
+            filter: As of :meth:`workers`, such as ``identity = user/alice AND outcome = REFUSED``.
+            order_by: ``number`` or ``number desc``. Empty: the newest first.
+        """
+        request = audit_service_pb2.ListAuditEntriesRequest(filter=filter, order_by=order_by)
+        pages = self._connection.pages(self._audit.ListAuditEntries, request, min(limit, PAGE_SIZE))
+        return list(islice((entry for page in pages for entry in page.entries), limit))
+
+    def verify_audit(self) -> VerifyAuditResponse:
+        """Lets the coordinator recompute the hashes of the whole audit. The response is about all parts."""
+        count, token = 0, ""
+        while True:
+            request = audit_service_pb2.VerifyAuditRequest(page_token=token)
+            part = self._connection.read(self._audit.VerifyAudit, request)
+            count, token = count + part.entry_count, part.next_page_token
+            if not token:
+                part.entry_count = count
+                return part
 
     def command(self, command_id: str) -> Command:
         """The command with this id."""

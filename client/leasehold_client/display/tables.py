@@ -4,8 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message
 from leasehold.v1.access_service_pb2 import Role, RoleBinding
+from leasehold.v1.audit_pb2 import AuditEntry, AuditOutcome
 from leasehold.v1.checkpoint_pb2 import Checkpoint, CheckpointKind
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.enrolment_service_pb2 import JoinToken
+from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.event_pb2 import Event, EventKind
 
 from leasehold_client.byte_sizes import size_text
@@ -46,6 +49,34 @@ def echo_events(events: Iterable[Event]) -> None:
     )
 
 
+def echo_audit(entries: Iterable[AuditEntry]) -> None:
+    """Prints a table of entries of the audit."""
+    echo_table(
+        ["NUMBER", "TIME", "IDENTITY", "ADDRESS", "METHOD", "RESOURCE", "OUTCOME", "COUNT", "COMMAND"],
+        [
+            [
+                str(entry.number),
+                time_text(entry.time),
+                f"{entry.identity or '-'}{f' for {entry.on_behalf_of}' if entry.on_behalf_of else ''}",
+                entry.address or "-",
+                entry.method.rpartition("/")[2] or "-",
+                entry.resource or "-",
+                _outcome(entry),
+                str(entry.count),
+                entry.command_id or "-",
+            ]
+            for entry in entries
+        ],
+    )
+
+
+def _outcome(entry: AuditEntry) -> str:
+    """The outcome, or the reason of a refusal."""
+    if entry.reason:
+        return enum_name(ErrorReason.Name, entry.reason, "ERROR_REASON_")
+    return enum_name(AuditOutcome.Name, entry.outcome, "AUDIT_OUTCOME_")
+
+
 def echo_commands(commands: Iterable[Command]) -> None:
     """Prints a table of commands."""
     echo_table(
@@ -60,6 +91,24 @@ def echo_commands(commands: Iterable[Command]) -> None:
                 command.error.message or "-",
             ]
             for command in commands
+        ],
+    )
+
+
+def echo_join_tokens(tokens: Iterable[JoinToken]) -> None:
+    """Prints a table of join tokens."""
+    echo_table(
+        ["ID", "IDENTITY", "USES LEFT", "EXPIRES", "REPLACES", "CREATOR"],
+        [
+            [
+                one.join_token_id,
+                one.identity,
+                str(one.uses_left),
+                time_text(one.expire_time),
+                "yes" if one.replace else "-",
+                one.creator or "-",
+            ]
+            for one in tokens
         ],
     )
 

@@ -74,6 +74,11 @@ class Authority:
     rules: IssueRules = DEFAULT_RULES
 
     @property
+    def pem(self) -> bytes:
+        """The CA's certificate as PEM."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
     def serial(self) -> str:
         """The serial number of the CA's certificate, in hexadecimal."""
         return serial_text(self.certificate)

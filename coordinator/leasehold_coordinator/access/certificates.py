@@ -90,6 +90,32 @@ class CertificateRegistry:
             default=certificate.not_after,
         )
 
+    def refusal(
+        self, identity: Identity, serial: str, not_after: datetime.datetime, now: datetime.datetime
+    ) -> str | None:
+        """Why the holder of a certificate is refused: what happened and what to do. None: the holder is not.
+
+        A connection outlives its certificate in gRPC. So its calls are served until the newest certificate
+        expires that renews the connection's certificate.
+
+        Args:
+            identity: The identity in the certificate.
+            serial: The serial number of the connection's certificate.
+            not_after: When the connection's certificate expires.
+            now: The present time.
+        """
+        if self.is_revoked(serial):
+            return f"certificate {serial} of {identity} is revoked: ask an admin for a join token"
+        certificate = self.get(serial)
+        if now >= not_after and certificate is not None:
+            not_after = self.expire_time(certificate)
+        if now >= not_after:
+            return (
+                f"certificate {serial} of {identity} expired at {not_after:%Y-%m-%d %H:%M:%S} UTC: ask an "
+                "admin for a join token"
+            )
+        return None
+
     def revoke(self, subject: str) -> None:
         """Revokes a serial number, or blocks an identity that is written as ``KIND/NAME``."""
         self._revoked.add(subject)

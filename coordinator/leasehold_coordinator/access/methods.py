@@ -48,6 +48,17 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
         "ListEvents": Role.VIEWER,
         "WatchEvents": Role.VIEWER,
     },
+    "leasehold.v1.AuditService": {
+        "ListAuditEntries": Role.OPERATOR,
+        "VerifyAudit": Role.OPERATOR,
+    },
+    "leasehold.v1.EnrolmentService": {
+        "CreateJoinToken": Role.ADMIN,
+        "ListJoinTokens": Role.ADMIN,
+        "DeleteJoinToken": Role.ADMIN,
+        "UnbindGpu": Role.ADMIN,
+    },
+    "leasehold.v1.RenewalService": {"RenewCertificate": Role.NONE},
     "leasehold.v1.AccessService": {
         "Grant": Role.ADMIN,
         "Revoke": Role.ADMIN,
@@ -66,3 +77,16 @@ METHODS: Final = {
     f"/{service}/{method}": role for service, methods in _ROLES.items() for method, role in methods.items()
 }
 """The weakest role that may call a method, by the method's full name."""
+
+_READING_VERBS: Final = ("Get", "List", "Watch")
+_READING: Final = frozenset(
+    {"Check", "Plan", "ReadWorkloadOutput", "VerifyAudit", "WhoAmI", "ServerReflectionInfo"}
+)
+"""Further methods that change nothing. A new method counts as one that changes something."""
+
+CHANGES: Final = frozenset(
+    method
+    for method in METHODS
+    if not (name := method.rpartition("/")[2]).startswith(_READING_VERBS) and name not in _READING
+)
+"""The methods that change something, by full name. Each change writes a row of the audit."""

@@ -1,20 +1,25 @@
 """The identity of a caller."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, NoReturn, final
 
 import grpc
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE, LocalTokens, is_bearer
+from leasehold_coordinator.access.peer_certificates import parse_peer_certificate
 from leasehold_coordinator.api.unix_users import UnixUsers
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import host_of
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _TLS_1_3: Final = b"TLSv1.3"
+_CLIENT_KINDS: Final = (Kind.USER, Kind.SERVICE)
 _SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 
 
@@ -26,12 +31,22 @@ class Authentication:
         tokens: The tokens of clients and workers.
         socket_user: The Unix user of a connection through the client socket, by its gRPC peer. None: the
             connection did not come through the socket.
+        certificates: The client certificates.
+        calls: The calls under way.
         is_insecure: Whether connections without TLS are permitted.
     """
 
     def __init__(
-        self, tokens: LocalTokens, socket_user: Callable[[str], int | None], *, is_insecure: bool = False
+        self,
+        tokens: LocalTokens,
+        socket_user: Callable[[str], int | None],
+        certificates: ClientCertificates,
+        calls: LiveCalls,
+        *,
+        is_insecure: bool = False,
     ) -> None:
+        self.calls = calls
+        self._certificates = certificates
         self._is_insecure = is_insecure
         self._tokens = tokens
         self._socket_user = socket_user
@@ -53,25 +68,69 @@ class Authentication:
             if uid is None:
                 _refuse("the connection did not come through the client socket: use its path")
             identity, is_admin = await self._users.identity(uid), self._users.is_admin(uid)
-            return Caller(identity, host_of(context.peer()), is_local_admin=is_admin)
+            return self._admitted(Caller(identity, host_of(context.peer()), is_local_admin=is_admin))
         self._require_encryption(context)
+        if (pem := _certificate(context)) is not None:
+            return self._certificate_holder(context, pem, _CLIENT_KINDS)
         if not _is_only(headers, self._tokens.client):
             _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
         return Caller(self._users.own, host_of(context.peer()), is_local_admin=True)
 
-    def require_worker(self, context: Context) -> None:
-        """Refuses a call without the token of workers.
+    def worker(self, context: Context) -> Caller | None:
+        """The worker that calls. None: the holder of the token of workers, which may use any worker's name.
 
         Raises:
             FleetError: UNAUTHENTICATED.
         """
         self._require_encryption(context)
+        if (pem := _certificate(context)) is not None:
+            return self._certificate_holder(context, pem, (Kind.WORKER,))
         if not _is_only(_authorization(context), self._tokens.worker):
             _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
+        return None
+
+    def token_worker(self, context: Context, name: str) -> Caller:
+        """The worker that a holder of the token of workers names in its hello.
+
+        Raises:
+            FleetError: UNAUTHENTICATED, the name is blocked.
+        """
+        return self._admitted(Caller(Identity(Kind.WORKER, name), host_of(context.peer())))
+
+    def _certificate_holder(self, context: Context, pem: bytes, kinds: Collection[Kind]) -> Caller:
+        """The holder of the certificate that a connection presents.
+
+        Raises:
+            FleetError: UNAUTHENTICATED.
+        """
+        if _authorization(context):
+            _refuse("the call has a token besides its connection's certificate: send only one credential")
+        try:
+            found = parse_peer_certificate(pem, self._certificates.trust_domain)
+        except ValueError as error:
+            _refuse(str(error))
+        if found.identity.kind not in kinds:
+            expected = " or ".join(f"{kind}/NAME" for kind in kinds)
+            _refuse(f"the certificate is of {found.identity}, and this address is for {expected}")
+        if self._certificates.registry.find(found.fingerprint) is None:
+            _refuse(
+                f"the coordinator's store does not know certificate {found.serial} of {found.identity}: ask "
+                "an admin for a join token"
+            )
+        caller = Caller(
+            found.identity, host_of(context.peer()), serial=found.serial, expire_time=found.not_after
+        )
+        return self._admitted(caller)
+
+    def _admitted(self, caller: Caller) -> Caller:
+        refusal = self._certificates.refusal(caller)
+        if refusal is not None:
+            raise refusal
+        return caller
 
     def _require_encryption(self, context: Context) -> None:
-        if not self._is_insecure and not is_encrypted(context):
-            _refuse("the connection is older than TLS 1.3: use TLS 1.3")
+        if not self._is_insecure:
+            require_tls(context)
 
 
 _UNKNOWN: Final = (
@@ -82,6 +141,21 @@ _UNKNOWN: Final = (
 
 def _refuse(message: str) -> NoReturn:
     raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
+
+
+def _certificate(context: Context) -> bytes | None:
+    """The certificate that the connection presents, as PEM. None: its listener requires none."""
+    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+
+
+def require_tls(context: Context) -> None:
+    """Refuses a connection without TLS 1.3.
+
+    Raises:
+        FleetError: UNAUTHENTICATED.
+    """
+    if not is_encrypted(context):
+        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
 
 def is_encrypted(context: Context) -> bool:

@@ -31,6 +31,7 @@ from leasehold_coordinator.fleet.callers import (
     CallLimits,
     caller_at_host,
     note_caller,
+    note_request,
 )
 from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import duration
@@ -93,7 +94,7 @@ class Border(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
-            work, parse = _one_request(handler), _parser(handler)
+            work, parse = _one_request(method, handler), _parser(handler)
         places, streams = self._places(method, handler), handler.response_streaming
 
         async def serve(requests: object, context: Context) -> object:
@@ -105,10 +106,11 @@ class Border(grpc.aio.ServerInterceptor):
                 # The call counts until it is over: a response that its client does not read takes memory.
                 # Its task ends then. A callback of the context would make a reference cycle.
                 cast("asyncio.Task[object]", asyncio.current_task()).add_done_callback(lambda _: leave())
-                if not streams:
-                    return await work(requests, context)
-                async with self._live.entered(caller, method):
-                    return await work(requests, context)
+                async with self._authentication.calls.serving(caller):
+                    if not streams:
+                        return await work(requests, context)
+                    async with self._live.entered(caller, method):
+                        return await work(requests, context)
             except FleetError as error:
                 ending = abort(context, error)
                 del requests, context  # see abort
@@ -137,11 +139,14 @@ class Border(grpc.aio.ServerInterceptor):
         return self._lists if method.rpartition("/")[2].startswith("List") else self._calls
 
 
-def _one_request(handler: Handler) -> Work:
+def _one_request(method: str, handler: Handler) -> Work:
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def work(_: object, context: Context) -> object:
-        responses = respond(await _read(context), context)
+        request = await _read(context)
+        if isinstance(request, Message):
+            note_request(method, request)
+        responses = respond(request, context)
         if not handler.response_streaming:
             return await responses  # gRPC sends it together with the status
         if isinstance(responses, AsyncGenerator):

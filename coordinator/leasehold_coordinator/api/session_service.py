@@ -26,6 +26,7 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
 from leasehold_coordinator.api.rpc_errors import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
@@ -97,7 +98,7 @@ class SessionService(SessionServiceServicer):
         self, request_iterator: object, context: Context
     ) -> None:
         try:
-            self._authentication.require_worker(context)
+            caller = self._authentication.worker(context)
             # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
             leave = self._streams.enter(host_of(context.peer()))
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
@@ -105,6 +106,10 @@ class SessionService(SessionServiceServicer):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
             session.is_encrypted = is_encrypted(context)
             self._check(session.hello)
+            if caller is None:
+                caller = self._authentication.token_worker(context, session.hello.name)
+            session.identity = caller.identity
+            _check_name(session.hello, caller.identity)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
@@ -119,8 +124,9 @@ class SessionService(SessionServiceServicer):
             await _send(context, ConnectResponse(goodbye=refusal))
             return
         try:
-            await finish(self._welcome(session))
-            await self._converse(session, context)
+            with self._authentication.calls.entered(caller, partial(self._end_refused, session)):
+                await finish(self._welcome(session))
+                await self._converse(session, context)
         except FleetError as error:
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
@@ -222,6 +228,13 @@ class SessionService(SessionServiceServicer):
             silence_limit=duration(SILENCE_INTERVALS * interval_s),
             open_command_ids=self._fleet.ledger.stored_of_worker(session.hello.worker_id),
         )
+
+    def _end_refused(self, session: Session, refusal: FleetError) -> None:
+        """Ends the session of a worker whose credential is refused by now."""
+        hello = session.hello
+        logger.warning("the session of worker %s ends: %s", hello.name, refusal.message)
+        self._fleet.events.refused(refusal, hello.worker_id, hello.name)
+        session.end(session_pb2.GOODBYE_REASON_REFUSED, refusal)
 
     def _forget(self, session: Session) -> None:
         session.end()
@@ -333,12 +346,30 @@ class SessionService(SessionServiceServicer):
                 f"a second hello has other ids than {ids[0]} and {ids[1]}: open a new stream for other ids",
             )
         check_hello(hello)
+        if session.identity is not None:
+            _check_name(hello, session.identity)
         self._fleet.registry.check_unique(hello, time.monotonic())
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
         await self._fleet.save_worker(hello, session.epoch, robbed)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
+
+
+def _check_name(hello: Hello, identity: Identity) -> None:
+    """Refuses a hello whose name is not that of the worker's credential.
+
+    Raises:
+        FleetError: IDENTITY_MISMATCH.
+    """
+    if hello.name != identity.name:
+        raise FleetError(
+            errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
+            f"the worker's hello has the name {hello.name}, and its certificate is of {identity}: start the "
+            f"worker with --name {identity.name}, or get a certificate for the name {hello.name}",
+            name=hello.name,
+            identity=str(identity),
+        )
 
 
 def _parse(data: bytes) -> ConnectRequest | None:

@@ -25,6 +25,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_UNKNOWN_PROCESS,
         errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
         errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
+        errors_pb2.ERROR_REASON_UNKNOWN_JOIN_TOKEN,
         errors_pb2.ERROR_REASON_UNKNOWN_BINDING,
     ),
     grpc.StatusCode.ALREADY_EXISTS: (
@@ -33,6 +34,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
         errors_pb2.ERROR_REASON_DUPLICATE_WORKER_NAME,
         errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
+        errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
     ),
     grpc.StatusCode.UNAVAILABLE: (
         errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
@@ -43,6 +45,7 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
         errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
         errors_pb2.ERROR_REASON_TOO_MANY_WORKERS,
+        errors_pb2.ERROR_REASON_TOO_MANY_JOIN_TOKENS,
         errors_pb2.ERROR_REASON_TOO_MANY_BINDINGS,
         errors_pb2.ERROR_REASON_NO_FREE_GPU,
         errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY,
@@ -56,7 +59,11 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_ETAG_MISMATCH,
     ),
     grpc.StatusCode.UNAUTHENTICATED: (errors_pb2.ERROR_REASON_UNAUTHENTICATED,),
-    grpc.StatusCode.PERMISSION_DENIED: (errors_pb2.ERROR_REASON_NOT_PERMITTED,),
+    grpc.StatusCode.PERMISSION_DENIED: (
+        errors_pb2.ERROR_REASON_NOT_PERMITTED,
+        errors_pb2.ERROR_REASON_JOIN_REFUSED,
+        errors_pb2.ERROR_REASON_CERTIFICATE_CLONED,
+    ),
     grpc.StatusCode.UNIMPLEMENTED: (errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,),
     grpc.StatusCode.DEADLINE_EXCEEDED: (errors_pb2.ERROR_REASON_EXPIRED,),
     grpc.StatusCode.CANCELLED: (errors_pb2.ERROR_REASON_CANCELLED,),

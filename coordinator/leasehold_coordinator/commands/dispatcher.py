@@ -16,13 +16,14 @@ from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
 from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_entries import command_rows
 from leasehold_coordinator.fleet.callers import caller_at_host
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.log_context import log_context
 from leasehold_coordinator.shielded_tasks import start
-from leasehold_coordinator.storage.rows import Row, workload_row
+from leasehold_coordinator.storage.rows import AuditRow, Change, workload_row
 from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
 
 logger = logging.getLogger(__name__)
@@ -108,16 +109,20 @@ class Dispatcher:
         )
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
-        return self._store_created(effects, command, workload)
+        return self._store_created(effects, command, workload, command_rows(command))
 
     async def _store_created(
-        self, effects: Sequence[Effect], command: Command, workload: Workload | None
+        self,
+        effects: Sequence[Effect],
+        command: Command,
+        workload: Workload | None,
+        audited: Sequence[AuditRow],
     ) -> None:
         if workload is None:
-            await self._carry_out(effects)
+            await self._carry_out(effects, audited)
         else:
             with self._fleet.workload_being_created(workload):
-                await self._carry_out(effects, [workload_row(workload)])
+                await self._carry_out(effects, [workload_row(workload), *audited])
         if command.state == PENDING:  # earlier commands may have ended meanwhile
             start(self._advance(command.worker_id))
 
@@ -213,7 +218,8 @@ class Dispatcher:
 
     async def cancel(self, command: Command) -> Command:
         """Cancels a command: at once if it was not sent, otherwise by asking its worker."""
-        await self._carry_out(self._fleet.ledger.cancel(command.command_id, self._now()))
+        effects = self._fleet.ledger.cancel(command.command_id, self._now())
+        await self._carry_out(effects, command_rows(command))
         return await self._fleet.reader.find_command(command.command_id) or command
 
     async def tick(self) -> None:
@@ -269,7 +275,7 @@ class Dispatcher:
             crash_point("command-stored")
 
     async def _carry_out(
-        self, effects: Sequence[Effect], rows: Sequence[Row] = (), workloads: Sequence[Workload] = ()
+        self, effects: Sequence[Effect], rows: Sequence[Change] = (), workloads: Sequence[Workload] = ()
     ) -> None:
         """Carries out the ledger's effects in order. If the store fails, the remaining effects are skipped.
 
@@ -295,7 +301,7 @@ class Dispatcher:
                 self._ends.pop(command_id).set()
 
     async def _do(
-        self, effects: Sequence[Effect], rows: Sequence[Row], workloads: Sequence[Workload]
+        self, effects: Sequence[Effect], rows: Sequence[Change], workloads: Sequence[Workload]
     ) -> None:
         for number, effect in enumerate(effects):
             match effect:
@@ -325,7 +331,7 @@ class Dispatcher:
                         to.send(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
                         crash_point("outcome-acknowledged")
 
-    async def _store(self, effect: Store, rows: Sequence[Row], workloads: Sequence[Workload]) -> None:
+    async def _store(self, effect: Store, rows: Sequence[Change], workloads: Sequence[Workload]) -> None:
         stored = self._fleet.ledger.current(effect)
         if stored is None:
             return

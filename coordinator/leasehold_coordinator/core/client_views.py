@@ -113,5 +113,5 @@ def command_view(command: Command) -> Command:
 
 
 def _hide_values(spec: WorkloadSpec) -> None:
-    for name in spec.environment:
+    for name in list(spec.environment):  # a map must not change during its iteration
         spec.environment[name] = ""

@@ -75,12 +75,7 @@ def check_hello(hello: Hello) -> None:
     """
     check_id("worker_id", hello.worker_id)
     check_id("instance_id", hello.instance_id)
-    if not NAME.fullmatch(hello.name):
-        raise _violation(
-            "name",
-            f"invalid worker name {hello.name[:64]!r}: use 1 to 64 letters, digits, '-', '_' or '.', "
-            "and start with a letter or digit (`leasehold worker --name`)",
-        )
+    check_name(hello.name)
     kept_bytes = description(hello).ByteSize()
     if kept_bytes > DESCRIPTION_LIMIT_BYTES:
         raise _violation(
@@ -106,6 +101,20 @@ def check_hello(hello: Hello) -> None:
     ):
         if len(set(values)) < len(values):
             raise _violation(field, f"hello of worker {hello.name} has the same {field} twice")
+
+
+def check_name(name: str) -> None:
+    """Refuses an invalid name of a worker.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION.
+    """
+    if not NAME.fullmatch(name):
+        raise _violation(
+            "name",
+            f"invalid worker name {name[:64]!r}: use 1 to 64 letters, digits, '-', '_' or '.', "
+            "and start with a letter or digit (`leasehold worker --name`)",
+        )
 
 
 def check_values(message: Message) -> None:

@@ -1,7 +1,7 @@
 """What callers see of workloads, commands and GPUs that are not theirs: the permitted fields. Pure.
 
-Every field of these messages has a row, and a field without one is hidden. Filters of lists see the same view,
-so they reveal nothing more.
+Every field of these messages has a row, and a field without one is hidden. Filters see the same view, so they
+reveal nothing more.
 """
 
 from collections.abc import Mapping

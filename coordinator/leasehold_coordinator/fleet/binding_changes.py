@@ -10,6 +10,7 @@ from leasehold.v1.access_service_pb2 import RoleBinding
 
 from leasehold_coordinator.access.bindings import BINDING_LIMIT, Bindings, binding_key, check_binding
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone, binding_row
@@ -64,7 +65,7 @@ class BindingChanges:
                 granted_by=caller(),
                 grant_time=now_timestamp(),
             )
-            await self._store.write(binding_row(binding))
+            await self._store.write(binding_row(binding), *change_rows(f"binding/{binding_key(binding)}"))
             self._bindings.put(binding)
             self._on_change()
             logger.info("%s granted %s", binding.granted_by, binding_key(binding))
@@ -88,7 +89,7 @@ class BindingChanges:
                     f"there is no role binding {key!r}: `leasehold access list` lists them",
                     field="binding",
                 )
-            await self._store.write(Gone(schema.role_bindings, key))
+            await self._store.write(Gone(schema.role_bindings, key), *change_rows(f"binding/{key}"))
             self._bindings.remove(wanted)
             self._on_change()
             logger.info("%s revoked %s", caller(), key)

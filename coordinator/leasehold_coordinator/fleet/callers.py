@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, final
 
+from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.callers import Caller
@@ -26,6 +27,9 @@ STREAM_LIMIT: Final = 1_024
 
 SESSION_LIMIT: Final = 24_576
 """Most concurrent streams of workers, with ended streams whose peer has not read the last frames."""
+
+_REQUEST: Final[ContextVar[tuple[str, Message] | None]] = ContextVar("request", default=None)
+"""Method and request of the call that the current task serves."""
 
 _CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
 
@@ -70,6 +74,16 @@ def caller_at_host() -> str:
 def note_caller(found: Caller) -> None:
     """Sets the caller of the current task, and of tasks that it starts later."""
     _CALLER.set(found)
+
+
+def current_request() -> tuple[str, Message] | None:
+    """Full name of the method and request of the call that the current task serves. None: no call."""
+    return _REQUEST.get()
+
+
+def note_request(method: str, request: Message) -> None:
+    """Sets the request of the current task, and of tasks that it starts later."""
+    _REQUEST.set((method, request))
 
 
 def host_of(peer: str) -> str:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.errors import FleetError
@@ -18,6 +19,7 @@ from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.shielded_tasks import finish
 from leasehold_coordinator.storage.rows import Change, certificate_row, clock_row, revocation_row
 from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.timestamps import from_unix_ns
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,27 @@ class ClientCertificates:
         for subject in await self._store.revocations():
             self.registry.revoke(subject)
 
+    @property
+    def trust_domain(self) -> str:
+        """The trust domain of identities in certificates."""
+        return self._authority.rules.trust_domain
+
+    def refusal(self, caller: Caller) -> FleetError | None:
+        """Why a caller is refused by now. None: the caller is not."""
+        identities = {caller.identity, caller.owner}
+        blocked = [] if caller.is_local_admin else [one for one in identities if self.is_blocked(one)]
+        why: str | None = None
+        if blocked:
+            why = f"{blocked[0]} is blocked: an admin may `leasehold ca unblock {blocked[0]}`"
+        elif caller.serial and caller.expire_time is not None:
+            now = from_unix_ns(self._store.highest_time_ns)
+            why = self.registry.refusal(caller.identity, caller.serial, caller.expire_time, now)
+        return FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, why) if why is not None else None
+
+    def is_blocked(self, identity: Identity) -> bool:
+        """Whether an identity is blocked on every listener, with each credential."""
+        return self.registry.is_revoked(str(identity))
+
     async def issue(
         self,
         public_key: ec.EllipticCurvePublicKey,
@@ -70,7 +93,7 @@ class ClientCertificates:
         Raises:
             FleetError: NOT_PERMITTED, the identity is blocked. STORAGE_UNAVAILABLE. Nothing has changed.
         """
-        if self.registry.is_revoked(str(identity)):
+        if self.is_blocked(identity):
             raise FleetError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
                 f"{identity} is blocked, so it gets no certificate: `leasehold ca unblock {identity}`",

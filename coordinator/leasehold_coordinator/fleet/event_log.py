@@ -18,6 +18,7 @@ from leasehold.v1.event_service_pb2 import WatchEventsResponse
 from leasehold.v1.worker_pb2 import WorkerState
 from leasehold.v1.workload_pb2 import Workload
 
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.gpu_conditions import ConditionChange
 from leasehold_coordinator.core.known_worker import KnownWorker
@@ -92,6 +93,16 @@ class Events:
     def protocol_error(self, error: FleetError, worker_id: str, worker_name: str) -> None:
         """Adds an event: a worker violated the protocol, which ended its session."""
         self._add(event_pb2.EVENT_KIND_PROTOCOL_ERROR, error.message, worker_id, worker_name)
+
+    def joined(self, identity: Identity, join_token_id: str, worker_id: str) -> Event:
+        """Builds the event of a first certificate. The caller stores both in one write."""
+        name = identity.name if identity.kind is Kind.WORKER else ""
+        message = f"{identity} joined by the token {join_token_id}"
+        return self._event(event_pb2.EVENT_KIND_JOINED, message, worker_id if name else "", name)
+
+    def join_refused(self, identity: str, error: FleetError) -> None:
+        """Adds an event: the first or the next certificate was refused to somebody."""
+        self._add(event_pb2.EVENT_KIND_JOIN_REFUSED, f"{identity!r} got no certificate: {error.message}")
 
     def of_workload(self, workload: Workload) -> Event:
         """The event of a workload that changed its state or became ready. The caller stores both together."""

@@ -5,6 +5,7 @@ Everything here runs on the event loop's thread.
 :mod:`leasehold_coordinator.fleet.fleet_reader` is what readers are handed.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold.worker.v1.session_pb2 import Hello
 
+from leasehold_coordinator.access.join_tokens import JoinTokens
+from leasehold_coordinator.access.worker_bindings import WorkerBindings
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import SUCCEEDED, is_terminal
@@ -26,6 +29,7 @@ from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.workload_reports import failed, is_concluded
 from leasehold_coordinator.core.workload_states import is_ended, state_name
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.refusals import Refusals
@@ -34,6 +38,7 @@ from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.worker_news import WorkerNews
 from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.enrolment_rows import read_bindings, read_join_tokens
 from leasehold_coordinator.storage.rows import (
     Change,
     CommandsOf,
@@ -76,14 +81,22 @@ class Fleet:
         self.events = Events(store, self.reader.event_hub)
         self.refusals = Refusals(self.events)
         self.worker_news = WorkerNews(self.reader, self.events)
+        self.join_tokens = JoinTokens()
+        self.bindings = WorkerBindings()
+        self.enrolling = asyncio.Lock()
+        """Held by each change of join tokens and bindings, so that one is made at a time."""
 
     async def load(self) -> None:
-        """Loads workers, live workloads and unfinished commands from the store."""
+        """Loads workers, live workloads, unfinished commands, join tokens and bindings from the store."""
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
         for workload in await self.store.live_workloads():
             self.workloads[workload.workload_id] = workload
         self.ledger.load(await self.store.open_commands())
+        for token in await read_join_tokens(self.store):
+            self.join_tokens.put(token)
+        for binding in await read_bindings(self.store):
+            self.bindings.put(binding)
 
     async def save_worker(self, hello: Hello, epoch: int, robbed: Sequence[KnownWorker] = ()) -> None:
         """Stores a worker's epoch and hello, and the workers that lost GPUs to it."""
@@ -217,7 +230,8 @@ class Fleet:
 
     async def update_workload(self, workload: Workload) -> None:
         """Stores a workload whose labels or annotations have changed, and then tells watchers."""
-        await self.save_workloads([workload], has_events=False)
+        audited = change_rows(f"workload/{workload.workload_id}")
+        await self.save_workloads([workload], rows=audited, has_events=False)
 
     async def delete_workload(self, workload: Workload) -> int:
         """Deletes the record of a workload that has ended, and those of its commands that have ended.
@@ -241,9 +255,11 @@ class Fleet:
                 f"`leasehold cancel {stored.command.command_id}`",
                 command_id=stored.command.command_id,
             )
+        audited = change_rows(f"workload/{workload_id}")
         while True:
             commands = CommandsOf(workload_id)
-            await self.store.write(commands)
+            await self.store.write(commands, *audited)
+            audited = ()
             publish_deleted_commands(self.reader, commands.deleted)
             count += len(commands.deleted)
             if len(commands.deleted) < DELETE_LIMIT:
@@ -284,7 +300,7 @@ class Fleet:
             await self.save_workloads(
                 workloads,
                 [step.after for step in steps],
-                [Gone(schema.workers, worker_id)],
+                [Gone(schema.workers, worker_id), *change_rows(f"worker/{worker_id}")],
                 worker_name=known.hello.name,
             )
         except FleetError:

@@ -1,6 +1,7 @@
 """Deletes history: events, and commands and workloads that have ended."""
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -9,7 +10,7 @@ from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.rows import OldRows, clock_row
+from leasehold_coordinator.storage.rows import OldAudit, OldRows, clock_row
 from leasehold_coordinator.storage.statements import DELETE_LIMIT
 from leasehold_coordinator.storage.store import ANY_AGE_S
 
@@ -22,15 +23,19 @@ PRUNE_ROUNDS: Final = 20
 """Most deletions by which one call of :meth:`Fleet.prune` shrinks a store that is too large."""
 
 
-async def prune(reader: FleetReader, retention_s: float) -> None:
+async def prune(reader: FleetReader, retention_s: float, audit_retention_s: float = math.inf) -> None:
     """Deletes events, ended commands, ended workloads and remembered deletions older than the retention.
+
+    Entries of the audit have a retention of their own, and are never deleted for lack of space.
 
     Age counts only time in which the store was served. If the store is too large, the oldest rows of the
     largest table are deleted at any age: a peer may fill the store faster than rows grow old. The choice
     of the largest table keeps a flood of events or deletions from deleting commands.
     """
     tables, store = (schema.commands, schema.workloads, schema.events, schema.deletions), reader.store
-    await _delete(reader, *(OldRows(table, retention_s) for table in tables))
+    await _delete(
+        reader, *(OldRows(table, retention_s) for table in tables), audit=OldAudit(audit_retention_s)
+    )
     used_bytes = await store.used_bytes()
     if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
         return
@@ -50,9 +55,10 @@ async def prune(reader: FleetReader, retention_s: float) -> None:
             return
 
 
-async def _delete(reader: FleetReader, *old: OldRows) -> None:
+async def _delete(reader: FleetReader, *old: OldRows, audit: OldAudit | None = None) -> None:
     """Deletes rows, and then tells watchers which."""
-    await reader.store.write(clock_row(reader.store.highest_time_ns), *old)
+    clock = clock_row(reader.store.highest_time_ns)
+    await reader.store.write(clock, *old, *([audit] if audit else []))
     for rows in old:
         if rows.table is schema.commands:
             publish_deleted_commands(reader, rows.deleted)

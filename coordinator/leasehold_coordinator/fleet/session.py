@@ -22,6 +22,7 @@ from leasehold.worker.v1.session_pb2 import (
     ReadOutput,
 )
 
+from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.worker_queries import UnansweredError, WorkerQueries
@@ -54,6 +55,8 @@ class Session:
     def __init__(self, hello: Hello) -> None:
         self.session_id = SessionId(f"s-{uuid.uuid4().hex[:12]}")
         self.hello = hello
+        self.identity: Identity | None = None
+        """The worker's identity. None: not yet established."""
         self.known: KnownWorker | None = None
         """The worker's record. None: the worker is not yet welcomed."""
         self.epoch = 0

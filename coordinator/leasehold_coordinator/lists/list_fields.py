@@ -6,6 +6,7 @@ Values of environment variables may be secrets, and are no fields.
 from typing import Final
 
 from leasehold.v1 import (
+    audit_pb2,
     checkpoint_pb2,
     command_pb2,
     errors_pb2,
@@ -15,6 +16,7 @@ from leasehold.v1 import (
     worker_pb2,
     workload_pb2,
 )
+from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
@@ -124,6 +126,22 @@ EVENTS: Final[Fields[Event]] = {
     "kind": choice(event_pb2.EventKind.DESCRIPTOR, "EVENT_KIND_", lambda event: event.kind),
     "message": text(lambda event: event.message),
     "time": moment(lambda event: event.time),
+}
+
+AUDIT: Final[Fields[AuditEntry]] = {
+    "number": number(lambda entry: entry.number),
+    "time": moment(lambda entry: entry.time),
+    "identity": text(lambda entry: entry.identity),
+    "address": text(lambda entry: entry.address),
+    "on_behalf_of": text(lambda entry: entry.on_behalf_of),
+    "method": text(lambda entry: entry.method),
+    "resource": text(lambda entry: entry.resource),
+    "arguments": text(lambda entry: entry.arguments),
+    "outcome": choice(audit_pb2.AuditOutcome.DESCRIPTOR, "AUDIT_OUTCOME_", lambda entry: entry.outcome),
+    "reason": choice(errors_pb2.ErrorReason.DESCRIPTOR, "ERROR_REASON_", lambda entry: entry.reason),
+    "message": text(lambda entry: entry.message),
+    "count": number(lambda entry: entry.count),
+    "command_id": text(lambda entry: entry.command_id),
 }
 
 CHECKPOINTS: Final[Fields[Checkpoint]] = {

@@ -6,6 +6,7 @@ What the store lists is sorted by columns that never change. Workers and GPUs ar
 from typing import Final
 
 from leasehold.v1 import lease_pb2, worker_pb2
+from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
@@ -21,6 +22,7 @@ _WORKLOAD_CREATED: Final[Scalar[Workload]] = moment(lambda workload: workload.cr
 _COMMAND_CREATED: Final[Scalar[Command]] = moment(lambda command: command.create_time)
 _EVENT_ID: Final[Scalar[Event]] = text(lambda event: event.event_id)
 """The ids of events are in the order of their times."""
+_AUDIT_NUMBER: Final[Scalar[AuditEntry]] = number(lambda entry: entry.number)
 
 WORKERS: Final[Orders[Worker]] = Orders(
     {
@@ -71,4 +73,8 @@ COMMANDS: Final[Orders[Command]] = Orders(
 
 EVENTS: Final[Orders[Event]] = Orders(
     {"time": _EVENT_ID}, (SortKey("time", _EVENT_ID, is_descending=True),), None
+)
+
+AUDIT: Final[Orders[AuditEntry]] = Orders(
+    {"number": _AUDIT_NUMBER}, (SortKey("number", _AUDIT_NUMBER, is_descending=True),), None
 )

@@ -19,6 +19,7 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar, final
 import msgspec
 from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2
+from leasehold.v1.audit_service_pb2 import ListAuditEntriesRequest
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.event_service_pb2 import ListEventsRequest
 from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
@@ -50,7 +51,12 @@ Position: TypeAlias = tuple[Value | None, ...]
 
 
 ListRequest: TypeAlias = (
-    ListWorkersRequest | ListGpusRequest | ListWorkloadsRequest | ListCommandsRequest | ListEventsRequest
+    ListWorkersRequest
+    | ListGpusRequest
+    | ListWorkloadsRequest
+    | ListCommandsRequest
+    | ListEventsRequest
+    | ListAuditEntriesRequest
 )
 
 

@@ -30,6 +30,11 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Address for workers; port 0 takes a free one.  [default: 127.0.0.1:7401]",
 )
 @click.option(
+    "--join-listen",
+    metavar="HOST:PORT",
+    help="Address for enrolment.  [default: port 7402 beside a listener off loopback, or else none]",
+)
+@click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
@@ -74,6 +79,7 @@ objects, which frequent collections would scan again during thousands of hellos.
 def command(
     listen: str | None,
     worker_listen: str | None,
+    join_listen: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
@@ -101,6 +107,7 @@ def command(
         config_path,
         listen=listen,
         worker_listen=worker_listen,
+        join_listen=join_listen,
         database=database,
         socket=socket,
         state_dir=state_dir,

@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import ipaddress
 import os
 import re
 import stat
@@ -16,12 +17,21 @@ from leasehold_coordinator.errors import StartError
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
 DEFAULT_WORKER_LISTEN: Final = "127.0.0.1:7401"
+JOIN_PORT: Final = 7402
 TRUST_DOMAIN: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,254}")
 LIFE_LIMIT_DAYS: Final = 36_500
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 FILE_LIMIT_BYTES: Final = 1_000_000
 """Most bytes of a settings file."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is the name ``localhost``, or a literal of the loopback network."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def default_state_directory() -> str:
@@ -37,6 +47,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Address for clients, HOST:PORT. Port 0 takes a free port."""
     worker_listen: str = DEFAULT_WORKER_LISTEN
     """Address for workers, HOST:PORT. Port 0 takes a free port."""
+    join_listen: str = ""
+    """Address for enrolment, HOST:PORT. Empty: port 7402 beside a listener off loopback, or else none."""
     state_dir: str = msgspec.field(default_factory=default_state_directory)
     """Directory of the keys and tokens. Coordinators of one Unix user may share it."""
     database: str = ""
@@ -64,6 +76,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     retention_s: float = 30 * 86_400.0
     """How long events, ended commands and ended workloads are kept, in seconds of service after their end.
     Jumps of the host's clock have no effect."""
+    audit_retention_days: float = 400.0
+    """How long entries of the audit are kept, in days of service."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -72,6 +86,17 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """How the CA issues certificates."""
         days = self.ca_life_days, self.server_certificate_days, self.client_certificate_days
         return IssueRules(self.trust_domain, *(datetime.timedelta(days=one) for one in days))
+
+    @property
+    def join_address(self) -> str:
+        """``join_listen``, or its default. Empty: there is no listener for enrolment."""
+        if self.join_listen or self.insecure:
+            return self.join_listen
+        for address in (self.listen, self.worker_listen):
+            host, _, port = address.rpartition(":")
+            if not is_loopback(host):
+                return f"{host}:{JOIN_PORT if int(port) else 0}"
+        return ""
 
     @property
     def store(self) -> str:
@@ -102,7 +127,7 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     config = CoordinatorConfig() if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
     config = msgspec.structs.replace(config, **given)
-    for address in (config.listen, config.worker_listen):
+    for address in (config.listen, config.worker_listen, *filter(None, [config.join_listen])):
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise StartError(f"the address {address!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
@@ -114,6 +139,10 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         )
     if not 60 <= config.retention_s < float("inf"):
         raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
+    if not 1 <= config.audit_retention_days < float("inf"):
+        raise StartError(
+            f"audit_retention_days {config.audit_retention_days:g} is out of range: give 1 day or more"
+        )
     _check_certificates(config)
     return config
 

@@ -1,8 +1,6 @@
 """The gRPC servers: one for clients, on a socket and a port, and one for workers, on a port of its own."""
 
 import asyncio
-import errno
-import socket
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast, final
 
@@ -12,8 +10,12 @@ from grpc_reflection.v1alpha import reflection
 from leasehold.v1 import (
     access_service_pb2,
     access_service_pb2_grpc,
+    audit_service_pb2,
+    audit_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
+    enrolment_service_pb2,
+    enrolment_service_pb2_grpc,
     event_service_pb2,
     event_service_pb2_grpc,
     fleet_service_pb2,
@@ -26,12 +28,15 @@ from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
 from leasehold_coordinator.api.access_service import AccessService
+from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.command_service import CommandService
+from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.live_streams import LiveStreams
+from leasehold_coordinator.api.renewal_service import RenewalService
 from leasehold_coordinator.api.rpc_errors import Border
 from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.api.workload_service import WorkloadService
@@ -41,7 +46,9 @@ from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     RPC_LIMIT,
@@ -49,22 +56,27 @@ from leasehold_coordinator.server.channel_options import (
     server_options,
 )
 from leasehold_coordinator.server.client_socket import ClientSocket
+from leasehold_coordinator.server.config import is_loopback
+from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
+from leasehold_coordinator.server.ports import add_port
 from leasehold_coordinator.server.transport import ServerTls
 
 STOP_GRACE_S: Final = 1.0
-INSECURE_SCHEME: Final = "insecure:"
-"""Beginning of an address without TLS, for clients and workers too."""
+
+_ENROLMENT: Final = enrolment_service_pb2.DESCRIPTOR.services_by_name
 
 SERVICES: Final = tuple(
     service.full_name
-    for file in (
-        fleet_service_pb2.DESCRIPTOR,
-        workload_service_pb2.DESCRIPTOR,
-        command_service_pb2.DESCRIPTOR,
-        event_service_pb2.DESCRIPTOR,
-        access_service_pb2.DESCRIPTOR,
+    for service in (
+        *fleet_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *workload_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *command_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *event_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *audit_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *access_service_pb2.DESCRIPTOR.services_by_name.values(),
+        _ENROLMENT["EnrolmentService"],
+        _ENROLMENT["RenewalService"],
     )
-    for service in file.services_by_name.values()
 )
 """The services for clients."""
 
@@ -90,10 +102,14 @@ class Listeners:
         dispatcher: Sends commands to workers.
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
+        certificates: The client certificates.
+        calls: The calls under way.
         bindings: The role bindings.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
+        enrolment: Creates join tokens, and issues certificates.
         is_insecure: Whether the ports have no TLS.
+        user_priority_limit: The highest priority of users' workloads.
 
     Raises:
         StartError: The socket can't be created.
@@ -105,18 +121,23 @@ class Listeners:
         dispatcher: Dispatcher,
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
+        certificates: ClientCertificates,
+        calls: LiveCalls,
         bindings: Bindings,
         socket_path: Path,
         state_directory: Path,
+        enrolment: EnrolmentListener,
         *,
         is_insecure: bool,
         user_priority_limit: int,
     ) -> None:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
-        authentication = Authentication(tokens, self._socket.user_id, is_insecure=is_insecure)
+        authentication = Authentication(
+            tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
+        )
         self._clients = _client_server(
-            fleet, dispatcher, health_servicer, authentication, bindings, user_priority_limit
+            fleet, dispatcher, health_servicer, authentication, bindings, enrolment, user_priority_limit
         )
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
@@ -128,6 +149,8 @@ class Listeners:
     ) -> Addresses:
         """Serves on the addresses, with port numbers in the place of port 0.
 
+        A port off loopback requires client certificates.
+
         Args:
             clients: Address for clients, HOST:PORT.
             workers: Address for workers, HOST:PORT.
@@ -138,12 +161,14 @@ class Listeners:
             StartError: An address can't be used.
         """
 
-        def tls() -> ServerTls | None:
-            return None if self._is_insecure else ServerTls(authority, names)
+        def tls(address: str) -> ServerTls | None:
+            if self._is_insecure:
+                return None
+            return ServerTls(authority, names, is_mutual=not is_loopback(address.rpartition(":")[0]))
 
         addresses = Addresses(
-            _listen(self._clients, clients, "--listen", tls()),
-            _listen(self._workers, workers, "--worker-listen", tls()),
+            add_port(self._clients, clients, "--listen", tls(clients)),
+            add_port(self._workers, workers, "--worker-listen", tls(workers)),
         )
         try:
             self._clients.add_insecure_port(self._socket.inner_address)
@@ -167,6 +192,7 @@ def _client_server(
     health_servicer: health.aio.HealthServicer,
     authentication: Authentication,
     bindings: Bindings,
+    enrolment: EnrolmentListener,
     user_priority_limit: int,
 ) -> grpc.aio.Server:
     authorization = Authorization(bindings)
@@ -188,6 +214,13 @@ def _client_server(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
+    enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
+        EnrolmentService(enrolment.tokens), services
+    )
+    enrolment_service_pb2_grpc.add_RenewalServiceServicer_to_server(
+        RenewalService(enrolment.enrolment), services
+    )
     changes = BindingChanges(fleet.store, bindings, live.authorize_again)
     access_service_pb2_grpc.add_AccessServiceServicer_to_server(AccessService(bindings, changes), services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
@@ -208,42 +241,3 @@ class _Services:
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         """Does nothing, since the same handlers are also added as generic handlers."""
-
-
-def _listen(server: grpc.aio.Server, address: str, option: str, tls: ServerTls | None) -> str:
-    """Adds a port, without TLS if ``tls`` is None. Returns its address as clients write it."""
-    _check_address(address, option)
-    try:
-        if tls is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, tls.credentials())
-    except RuntimeError as error:
-        raise StartError(f"can't listen on {address}: {error}; choose another with {option}") from error
-    scheme = INSECURE_SCHEME if tls is None else ""
-    return f"{scheme}{address.rpartition(':')[0]}:{port}"
-
-
-def _check_address(address: str, option: str) -> None:
-    """Binds the address on trial. gRPC itself would log a line of its own, and would not report the cause.
-
-    Raises:
-        StartError: The coordinator can't listen on the address.
-    """
-    host, _, port = address.rpartition(":")
-    refusals: list[OSError] = []
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, where in found:
-            try:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(where)
-                return
-            except OSError as error:
-                refusals.append(error)
-    except OSError as error:
-        refusals.append(error)
-    last = refusals[-1]
-    why = "the port is in use" if last.errno == errno.EADDRINUSE else last.strerror or str(last)
-    raise StartError(f"can't listen on {address}: {why}; choose another with {option}") from last

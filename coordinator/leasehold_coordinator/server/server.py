@@ -17,11 +17,13 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
+from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
 from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
-from leasehold_coordinator.server.transport import open_state, server_names
+from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -38,6 +40,7 @@ LEAST_SPREAD_S: Final = 0.5
 PRUNE_INTERVAL_S: Final = 10.0
 """Each round deletes at most 500 old rows per table, and 10,000 more from a store that is too large."""
 
+DAY_S: Final = 86_400.0
 _INSECURE: Final = (
     "%s and %s have no TLS, because of --insecure: anybody on the network path can read everything, and "
     "steal the tokens of clients and workers; start without --insecure for TLS"
@@ -60,9 +63,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
-    names = server_names([config.listen, config.worker_listen], config.server_names)
+    names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
     store = Store.open(config.store)
     listeners: Listeners | None = None
+    enrolment: EnrolmentListener | None = None
     try:
         fleet = Fleet(store, config.load_interval_s)
         began = time.monotonic()
@@ -75,17 +79,30 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
+        calls = LiveCalls(certificates.refusal)
+        enrolment = EnrolmentListener(fleet, certificates, authority)
         listeners = Listeners(
             fleet,
             dispatcher,
             health_servicer,
             tokens,
+            certificates,
+            calls,
             bindings,
             *paths,
+            enrolment,
             is_insecure=config.insecure,
             user_priority_limit=config.user_priority_limit,
         )
         addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
+        if config.join_address:
+            await enrolment.start(
+                config.join_address,
+                ServerTls(authority, names),
+                clients=addresses.clients,
+                workers=addresses.workers,
+                server_names=config.server_names,
+            )
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         if config.insecure:
             logger.warning(_INSECURE, addresses.clients, addresses.workers)
@@ -97,7 +114,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 # A task of its own, since the disk may not answer.
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
-                tasks.create_task(_prune(fleet, config.retention_s)),
+                tasks.create_task(calls.watch()),
+                tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
             ]
             await stop.wait()
             for task in background:
@@ -106,6 +124,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         _send_away(fleet)
     finally:
         try:
+            if enrolment is not None:
+                await enrolment.stop()
             if listeners is not None:
                 await listeners.stop()
             await settle()
@@ -129,11 +149,11 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _prune(fleet: Fleet, retention_s: float) -> None:
+async def _prune(fleet: Fleet, retention_s: float, audit_retention_s: float) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
-            await prune(fleet.reader, retention_s)
+            await prune(fleet.reader, retention_s, audit_retention_s)
         except FleetError as error:
             logger.error("%s", error.message)
 

@@ -33,10 +33,12 @@ class ServerTls:
     Args:
         authority: Issues the server's certificate.
         names: Names and addresses by which clients call the server.
+        is_mutual: Whether each client must present a certificate of the authority.
     """
 
-    def __init__(self, authority: Authority, names: frozenset[str]) -> None:
+    def __init__(self, authority: Authority, names: frozenset[str], *, is_mutual: bool = False) -> None:
         self._authority = authority
+        self._is_mutual = is_mutual
         self._names = names
         self._certificate = authority.issue_server(names)
 
@@ -44,7 +46,9 @@ class ServerTls:
         """Credentials for the port."""
         # None keeps the present certificate, as gRPC's documentation says, and its types do not.
         renewed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self.renewed)
-        return grpc.dynamic_ssl_server_credentials(self._configuration(), renewed)
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), renewed, require_client_authentication=self._is_mutual
+        )
 
     @property
     def renew_time(self) -> datetime.datetime:
@@ -59,7 +63,9 @@ class ServerTls:
         return self._configuration()
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(self._certificate.key, self._certificate.chain)])
+        pair = self._certificate.key, self._certificate.chain
+        roots = self._authority.pem if self._is_mutual else None
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
 
 def open_state(directory: Path, rules: IssueRules = DEFAULT_RULES) -> tuple[Authority, LocalTokens]:

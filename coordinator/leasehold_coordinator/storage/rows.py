@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import sqlalchemy as sa
 from leasehold.v1.access_service_pb2 import RoleBinding
+from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
@@ -75,7 +76,25 @@ class Gone:
     key: str
 
 
-Change: TypeAlias = Row | OldRows | CommandsOf | Gone
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """An entry to add to the audit. The writer numbers the entry and chains it to the one before."""
+
+    table: ClassVar[sa.Table] = schema.audit
+
+    entry: AuditEntry
+
+
+@dataclass(frozen=True, slots=True)
+class OldAudit:
+    """A deletion of the oldest entries of the audit, at most 500, older than ``retention_s`` of service."""
+
+    table: ClassVar[sa.Table] = schema.audit
+
+    retention_s: float
+
+
+Change: TypeAlias = Row | OldRows | CommandsOf | Gone | AuditRow | OldAudit
 
 
 def worker_row(epoch: int, hello: Hello) -> Row:

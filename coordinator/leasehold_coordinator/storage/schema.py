@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0012"
+NEWEST: Final = "0014"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -110,6 +110,51 @@ deletions: Final = Table(
 )
 """Workloads whose records a client deleted. Their workers may remember them, and report them again."""
 
+audit: Final = Table(
+    "audit",
+    METADATA,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("identity", String, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
+    Index("audit_by_identity", "identity", "number"),
+)
+"""The audit as ``leasehold.v1.AuditEntry``. Rows are only added, and deleted by their age, oldest first."""
+
+audit_anchor: Final = Table(
+    "audit_anchor",
+    METADATA,
+    Column("anchor_id", String, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""The last deleted row of the audit, after which the stored chain begins, in one row."""
+join_tokens: Final = Table(
+    "join_tokens",
+    METADATA,
+    Column("join_token_id", String, primary_key=True),
+    Column("secret_digest", LargeBinary, nullable=False),
+    Column("joins", String, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Join tokens as ``leasehold.v1.JoinToken``, with the SHA-256 of each secret.
+
+``joins`` has one word for each join: the SHA-256 of the public key, a colon, the identity.
+"""
+
+worker_bindings: Final = Table(
+    "worker_bindings",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("worker_id", String, nullable=False),
+    Column("gpu_uuids", String, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("digest", LargeBinary),
+)
+"""Worker id and GPUs of each enrolled worker. ``gpu_uuids`` has one word for each GPU."""
 role_bindings: Final = Table(
     "role_bindings",
     METADATA,
@@ -172,13 +217,16 @@ commits: Final = Table(
 
 
 def put_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Inserts rows, or replaces rows with the same keys. All rows have the same columns."""
-    text, parameters = _upsert(table, connection.dialect, tuple(rows[0]))
+    """Inserts rows, or replaces rows with the same keys. All rows have the same columns.
+
+    A row of the audit is never replaced.
+    """
+    text, parameters = _insertion(table, connection.dialect, tuple(rows[0]))
     connection.exec_driver_sql(text, [parameters(row) for row in rows])
 
 
 @lru_cache(maxsize=16)
-def _upsert(
+def _insertion(
     table: Table, dialect: Dialect, columns: tuple[str, ...]
 ) -> tuple[str, Callable[[dict[str, Any]], Any]]:
     """The compiled statement, and a function that turns a row into the driver's parameters.
@@ -187,9 +235,11 @@ def _upsert(
     """
     # Both dialects have the same syntax, but different classes.
     insert = postgresql.insert(table) if dialect.name == "postgresql" else sqlite.insert(table)
-    (key,) = table.primary_key.columns
-    new = {one.name: insert.excluded[one.name] for one in table.columns if one is not key}
-    statement: Insert = insert.on_conflict_do_update(index_elements=[key], set_=new)
+    statement: Insert = insert
+    if table is not audit:
+        (key,) = table.primary_key.columns
+        new = {one.name: insert.excluded[one.name] for one in table.columns if one is not key}
+        statement = insert.on_conflict_do_update(index_elements=[key], set_=new)
     compiled = statement.compile(dialect=dialect, column_keys=columns)
     return str(compiled), itemgetter(*compiled.positiontup) if compiled.positiontup else dict
 

@@ -6,25 +6,33 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.audit_chain import AuditChain, delete_old
 from leasehold_coordinator.storage.database import Database
 from leasehold_coordinator.storage.read_errors import damaged
 from leasehold_coordinator.storage.row_digests import COLUMN, is_whole, row_digest
-from leasehold_coordinator.storage.rows import Change, CommandsOf, OldRows, Row
+from leasehold_coordinator.storage.rows import AuditRow, Change, CommandsOf, OldAudit, OldRows, Row
 
 DELETE_LIMIT: Final = 500
 """Most rows of one deletion, so that other writes do not wait for long."""
 
 
-def apply_changes(connection: sa.Connection, changes: Iterable[Change], served_s: int) -> None:
+def apply_changes(
+    connection: sa.Connection, changes: Iterable[Change], served_s: int, audit: AuditChain
+) -> None:
     """Applies the changes. Changes of one key keep their order. Rows of one table share a statement."""
     rows: dict[sa.Table, list[dict[str, Any]]] = {}
     for change in changes:
         if isinstance(change, Row):
             rows.setdefault(change.table, []).append(_whole(change, served_s))
             continue
+        if isinstance(change, AuditRow):
+            rows.setdefault(schema.audit, []).append(audit.append(connection, change.entry, served_s))
+            continue
         _put(connection, rows)
         if isinstance(change, OldRows | CommandsOf):
             _delete(connection, change, served_s)
+        elif isinstance(change, OldAudit):
+            delete_old(connection, served_s - change.retention_s, DELETE_LIMIT)
         else:
             (column,) = change.table.primary_key.columns
             connection.execute(sa.delete(change.table).where(column == change.key))

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar, final
 import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
 from leasehold.v1.access_service_pb2 import RoleBinding
+from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
@@ -22,6 +23,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists.filters import Filter
 from leasehold_coordinator.lists.pages import Page, PageRequest
 from leasehold_coordinator.storage import schema, stored_lists
+from leasehold_coordinator.storage.audit_chain import Link, Part, check_part
 from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, unavailable
 from leasehold_coordinator.storage.row_digests import is_whole
@@ -207,11 +209,19 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(sa.select(schema.revocations), deadline_s=None)
+        return [row.subject for row in await self.all_rows(schema.revocations)]
+
+    async def all_rows(self, table: sa.Table) -> list[sa.Row[Any]]:
+        """Every row of a small table.
+
+        Raises:
+            FleetError: STORAGE_DAMAGED, a row is damaged.
+        """
+        rows = await self._select(sa.select(table), deadline_s=None)
         for row in rows:
-            if not is_whole(schema.revocations, row._mapping):
-                raise damaged(schema.revocations, row)
-        return [row.subject for row in rows]
+            if not is_whole(table, row._mapping):
+                raise damaged(table, row)
+        return rows
 
     async def live_workloads(self) -> list[Workload]:
         """Workloads that have not ended, oldest first.
@@ -368,6 +378,21 @@ class Store:
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
         return await self._page(Event, stored_lists.EVENTS, statement, page, wanted, view)
+
+    async def list_audit(self, page: PageRequest[AuditEntry], wanted: Filter[AuditEntry]) -> Page[AuditEntry]:
+        """A page of the audit."""
+        return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted)
+
+    async def check_audit(self, after: Link | None) -> Part:
+        """Recomputes the hashes of the next part of the audit.
+
+        Args:
+            after: The last entry of the part before. None: the part is the first.
+        """
+        committed = self._writes.audit.committed
+        return await self._read(
+            lambda connection: check_part(connection, after, committed), readers=self._list_readers
+        )
 
     async def _page(
         self,

@@ -142,6 +142,13 @@ EVENTS: Final = StoredList(
     {"time": _id_at},
 )
 
+AUDIT: Final = StoredList(
+    schema.audit,
+    {"number": schema.audit.c.number},
+    {"number": schema.audit.c.number, "identity": schema.audit.c.identity},
+    {},
+)
+
 
 def read_page(
     connection: sa.Connection,

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.storage.audit_chain import AuditChain
 from leasehold_coordinator.storage.database import Database
 from leasehold_coordinator.storage.read_errors import is_locked, is_refused, unavailable
 from leasehold_coordinator.storage.rows import Change
@@ -54,6 +55,8 @@ class WriteQueue:
         self._database = database
         self._health = health
         self._served_s = served_s
+        self.audit = AuditChain()
+        """The end of the audit's chain. The writer moves it."""
         self._is_refused = False
         """Whether the disk refused the last commit. The writer sets it."""
         self._waiting: list[_Write] = []
@@ -147,17 +150,20 @@ class WriteQueue:
         try:
             with self._database.write() as connection:
                 rows = (row for write in batch for row in write.rows)
-                apply_changes(connection, rows, self._served_s())
+                apply_changes(connection, rows, self._served_s(), self.audit)
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The driver raises the last three itself for a value out of the database's range.
+            self.audit.forget()
             self._is_refused = is_refused(error)
             if len(batch) == 1 or is_locked(error):
                 logger.error("the store can't be written: %s", error)
                 return [(write, unavailable("written")) for write in batch]
         except Exception:  # the writer thread must survive, or every write would wait forever
+            self.audit.forget()
             if len(batch) == 1:
                 logger.exception("a write to the store failed")
                 return [(batch[0], unavailable("written"))]
         else:
+            self.audit.confirm()
             return [(write, None) for write in batch]
         return [answer for write in batch for answer in self._commit([write])]

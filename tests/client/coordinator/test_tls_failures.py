@@ -12,7 +12,7 @@ from leasehold_client.coordinator import tls_failures as clients
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 from leasehold_coordinator.access import authority as authorities
-from leasehold_coordinator.access.authority import LOOPBACK_NAMES
+from leasehold_coordinator.access.authority import LOOPBACK_NAMES, IssueRules
 from leasehold_coordinator.server.transport import ServerTls, open_state
 from leasehold_worker.session import tls_failures as workers
 
@@ -65,9 +65,10 @@ def test_another_name(state: Path) -> None:
         assert told(address).startswith("its certificate does not name that host")
 
 
-def test_an_expired_certificate(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authorities, "SERVER_LIFE", datetime.timedelta(minutes=-1))
-    with serving(credentials(state)) as address:
+def test_an_expired_certificate(state: Path) -> None:
+    expired = IssueRules(server_life=datetime.timedelta(minutes=-1))
+    server = ServerTls(open_state(state, expired)[0], frozenset(LOOPBACK_NAMES))
+    with serving(server.credentials()) as address:
         assert told(address).startswith("its certificate has expired")
 
 

@@ -24,8 +24,9 @@ from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.methods import METHODS
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.server.transport import ServerTls, open_state
+from leasehold_coordinator.storage.store import Store
 
-from tests.channels import authentication, open_channel, open_worker_channel
+from tests.channels import authentication, open_channel, open_worker_channel, token
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
@@ -44,11 +45,6 @@ def channel_with(address: str, *authorization: str) -> grpc.Channel:
         grpc.metadata_call_credentials(cast("grpc.AuthMetadataPlugin", plugin)),
     )
     return grpc.secure_channel(address, credentials, options=[("grpc.use_local_subchannel_pool", 1)])
-
-
-def token(name: str) -> str:
-    """The token in a file."""
-    return (credentials_directory() / name).read_text().strip()
 
 
 def ending(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
@@ -101,7 +97,7 @@ def test_a_call_has_one_credential(coordinator: CoordinatorProcess, worker: Scri
 
 
 @pytest.mark.parametrize("version", ["TLSv1.2", None])
-def test_a_connection_below_tls_1_3_is_refused(version: str | None) -> None:
+def test_a_connection_below_tls_1_3_is_refused(version: str | None, tmp_path: Path) -> None:
     """If gRPC has been imported before the coordinator could set the cipher suites."""
 
     class Context:
@@ -115,8 +111,12 @@ def test_a_connection_below_tls_1_3_is_refused(version: str | None) -> None:
             return [("authorization", f"Bearer {token('client.token')}")]
 
     context = cast("grpc.aio.ServicerContext[object, object]", Context())
-    with pytest.raises(FleetError, match=r"use TLS 1\.3"):
-        asyncio.run(authentication().client(context))
+    store = Store.open(str(tmp_path / "store.sqlite3"))
+    try:
+        with pytest.raises(FleetError, match=r"use TLS 1\.3"):
+            asyncio.run(authentication(store).client(context))
+    finally:
+        store.close()
 
 
 def test_the_token_of_workers_is_none_of_clients(coordinator: CoordinatorProcess) -> None:

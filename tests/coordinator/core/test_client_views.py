@@ -30,7 +30,8 @@ from tests.coordinator.stories.test_lifecycle import until
 from tests.coordinator.stories.test_newcomers import alpha_state, running
 
 SECRET = "s3cret"
-SPEC = WorkloadSpec(arguments=["program"], environment={"TOKEN": SECRET})
+VARIABLES = {"TOKEN": SECRET, **{f"SECRET_{number}": SECRET for number in range(20)}}
+SPEC = WorkloadSpec(arguments=["program"], environment=VARIABLES)
 
 
 def test_values_of_variables_reach_the_worker_and_no_client(
@@ -40,7 +41,7 @@ def test_values_of_variables_reach_the_worker_and_no_client(
     token = next(watching).resume_token
     created = coordinator.workloads.CreateWorkload(CreateWorkloadRequest(name="one", spec=SPEC))
     workload, command_id = created.workload.workload_id, created.command.command_id
-    assert worker.command("run").command.operation.run.spec.environment == {"TOKEN": SECRET}
+    assert worker.command("run").command.operation.run.spec.environment == VARIABLES
     worker.succeed("run", running(workload, "one"))
     calls, commands = coordinator.workloads, coordinator.commands
     read: list[object] = [
@@ -69,7 +70,7 @@ def test_a_command_that_waits_keeps_its_values(coordinator: CoordinatorProcess) 
     first.command("run")
     coordinator.restart()
     frame = coordinator.connect().command("run")
-    assert frame.command.operation.run.spec.environment == {"TOKEN": SECRET}
+    assert frame.command.operation.run.spec.environment == VARIABLES
 
 
 def workload_of(coordinator: CoordinatorProcess) -> Workload:

@@ -279,6 +279,16 @@ async def test_an_adopted_process_gets_no_folder_of_others(
         await local.parts.adoption.adopt(workload_id, adopt, Progress.unheard())
 
 
+async def test_a_list_has_no_values_of_variables(local: Local, peer: Peer) -> None:
+    await local.grant(peer, wanted())
+    (workload,) = local.parts.workloads.all()
+    for number in range(20):
+        workload.spec.environment[f"NAME_{number}"] = "s3cret"
+    (listed,) = local.answers.list().workloads
+    assert set(listed.spec.environment.values()) == {""}
+    assert len(listed.spec.environment) == 20
+
+
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     await local.grant(peer, wanted(arguments=["x" * 1000]))
     assert local.answers.list().workloads[0].spec.arguments

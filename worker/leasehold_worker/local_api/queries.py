@@ -66,7 +66,7 @@ class LocalQueries:
             cordon=cordon_message(self._pool.slots.worker_cordon),
         )
         for workload in found.workloads:  # values may be secrets, and any user may list
-            for name in workload.spec.environment:
+            for name in list(workload.spec.environment):  # a map must not change during its iteration
                 workload.spec.environment[name] = ""
         if found.ByteSize() > LIST_LIMIT_BYTES:
             for workload in found.workloads:

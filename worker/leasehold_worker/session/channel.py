@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple, final
 import grpc
 
 FILES: Final = ("ca.pem", "worker.token")
+CERTIFICATE_FILES: Final = ("worker.pem", "worker.key")
+"""A client certificate and its key, which take the place of the token if they exist."""
 INSECURE_SCHEME: Final = "insecure:"
 """Beginning of an address without TLS, for a coordinator that was started with --insecure."""
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
@@ -44,9 +46,10 @@ OPTIONS: Final[list[tuple[str, int]]] = [
 
 
 def open_channel(coordinator: str, directory: Path) -> grpc.Channel:
-    """A channel, which connects when it is first used. The server is verified, and then gets the token.
+    """A channel, which connects when it is first used. The server is verified before it gets a credential.
 
-    Without TLS, whoever listens at the address gets the token.
+    The credential is the client certificate in the directory, or else the token. Without TLS, whoever listens
+    at the address gets the token.
 
     Args:
         coordinator: HOST:PORT of the coordinator's listener for workers, or insecure:HOST:PORT without TLS.
@@ -56,19 +59,30 @@ def open_channel(coordinator: str, directory: Path) -> grpc.Channel:
         OSError: A file can't be read, or does not hold what it should.
     """
     authority_path, token_path = (directory / name for name in FILES)
+    chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
+    if key_path.exists() and not coordinator.startswith(INSECURE_SCHEME):
+        return grpc.secure_channel(
+            coordinator,
+            grpc.ssl_channel_credentials(_authority(authority_path), _read(key_path), _read(chain_path)),
+            options=OPTIONS,
+        )
     token = _read(token_path).decode("ascii", "replace").strip()
     if not _TOKEN.fullmatch(token):
         raise OSError(errno.EINVAL, "it holds no token", str(token_path))
     if coordinator.startswith(INSECURE_SCHEME):
         channel = grpc.insecure_channel(coordinator.removeprefix(INSECURE_SCHEME), options=OPTIONS)
         return grpc.intercept_channel(channel, _TokenInterceptor(token))
-    certificate = _read(authority_path)
-    if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
-        raise OSError(errno.EINVAL, "it holds no certificate", str(authority_path))
     credentials = grpc.composite_channel_credentials(
-        grpc.ssl_channel_credentials(certificate), grpc.access_token_call_credentials(token)
+        grpc.ssl_channel_credentials(_authority(authority_path)), grpc.access_token_call_credentials(token)
     )
     return grpc.secure_channel(coordinator, credentials, options=OPTIONS)
+
+
+def _authority(path: Path) -> bytes:
+    certificate = _read(path)
+    if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
+        raise OSError(errno.EINVAL, "it holds no certificate", str(path))
+    return certificate
 
 
 class _CallDetails(NamedTuple):

@@ -42,7 +42,7 @@ from leasehold_worker.session.grpc_bridge import (
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
-from leasehold_worker.session.tls_failures import explain, explain_insecure
+from leasehold_worker.session.tls_failures import explain, explain_closed
 from leasehold_worker.timestamps import seconds
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class CoordinatorSession:
             )
         with channel:
             end = await self._session(channel)
-        cause = explain(end.why, self._coordinator) or explain_insecure(end.why, self._coordinator)
+        cause = explain(end.why, self._coordinator) or explain_closed(end.why, self._coordinator)
         end.why = cause or end.why
         return end
 

@@ -32,7 +32,7 @@ _CAUSES: Final = {
     ),
 }
 _CLOSED: Final = ("Socket closed", "Connection reset by peer")
-"""What gRPC tells of a server with TLS that ended a connection without TLS."""
+"""What gRPC tells of a server with TLS that ended a connection without TLS or without a certificate."""
 
 
 def explain(details: str, address: str) -> str | None:
@@ -53,20 +53,23 @@ def explain(details: str, address: str) -> str | None:
     return None
 
 
-def explain_insecure(details: str, address: str) -> str | None:
-    """A sentence about a connection without TLS that the server ended at once.
+def explain_closed(details: str, address: str) -> str | None:
+    """A sentence about a connection that the server ended during the handshake.
 
     Args:
         details: Code and text of a failed call.
         address: The address of the call.
 
     Returns:
-        What happened, why, and what to do. None: the text is about something else, or the address has TLS.
+        What happened, why, and what to do. None: the text is about something else.
     """
-    if not address.startswith(INSECURE_SCHEME) or not details.startswith(_NO_CONNECTION):
+    if not details.startswith(_NO_CONNECTION) or not any(text in details for text in _CLOSED):
         return None
-    if not any(text in details for text in _CLOSED):
-        return None
+    if not address.startswith(INSECURE_SCHEME):
+        return (
+            f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate: "
+            "get one with a join token of an admin, unless the coordinator was just stopped"
+        )
     secure = address.removeprefix(INSECURE_SCHEME)
     return (
         f"{secure} ended a connection without TLS, as a coordinator does that has TLS: write --coordinator "

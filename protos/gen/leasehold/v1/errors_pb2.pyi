@@ -98,7 +98,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MEMBERS_CHANGED: _ErrorReason.ValueType  # 32
     """A new CUDA process appeared in the workload while it was being suspended."""
     ERROR_REASON_IDENTITY_MISMATCH: _ErrorReason.ValueType  # 33
-    """The pid no longer belongs to the process that was meant."""
+    """The pid no longer belongs to the process that was meant. Or a worker's hello has another name than its certificate."""
     ERROR_REASON_SPAWN_FAILED: _ErrorReason.ValueType  # 34
     """The workload's program could not be started."""
     ERROR_REASON_HOOK_FAILED: _ErrorReason.ValueType  # 35
@@ -189,6 +189,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """There is no hold with this id: it was taken or given up, or it has expired."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 78
     """The call has no valid token, so its caller is unknown."""
+    ERROR_REASON_JOIN_REFUSED: _ErrorReason.ValueType  # 91
+    """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
+    ERROR_REASON_TOO_MANY_JOIN_TOKENS: _ErrorReason.ValueType  # 92
+    """The coordinator keeps as many join tokens as it can."""
+    ERROR_REASON_UNKNOWN_JOIN_TOKEN: _ErrorReason.ValueType  # 93
+    """There is no join token with this id: it was deleted, or it has expired."""
+    ERROR_REASON_ALREADY_ENROLLED: _ErrorReason.ValueType  # 94
+    """The name has a valid certificate, and the join token does not replace it."""
+    ERROR_REASON_CERTIFICATE_CLONED: _ErrorReason.ValueType  # 95
+    """The certificate was renewed with another key before. Two hosts have it."""
     ERROR_REASON_UNKNOWN_BINDING: _ErrorReason.ValueType  # 100
     """No identity has this role."""
     ERROR_REASON_TOO_MANY_BINDINGS: _ErrorReason.ValueType  # 101
@@ -273,7 +283,7 @@ ERROR_REASON_MEMBER_WEDGED: ErrorReason.ValueType  # 31
 ERROR_REASON_MEMBERS_CHANGED: ErrorReason.ValueType  # 32
 """A new CUDA process appeared in the workload while it was being suspended."""
 ERROR_REASON_IDENTITY_MISMATCH: ErrorReason.ValueType  # 33
-"""The pid no longer belongs to the process that was meant."""
+"""The pid no longer belongs to the process that was meant. Or a worker's hello has another name than its certificate."""
 ERROR_REASON_SPAWN_FAILED: ErrorReason.ValueType  # 34
 """The workload's program could not be started."""
 ERROR_REASON_HOOK_FAILED: ErrorReason.ValueType  # 35
@@ -364,6 +374,16 @@ ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
 """There is no hold with this id: it was taken or given up, or it has expired."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 78
 """The call has no valid token, so its caller is unknown."""
+ERROR_REASON_JOIN_REFUSED: ErrorReason.ValueType  # 91
+"""The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
+ERROR_REASON_TOO_MANY_JOIN_TOKENS: ErrorReason.ValueType  # 92
+"""The coordinator keeps as many join tokens as it can."""
+ERROR_REASON_UNKNOWN_JOIN_TOKEN: ErrorReason.ValueType  # 93
+"""There is no join token with this id: it was deleted, or it has expired."""
+ERROR_REASON_ALREADY_ENROLLED: ErrorReason.ValueType  # 94
+"""The name has a valid certificate, and the join token does not replace it."""
+ERROR_REASON_CERTIFICATE_CLONED: ErrorReason.ValueType  # 95
+"""The certificate was renewed with another key before. Two hosts have it."""
 ERROR_REASON_UNKNOWN_BINDING: ErrorReason.ValueType  # 100
 """No identity has this role."""
 ERROR_REASON_TOO_MANY_BINDINGS: ErrorReason.ValueType  # 101

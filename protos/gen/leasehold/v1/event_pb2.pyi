@@ -56,6 +56,10 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """An operator deleted the record of a worker."""
     EVENT_KIND_WORKLOAD_DELETED: _EventKind.ValueType  # 15
     """A client deleted the record of a workload."""
+    EVENT_KIND_JOINED: _EventKind.ValueType  # 20
+    """A worker, a user or a service got its first certificate by a join token."""
+    EVENT_KIND_JOIN_REFUSED: _EventKind.ValueType  # 21
+    """A join or a renewal was refused, as told in the message."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """The kind of an event."""
@@ -92,6 +96,10 @@ EVENT_KIND_WORKER_DELETED: EventKind.ValueType  # 14
 """An operator deleted the record of a worker."""
 EVENT_KIND_WORKLOAD_DELETED: EventKind.ValueType  # 15
 """A client deleted the record of a workload."""
+EVENT_KIND_JOINED: EventKind.ValueType  # 20
+"""A worker, a user or a service got its first certificate by a join token."""
+EVENT_KIND_JOIN_REFUSED: EventKind.ValueType  # 21
+"""A join or a renewal was refused, as told in the message."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final

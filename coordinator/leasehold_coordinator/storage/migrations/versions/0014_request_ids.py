@@ -6,8 +6,8 @@ from leasehold.v1.command_pb2 import Command
 
 from leasehold_coordinator.storage.row_digests import renew
 
-revision = "0012"
-down_revision = "0011"
+revision = "0014"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,292 @@
+"""Issues client certificates: the first one for a join token, and the next one for the present one."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from leasehold.v1 import errors_pb2
+from leasehold.v1.enrolment_service_pb2 import (
+    IssuedCertificate,
+    JoinRequest,
+    JoinResponse,
+    RenewCertificateRequest,
+    RenewCertificateResponse,
+)
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.worker.v1.session_pb2 import Hello
+
+from leasehold_coordinator.access.authority import CLOCK_DIFFERENCE
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.certificates import ClientCertificate
+from leasehold_coordinator.access.failure_limits import FailureLimits
+from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
+from leasehold_coordinator.access.join_tokens import StoredJoinToken
+from leasehold_coordinator.access.signing_requests import certificate_key_digest, key_digest, read_public_key
+from leasehold_coordinator.access.worker_bindings import WorkerBinding, gpu_refusal
+from leasehold_coordinator.core.field_rules import GPU_LIMIT
+from leasehold_coordinator.core.hello_rules import check_id, check_name
+from leasehold_coordinator.core.worker_registry import EPOCH_JUMP_LIMIT
+from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.audit_entries import call_rows
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.storage.enrolment_rows import binding_row, join_token_row
+from leasehold_coordinator.storage.rows import Change, event_row
+from leasehold_coordinator.timestamps import timestamp
+
+logger = logging.getLogger(__name__)
+
+JOIN: Final = "/leasehold.v1.JoinService/Join"
+RENEW: Final = "/leasehold.v1.RenewalService/RenewCertificate"
+"""The methods, in the audit."""
+
+RENEW_AT: Final = (0.45, 0.55)
+"""The part of a certificate's life after which its holder renews it, least and most."""
+
+RENEW_FROM: Final = 0.4
+"""The part of a certificate's life before which a renewal is refused. Nobody can collect certificates."""
+
+
+@final
+class Enrolment:
+    """Issues certificates, one at a time.
+
+    Args:
+        fleet: The known state.
+        certificates: The client certificates.
+        authorities: The certificates of the CAs, in DER, by which holders verify the coordinator.
+    """
+
+    def __init__(
+        self, fleet: Fleet, certificates: ClientCertificates, authorities: Callable[[], Sequence[bytes]]
+    ) -> None:
+        self._fleet = fleet
+        self._certificates = certificates
+        self._authorities = authorities
+        self._failures = FailureLimits()
+        self.addresses: dict[Kind, str] = {}
+        """HOST:PORT of the listener of each kind, as its callers reach it."""
+
+    async def join(self, request: JoinRequest, address: str) -> JoinResponse:
+        """Issues the first certificate of an identity, or the same certificate again.
+
+        Args:
+            request: The request.
+            address: The host of the caller, whose failures are limited.
+
+        Raises:
+            FleetError: JOIN_REFUSED, IDENTITY_MISMATCH, ALREADY_ENROLLED, DUPLICATE_WORKER_ID,
+                DUPLICATE_WORKER_GPU, INVALID_ARGUMENT, NOT_PERMITTED, TOO_MANY_CALLS or STORAGE_UNAVAILABLE.
+        """
+        if wait_s := self._failures.wait_s(address, time.monotonic()):
+            raise FleetError(
+                errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
+                f"too many joins from this address failed: try again in {wait_s:.0f} s",
+                retry_after_s=wait_s,
+            )
+        try:
+            identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
+        except FleetError as error:
+            if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
+                self._failures.fail(address, time.monotonic())
+                if self._fleet.refusals.may_tell(address):
+                    logger.warning("refused a join of %.80r: %s", request.identity, error.message)
+                    self._fleet.events.join_refused(request.identity[:80], error)
+            raise
+        return JoinResponse(
+            certificate=self._message(issued), coordinator=self.addresses.get(identity.kind, "")
+        )
+
+    async def _join(self, request: JoinRequest, address: str) -> tuple[Identity, ClientCertificate]:
+        async with self._fleet.enrolling:
+            token = self._fleet.join_tokens.find(request.secret)
+            if token is None or token.has_expired(self._fleet.store.highest_time_ns):
+                raise _refusal()
+            identity, key = _read(request, token)
+            digest = key_digest(key)
+            if digest in token.joins:
+                return identity, self._issued_before(token, identity, digest)
+            if token.token.uses_left < 1:
+                raise _refusal()
+            live = [one.serial for one in self._certificates.registry.of(identity) if self._is_live(one)]
+            if live and not token.token.replace:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
+                    f"{identity} has a valid certificate: take another name, or replace the certificate with "
+                    f"a token of `leasehold token create --{identity.kind} {identity.name} --replace`",
+                )
+            used = token.used(digest, identity)
+            rows: list[Change] = [join_token_row(used)]
+            binding = self._bind(request, identity.name) if identity.kind is Kind.WORKER else None
+            if binding is not None:
+                rows.append(binding_row(binding))
+            event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
+            rows.append(event_row(event))
+            rows += call_rows(Caller(identity, address), JOIN, request, str(identity))
+            issued = await self._certificates.issue(key, identity, replaced=live, rows=rows)
+            self._fleet.join_tokens.put(used)
+            if binding is not None:
+                self._fleet.bindings.put(binding)
+            self._fleet.events.publish(event)
+            return identity, issued
+
+    def _issued_before(self, token: StoredJoinToken, identity: Identity, digest: bytes) -> ClientCertificate:
+        """The certificate that an earlier join with the same secret and key got."""
+        for one in self._certificates.registry.of(identity):
+            is_same = token.joins[digest] == str(identity) and certificate_key_digest(one.der) == digest
+            if is_same and self._is_live(one):
+                return one
+        raise _refusal()
+
+    def _is_live(self, certificate: ClientCertificate) -> bool:
+        has_expired = certificate.not_after.timestamp() * 1e9 <= self._fleet.store.highest_time_ns
+        return not has_expired and not self._certificates.registry.is_revoked(certificate.serial)
+
+    def _bind(self, request: JoinRequest, name: str) -> WorkerBinding:
+        """The binding of a worker's id and GPUs to its name.
+
+        Raises:
+            FleetError: INVALID_ARGUMENT, ALREADY_ENROLLED, or a refusal of :meth:`Registry.check_unique`.
+        """
+        bindings, registry, worker_id = self._fleet.bindings, self._fleet.registry, request.worker_id
+        before, other = bindings.get(name), bindings.of_worker(worker_id)
+        known = registry.get(worker_id)
+        if before is not None and before.worker_id != worker_id:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
+                f"worker/{name} has the worker id {before.worker_id}, and this host's state directory has "
+                f"{worker_id}: use the worker's own state directory, or `leasehold rm worker {name}` first",
+                worker=before.worker_id,
+            )
+        if (other is not None and other.name != name) or (known is not None and known.hello.name != name):
+            raise FleetError(
+                errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
+                f"the worker id {worker_id} belongs to another worker: give each host a state directory of "
+                "its own, not a copy",
+                worker=worker_id,
+            )
+        for uuid, owner in bindings.foreign_gpus(name, request.gpu_uuids).items():
+            raise gpu_refusal(uuid, owner)
+        gpus = [Gpu(uuid=uuid) for uuid in request.gpu_uuids]
+        registry.check_unique(Hello(worker_id=worker_id, name=name, gpus=gpus), time.monotonic())
+        epoch = max(request.last_epoch, before.epoch if before is not None else 0)
+        return WorkerBinding(name, worker_id, frozenset(request.gpu_uuids), epoch)
+
+    async def renew(self, request: RenewCertificateRequest, caller: Caller) -> RenewCertificateResponse:
+        """Issues the next certificate of a caller, or the same certificate again.
+
+        Raises:
+            FleetError: NOT_PERMITTED, INVALID_ARGUMENT, WRONG_STATE, CERTIFICATE_CLONED, STORAGE_UNAVAILABLE.
+        """
+        issued = await self._fleet.store.health.unless_stalled(self._renew(request, caller))
+        return RenewCertificateResponse(certificate=self._message(issued))
+
+    async def _renew(self, request: RenewCertificateRequest, caller: Caller) -> ClientCertificate:
+        async with self._fleet.enrolling:
+            registry = self._certificates.registry
+            present = registry.get(caller.serial)
+            if present is None:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                    f"{caller.identity} did not call with a certificate of the coordinator's authority, and "
+                    "only that can be renewed",
+                )
+            key = _public_key(request.csr)
+            for successor in registry.successors(present.serial):
+                if certificate_key_digest(successor.der) == key_digest(key):
+                    return successor
+                raise self._clone(present, caller)
+            if (due := _renewable_from(present)) > self._fleet.store.highest_time_ns:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_WRONG_STATE,
+                    f"the certificate of {present.identity} can be renewed from "
+                    f"{timestamp(due).ToJsonString()} on: renew it then",
+                )
+            return await self._certificates.issue(
+                key,
+                present.identity,
+                predecessor=present.serial,
+                rows=call_rows(caller, RENEW, request, str(present.identity)),
+            )
+
+    def _clone(self, present: ClientCertificate, caller: Caller) -> FleetError:
+        error = FleetError(
+            errors_pb2.ERROR_REASON_CERTIFICATE_CLONED,
+            f"the certificate {present.serial} of {present.identity} was renewed before with another key, so "
+            "two hosts have it: find the copy, then join again with a token of `leasehold token create "
+            f"--{present.identity.kind} {present.identity.name} --replace`",
+        )
+        if self._fleet.refusals.may_tell(caller.address):
+            logger.warning("refused a renewal: %s", error.message)
+            self._fleet.events.join_refused(str(present.identity), error)
+        return error
+
+    def _message(self, issued: ClientCertificate) -> IssuedCertificate:
+        return IssuedCertificate(
+            certificate=issued.der,
+            ca_certificates=self._authorities(),
+            renew_time=timestamp(_time_of_life_ns(issued, random.uniform(*RENEW_AT))),
+        )
+
+
+def _time_of_life_ns(certificate: ClientCertificate, part: float) -> int:
+    """When a part of a certificate's life is over, in nanoseconds of the Unix epoch."""
+    begin = certificate.not_before + CLOCK_DIFFERENCE
+    moment = begin + (certificate.not_after - begin) * part
+    return int(moment.timestamp() * 1e9)
+
+
+def _renewable_from(certificate: ClientCertificate) -> int:
+    return _time_of_life_ns(certificate, RENEW_FROM)
+
+
+def _refusal() -> FleetError:
+    """The one refusal of every secret that is not valid."""
+    return FleetError(
+        errors_pb2.ERROR_REASON_JOIN_REFUSED,
+        "the join token is unknown, expired or used up: create another one with `leasehold token create`",
+    )
+
+
+def _read(request: JoinRequest, token: StoredJoinToken) -> tuple[Identity, ec.EllipticCurvePublicKey]:
+    """The identity and the key of a request with a valid secret.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, or IDENTITY_MISMATCH.
+    """
+    try:
+        identity = parse_identity(request.identity)
+    except ValueError as error:
+        raise invalid("identity", str(error)) from error
+    if not token.permits(identity):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
+            f"the join token is for {token.token.identity}, and not for {identity}: use its own token",
+        )
+    if identity.kind is Kind.WORKER:
+        check_name(identity.name)
+        check_id("worker_id", request.worker_id)
+        if len(request.gpu_uuids) > GPU_LIMIT:
+            raise invalid(
+                "gpu_uuids", f"{len(request.gpu_uuids)} GPUs are too many: send at most {GPU_LIMIT}"
+            )
+        for uuid in request.gpu_uuids:
+            check_id("gpu_uuids", uuid)
+        if request.last_epoch > EPOCH_JUMP_LIMIT:
+            raise invalid("last_epoch", f"epoch {request.last_epoch} is impossible: send the real one")
+    return identity, _public_key(request.csr)
+
+
+def _public_key(csr: bytes) -> ec.EllipticCurvePublicKey:
+    """The key of a signing request.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT.
+    """
+    try:
+        return read_public_key(csr)
+    except ValueError as error:
+        raise invalid("csr", f"the certificate signing request is not valid: {error}") from error

@@ -1,0 +1,84 @@
+"""The entry of the audit for a change: who asked for what. It is stored in the transaction of the change."""
+
+from hashlib import sha256
+from typing import Final
+
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+from leasehold.v1 import audit_pb2
+from leasehold.v1.audit_pb2 import AuditEntry
+from leasehold.v1.command_pb2 import Command
+
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.core.operation_rules import workload_ids
+from leasehold_coordinator.core.redaction import without_secrets
+from leasehold_coordinator.fleet.callers import current_caller, current_request
+from leasehold_coordinator.storage.rows import AuditRow
+from leasehold_coordinator.timestamps import now_timestamp
+
+ARGUMENTS_LIMIT_BYTES: Final = 4_096
+"""Most bytes of a request in an entry."""
+
+RESOURCE_LIMIT: Final = 256
+"""Most characters of a resource, such as of the workloads of a large remap."""
+
+
+def change_rows(resource: str, command_id: str = "") -> tuple[AuditRow, ...]:
+    """The row of a change that the current call makes. Write it in the transaction of the change.
+
+    Args:
+        resource: What is changed, as KIND/ID.
+        command_id: The command that the change creates or cancels. Empty: none.
+
+    Returns:
+        One row. None if no call is served: Leasehold itself makes the change.
+    """
+    caller, request = current_caller(), current_request()
+    if caller is None or request is None:
+        return ()
+    return call_rows(caller, *request, resource, command_id)
+
+
+def call_rows(
+    caller: Caller, method: str, request: Message, resource: str, command_id: str = ""
+) -> tuple[AuditRow]:
+    """The row of a change that a call outside the services for clients makes, as of :func:`change_rows`.
+
+    Args:
+        caller: Who calls.
+        method: Full name of the method.
+        request: The request.
+        resource: What is changed.
+        command_id: The command. Empty: none.
+    """
+    entry = AuditEntry(
+        time=now_timestamp(),
+        identity=str(caller.identity),
+        address=caller.address,
+        on_behalf_of=str(caller.on_behalf_of or ""),
+        method=method,
+        resource=resource[:RESOURCE_LIMIT],
+        outcome=audit_pb2.AUDIT_OUTCOME_ALLOWED,
+        count=1,
+        command_id=command_id,
+    )
+    entry.arguments, entry.arguments_digest = _arguments(request)
+    return (AuditRow(entry),)
+
+
+def command_rows(command: Command) -> tuple[AuditRow, ...]:
+    """The row of a call that creates or cancels a command, as of :func:`change_rows`."""
+    workloads = ", ".join(f"workload/{workload_id}" for workload_id in workload_ids(command))
+    return change_rows(workloads or f"worker/{command.worker_id}", command.command_id)
+
+
+def _arguments(request: Message) -> tuple[str, bytes]:
+    """A request without secrets as JSON, the first 4 KiB, and the SHA-256 of the whole."""
+    text = MessageToJson(
+        without_secrets(request), preserving_proto_field_name=True, indent=None, sort_keys=True
+    )
+    data = text.encode()
+    shown = (
+        text if len(data) <= ARGUMENTS_LIMIT_BYTES else data[:ARGUMENTS_LIMIT_BYTES].decode(errors="ignore")
+    )
+    return shown, sha256(data).digest()

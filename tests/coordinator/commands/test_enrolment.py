@@ -1,0 +1,396 @@
+"""Who gets a certificate: by a join token, and by the certificate before."""
+
+import asyncio
+import base64
+import datetime
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
+from leasehold.v1 import errors_pb2
+from leasehold.v1.enrolment_service_pb2 import (
+    CreateJoinTokenRequest,
+    JoinRequest,
+    JoinTicket,
+    RenewCertificateRequest,
+    UnbindGpuRequest,
+)
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold_coordinator.access.authority import IssueRules, open_authority
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
+from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
+from leasehold_coordinator.commands import enrolment, join_tokens
+from leasehold_coordinator.commands.enrolment import Enrolment
+from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import note_caller, note_request
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.storage.store import Store
+
+from tests.coordinator.scripted_worker import make_hello
+from tests.coordinator.storage.test_audit_chain import listed
+
+REFUSED = errors_pb2.ERROR_REASON_JOIN_REFUSED
+
+
+def signing_request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None = None) -> bytes:
+    """A signing request with a key, or a new one."""
+    key = key or ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "local/root")])
+    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    return request.public_bytes(Encoding.DER)
+
+
+class Office:
+    """Enrolment on a real store, without a server."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        rules = IssueRules("leasehold", client_life=datetime.timedelta(days=30))
+        self.authority = open_authority(folder, rules)
+        self.store = store
+        self.fleet = Fleet(store, load_interval_s=5)
+        self.certificates = ClientCertificates(store, self.authority)
+        self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"])
+        self.tokens.address = "coordinator.example:7402"
+        self.enrolment = Enrolment(self.fleet, self.certificates, lambda: [b"the CA"])
+        self.enrolment.addresses = dict.fromkeys(Kind, "coordinator.example:7400")
+
+    async def load(self) -> None:
+        await self.fleet.load()
+        await self.certificates.load()
+
+    async def token(self, identity: str, *, uses: int = 1, replace: bool = False) -> bytes:
+        """The secret of a new token."""
+        request = CreateJoinTokenRequest(identity=identity, uses=uses, replace=replace)
+        return read_ticket((await self.tokens.create(request)).ticket).secret
+
+    async def join(
+        self,
+        secret: bytes,
+        identity: str = "worker/alpha",
+        csr: bytes = b"",
+        *,
+        worker_id: str = "worker-alpha",
+        gpus: tuple[str, ...] = (),
+        address: str = "ipv4:192.0.2.1",
+    ) -> bytes:
+        """The certificate that a join gets."""
+        request = JoinRequest(
+            secret=secret,
+            identity=identity,
+            csr=csr or signing_request(),
+            worker_id=worker_id,
+            gpu_uuids=gpus,
+        )
+        return (await self.enrolment.join(request, address)).certificate.certificate
+
+    async def refuse(self, reason: ErrorReason.ValueType, work: Awaitable[object]) -> FleetError:
+        """Awaits work that must be refused for a reason."""
+        with pytest.raises(FleetError) as refusal:
+            await work
+        assert refusal.value.reason == reason, refusal.value.message
+        return refusal.value
+
+    def caller(self, certificate: bytes) -> Caller:
+        """The caller with a certificate."""
+        serial = f"{x509.load_der_x509_certificate(certificate).serial_number:x}"
+        known = self.certificates.registry.get(serial)
+        assert known is not None
+        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial)
+
+
+def read_ticket(text: str) -> JoinTicket:
+    """A ticket from its text."""
+    data = text.removeprefix(TICKET_PREFIX)
+    return JoinTicket.FromString(base64.urlsafe_b64decode(data + "=" * (-len(data) % 4)))
+
+
+def in_office(folder: Path, *scenarios: Callable[[Office], Awaitable[None]]) -> None:
+    """Plays each scenario on a coordinator of its own, one after the other on the same store."""
+
+    async def run(scenario: Callable[[Office], Awaitable[None]]) -> None:
+        store = Store.open(str(folder / "store.sqlite3"))
+        try:
+            office = Office(store, folder)
+            await office.load()
+            await scenario(office)
+        finally:
+            store.close()
+
+    for scenario in scenarios:
+        asyncio.run(run(scenario))
+
+
+def names(certificate: bytes) -> list[str]:
+    """The URIs in a certificate."""
+    found = x509.load_der_x509_certificate(certificate).extensions
+    alternatives = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    return alternatives.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def test_a_stolen_token_is_worth_nothing_once_it_was_used(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret, csr = await office.token("worker/alpha"), signing_request()
+        first = await office.join(secret, csr=csr, gpus=("GPU-1",))
+        assert names(first) == ["leasehold://leasehold/worker/alpha"]
+        assert await office.join(secret, csr=csr, gpus=("GPU-1",)) == first, "the answer may have been lost"
+        used = await office.refuse(REFUSED, office.join(secret))
+        unknown = await office.refuse(REFUSED, office.join(b"x" * 32))
+        assert used.message == unknown.message
+        binding = office.fleet.bindings.get("alpha")
+        assert binding is not None
+        assert (binding.worker_id, binding.gpu_uuids) == ("worker-alpha", frozenset({"GPU-1"}))
+
+    in_office(tmp_path, scenario)
+
+
+def test_all_of_it_outlives_the_coordinator(tmp_path: Path) -> None:
+    secrets: list[bytes] = []
+    csr = signing_request()
+
+    async def before(office: Office) -> None:
+        secrets.append(await office.token("worker/alpha"))
+        secrets.append(await office.join(secrets[0], csr=csr, gpus=("GPU-1", "GPU-2")))
+
+    async def after(office: Office) -> None:
+        assert await office.join(secrets[0], csr=csr) == secrets[1]
+        await office.refuse(REFUSED, office.join(secrets[0]))
+        assert office.fleet.bindings.of_gpu("GPU-2") == office.fleet.bindings.get("alpha")
+
+    in_office(tmp_path, before, after)
+    assert secrets[0] not in (tmp_path / "store.sqlite3").read_bytes()
+
+
+def test_an_expired_or_deleted_token_is_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(office: Office) -> None:
+        deleted = await office.token("worker/alpha")
+        await office.tokens.delete(office.tokens.all()[0].join_token_id)
+        await office.refuse(REFUSED, office.join(deleted))
+        expired, csr = await office.token("worker/alpha"), signing_request()
+        await office.join(expired, csr=csr)
+        monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + 3601 * 10**9)
+        await office.refuse(REFUSED, office.join(expired, csr=csr))
+        assert office.tokens.all() == []
+
+    in_office(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "identity", ["worker/beta", "user/alpha", "local/alpha", "worker/alpha/x", "worker/*", ""]
+)
+def test_a_token_is_for_its_name_only(tmp_path: Path, identity: str) -> None:
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/alpha")
+        with pytest.raises(FleetError):
+            await office.join(secret, identity)
+        assert not list(office.certificates.registry)
+        await office.join(secret)
+
+    in_office(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("identity", "fields"),
+    [
+        ("local/*", {}),
+        ("*", {}),
+        ("worker/[a]*", {}),
+        ("worker/a@b", {}),
+        ("user/", {}),
+        ("worker/gpu-*", {"replace": True}),
+        ("worker/gpu-1", {"uses": 2}),
+        ("worker/gpu-*", {"uses": 257}),
+    ],
+)
+def test_no_token_for_others(tmp_path: Path, identity: str, fields: dict[str, int]) -> None:
+    async def scenario(office: Office) -> None:
+        await office.refuse(
+            errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+            office.tokens.create(CreateJoinTokenRequest(identity=identity, **fields)),  # type: ignore[arg-type]
+        )
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_pattern_is_for_several_names_once_each(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret = await office.token("user/a*", uses=2)
+        await office.join(secret, "user/alice", worker_id="")
+        await office.refuse(
+            errors_pb2.ERROR_REASON_ALREADY_ENROLLED, office.join(secret, "user/alice", worker_id="")
+        )
+        await office.join(secret, "user/anna", worker_id="")
+        await office.refuse(REFUSED, office.join(secret, "user/arno", worker_id=""))
+
+    in_office(tmp_path, scenario)
+
+
+def test_who_joins_again_needs_a_token_that_replaces(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        first = office.caller(await office.join(await office.token("worker/alpha"), gpus=("GPU-1",)))
+        taken = office.join(await office.token("worker/alpha"))
+        await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, taken)
+        secret = await office.token("worker/alpha", replace=True)
+        other_id = office.join(secret, worker_id="worker-other")
+        await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, other_id)
+        second = office.caller(await office.join(secret, gpus=("GPU-1",)))
+        assert office.certificates.registry.is_revoked(first.serial)
+        assert not office.certificates.registry.is_revoked(second.serial)
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_worker_id_and_a_gpu_belong_to_one_name(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        await office.join(await office.token("worker/alpha"), gpus=("GPU-1",))
+        secret = await office.token("worker/beta")
+        copied = office.join(secret, "worker/beta", worker_id="worker-alpha")
+        await office.refuse(errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID, copied)
+        foreign = office.join(secret, "worker/beta", worker_id="worker-beta", gpus=("GPU-1",))
+        await office.refuse(errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU, foreign)
+        assert await office.tokens.unbind_gpu("GPU-1") == "worker/alpha"
+        await office.join(secret, "worker/beta", worker_id="worker-beta", gpus=("GPU-1",))
+
+    in_office(tmp_path, scenario)
+
+
+def test_the_id_of_a_worker_that_never_joined_is_not_to_be_had(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        office.fleet.registry.add_stored(make_hello(), epoch=1)  # alpha, by the token of workers
+        secret = await office.token("worker/beta")
+        theft = office.join(secret, "worker/beta", worker_id="worker-alpha")
+        await office.refuse(errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID, theft)
+
+    in_office(tmp_path, scenario)
+
+
+def test_only_a_key_on_p256_that_signed_its_request(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/alpha")
+        good = signing_request()
+        for csr in (
+            good[:-8] + bytes(8),
+            b"junk",
+            bytes(5000),
+            signing_request(ec.generate_private_key(ec.SECP384R1())),
+            signing_request(rsa.generate_private_key(65537, 2048)),
+        ):
+            await office.refuse(errors_pb2.ERROR_REASON_INVALID_ARGUMENT, office.join(secret, csr=csr))
+        await office.join(secret, csr=good)
+
+    in_office(tmp_path, scenario)
+
+
+def test_failures_are_limited_and_others_are_not(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/alpha")
+        for _ in range(10):
+            await office.refuse(REFUSED, office.join(b"guess"))
+        limited = await office.refuse(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, office.join(secret))
+        assert limited.retry_after_s is not None
+        assert 0 < limited.retry_after_s <= 60
+        await office.join(secret, address="ipv4:192.0.2.2")
+
+    in_office(tmp_path, scenario)
+
+
+def test_tokens_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_tokens, "TOKEN_LIMIT", 2)
+
+    async def scenario(office: Office) -> None:
+        for name in ("a", "b"):
+            await office.token(f"worker/{name}")
+        await office.refuse(errors_pb2.ERROR_REASON_TOO_MANY_JOIN_TOKENS, office.token("worker/c"))
+        monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + 3601 * 10**9)
+        await office.token("worker/c")
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_renewal_keeps_the_name_and_betrays_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(office: Office) -> None:
+        caller = office.caller(await office.join(await office.token("worker/alpha")))
+        request = RenewCertificateRequest(csr=signing_request())
+        early = office.enrolment.renew(request, caller)
+        await office.refuse(errors_pb2.ERROR_REASON_WRONG_STATE, early)
+        monkeypatch.setattr(enrolment, "RENEW_FROM", 0.0)
+        renewed = (await office.enrolment.renew(request, caller)).certificate
+        assert names(renewed.certificate) == ["leasehold://leasehold/worker/alpha"]
+        assert renewed.ca_certificates == [b"the CA"]
+        life = x509.load_der_x509_certificate(renewed.certificate)
+        half = life.not_valid_before_utc + (life.not_valid_after_utc - life.not_valid_before_utc) / 2
+        due = renewed.renew_time.ToDatetime(datetime.UTC)
+        assert abs(due - half) < datetime.timedelta(days=1.6)
+        again = await office.enrolment.renew(request, caller)
+        assert again.certificate.certificate == renewed.certificate, "the answer may have been lost"
+        clone = office.enrolment.renew(RenewCertificateRequest(csr=signing_request()), caller)
+        await office.refuse(errors_pb2.ERROR_REASON_CERTIFICATE_CLONED, clone)
+        events = [event.message for event in office.fleet.events._waiting]
+        assert any("two hosts have it" in message for message in events)
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_token_of_the_host_is_no_certificate(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        caller = Caller(Identity(Kind.LOCAL, "root"), "ipv4:127.0.0.1", is_local_admin=True)
+        renewal = office.enrolment.renew(RenewCertificateRequest(csr=signing_request()), caller)
+        await office.refuse(errors_pb2.ERROR_REASON_NOT_PERMITTED, renewal)
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        office.certificates.registry.revoke("worker/alpha")
+        blocked = office.join(await office.token("worker/alpha"))
+        await office.refuse(errors_pb2.ERROR_REASON_NOT_PERMITTED, blocked)
+        assert parse_identity(office.tokens.all()[0].identity).name == "alpha"
+        assert office.tokens.all()[0].uses_left == 1
+
+    in_office(tmp_path, scenario)
+
+
+def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolment, "RENEW_FROM", 0.0)
+
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/alpha")
+        request, csr = RenewCertificateRequest(csr=signing_request()), signing_request()
+        certificate = await office.join(secret, csr=csr, gpus=("GPU-1",))
+        await office.join(secret, csr=csr)
+        caller = office.caller(certificate)
+        for _ in range(2):
+            await office.enrolment.renew(request, caller)
+        note_caller(Caller(Identity(Kind.USER, "admin"), "ipv4:192.0.2.2"))
+        note_request("/leasehold.v1.EnrolmentService/UnbindGpu", UnbindGpuRequest(gpu_uuid="GPU-1"))
+        await office.tokens.unbind_gpu("GPU-1")
+        joined, renewed, unbound = await listed(office.store)
+        assert (joined.identity, joined.address) == ("worker/alpha", "ipv4:192.0.2.1")
+        assert [entry.resource for entry in (joined, renewed, unbound)] == [
+            "worker/alpha",
+            "worker/alpha",
+            "gpu/GPU-1",
+        ]
+        assert (renewed.identity, unbound.identity) == ("worker/alpha", "user/admin")
+        assert json.loads(joined.arguments) == {
+            "gpu_uuids": ["GPU-1"],
+            "identity": "worker/alpha",
+            "worker_id": "worker-alpha",
+        }
+        assert json.loads(renewed.arguments) == {}
+
+    in_office(tmp_path, scenario)

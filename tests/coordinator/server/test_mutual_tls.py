@@ -1,0 +1,169 @@
+"""Off loopback, each listener requires a client certificate whose kind fits."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import grpc
+import pytest
+from grpc_status import rpc_status
+from leasehold.v1 import access_service_pb2, errors_pb2
+from leasehold.v1.access_service_pb2 import RoleBinding
+from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import ConnectRequest
+from leasehold_client.config import credentials_directory
+from leasehold_coordinator.access.authority import open_authority
+from leasehold_coordinator.storage.rows import binding_row, revocation_row
+
+from tests.certificates import Holder, enrol, issue, write_rows
+from tests.channels import open_channel, token
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+
+ANYWHERE = "0.0.0.0:0"
+IDENTITIES = ("user/alice", "user/mallory", "service/batch", "worker/alpha", "worker/beta")
+
+FUTURE = """
+import time
+from pathlib import Path
+from leasehold_coordinator.storage.store import Store
+DAYS_NS = 40 * 86_400 * 10**9
+Store.highest_time_ns = property(lambda self: time.time_ns() + DAYS_NS * Path({flag!r}).exists())
+"""
+"""A clock that is 40 days ahead as soon as a file exists."""
+
+
+class Remote:
+    """A coordinator that serves other hosts, and the holders of certificates."""
+
+    def __init__(self, folder: Path) -> None:
+        self.later = folder / "later"
+        prelude = FUTURE.format(flag=str(self.later))
+        self.coordinator = CoordinatorProcess(folder, ANYWHERE, ANYWHERE, prelude=prelude)
+        database = folder / "store.sqlite3"
+        holders = enrol(database, credentials_directory(), *IDENTITIES)
+        self.holders = dict(zip(IDENTITIES, holders, strict=True))
+        bindings = [
+            RoleBinding(identity=name, role=access_service_pb2.ROLE_VIEWER)
+            for name in ("user/alice", "service/batch")
+        ]
+        write_rows(database, revocation_row("user/mallory", "local/root"), *map(binding_row, bindings))
+        self.coordinator.start()
+        self.clients, self.workers = (
+            f"127.0.0.1:{address.rpartition(':')[2]}"
+            for address in (self.coordinator.address, self.coordinator.worker_address)
+        )
+
+    def fleet(self, holder: Holder | str) -> FleetServiceStub:
+        """The API as the holder of a certificate calls it."""
+        found = self.holders[holder] if isinstance(holder, str) else holder
+        return FleetServiceStub(found.open_channel(self.clients))
+
+    def connect(self, holder: str, name: str) -> ScriptedWorker:
+        """Connects a worker with a certificate, and a hello with a name."""
+        channel = self.holders[holder].open_channel(self.workers)
+        worker = ScriptedWorker(channel, ConnectRequest(hello=make_hello(name)))
+        self.coordinator.workers.append(worker)
+        return worker
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    """A coordinator on all addresses of the host."""
+    started = Remote(tmp_path_factory.mktemp("remote"))
+    yield started
+    for worker in started.coordinator.workers:
+        worker.close()
+    assert started.coordinator.end(signal.SIGTERM) == 0
+    assert "Traceback" not in started.coordinator.log()
+
+
+def refusal(stub: FleetServiceStub, **metadata: str) -> str:
+    """The message with which a call is refused as unauthenticated."""
+    with pytest.raises(grpc.RpcError) as error:
+        stub.ListWorkers(ListWorkersRequest(), timeout=20, metadata=tuple(metadata.items()))
+    call = cast("grpc.Call", error.value)
+    assert call.code() is grpc.StatusCode.UNAUTHENTICATED, call.details()
+    assert rpc_status.from_call(call) is not None
+    return call.details() or ""
+
+
+@pytest.mark.parametrize("identity", ["user/alice", "service/batch"])
+def test_a_certificate_of_a_user_or_a_service_is_an_identity(remote: Remote, identity: str) -> None:
+    remote.fleet(identity).ListWorkers(ListWorkersRequest(), timeout=20)
+
+
+def test_a_token_does_not_replace_a_certificate(remote: Remote) -> None:
+    for address in (remote.clients, remote.workers):
+        with open_channel(address) as channel, pytest.raises(grpc.RpcError) as error:
+            FleetServiceStub(channel).ListWorkers(ListWorkersRequest(), timeout=20)
+        assert cast("grpc.Call", error.value).code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_of_another_authority_is_not_one(remote: Remote, tmp_path: Path) -> None:
+    stranger = issue(open_authority(tmp_path), "user/alice")._replace(
+        roots=remote.holders["user/alice"].roots
+    )
+    with pytest.raises(grpc.RpcError) as error:
+        remote.fleet(stranger).ListWorkers(ListWorkersRequest(), timeout=20)
+    assert cast("grpc.Call", error.value).code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_call_with_two_credentials_is_refused(remote: Remote) -> None:
+    bearer = f"Bearer {token('client.token')}"
+    assert "only one credential" in refusal(remote.fleet("user/alice"), authorization=bearer)
+
+
+def test_the_kind_must_fit_the_listener(remote: Remote) -> None:
+    assert refusal(remote.fleet("worker/alpha")) == (
+        "the certificate is of worker/alpha, and this address is for user/NAME or service/NAME"
+    )
+    worker = remote.connect("user/alice", "alice")
+    worker.wait_ended()
+    assert worker.call.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "this address is for worker/NAME" in (worker.call.details() or "")
+
+
+def test_a_certificate_that_the_store_does_not_know_is_refused(remote: Remote) -> None:
+    """Whoever has stolen the key of the CA can sign certificates, and record none."""
+    unknown = issue(open_authority(credentials_directory()), "user/alice")
+    assert "store does not know certificate" in refusal(remote.fleet(unknown))
+
+
+def test_a_blocked_identity_is_refused(remote: Remote) -> None:
+    assert refusal(remote.fleet("user/mallory")).startswith("user/mallory is blocked")
+
+
+def test_a_worker_has_the_name_of_its_certificate(remote: Remote) -> None:
+    impostor = remote.connect("worker/beta", "alpha").wait_end().goodbye
+    assert impostor.reason == session_pb2.GOODBYE_REASON_REFUSED
+    assert impostor.error.reason == errors_pb2.ERROR_REASON_IDENTITY_MISMATCH
+    worker = remote.connect("worker/beta", "beta")
+    worker.welcome()
+    worker.up.put(ConnectRequest(hello=make_hello("alpha", worker_id="worker-beta")))
+    assert worker.wait_end().goodbye.error.reason == errors_pb2.ERROR_REASON_IDENTITY_MISMATCH
+
+
+def test_sessions_and_watches_end_with_their_certificate(remote: Remote) -> None:
+    worker = remote.connect("worker/alpha", "alpha")
+    worker.welcome()
+    watch = remote.fleet("user/alice").WatchFleet(WatchFleetRequest(), timeout=60)
+    next(watch)
+    remote.later.touch()
+    try:
+        with pytest.raises(grpc.RpcError) as error:
+            for _ in watch:
+                pass
+        call = cast("grpc.Call", error.value)
+        assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "of user/alice expired at" in (call.details() or "")
+        ended = worker.wait_end().goodbye
+        assert (ended.reason, ended.error.reason) == (
+            session_pb2.GOODBYE_REASON_REFUSED,
+            errors_pb2.ERROR_REASON_UNAUTHENTICATED,
+        )
+    finally:
+        remote.later.unlink()

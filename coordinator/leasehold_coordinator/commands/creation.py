@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, TypeAlias, final
 
@@ -26,7 +26,7 @@ from leasehold.v1.workload_service_pb2 import (
     WorkloadRefusal,
 )
 
-from leasehold_coordinator.commands.checkpoint_list import find_holders
+from leasehold_coordinator.commands.checkpoint_list import find_holders, require_own_checkpoints
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.holds import Room, find_room
@@ -179,8 +179,10 @@ class CommandCreation:
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
         """
-        named = request.worker or request.gpu_uuids or request.hold_id or request.preempt
-        if not request.checkpoint_id or named:
+        if not request.checkpoint_id:
+            return None
+        if request.worker or request.gpu_uuids or request.hold_id or request.preempt:
+            await require_own_checkpoints(self._fleet.reader, request.worker, [request.checkpoint_id])
             return None
         return await find_holders(self._fleet.reader, request.checkpoint_id)
 
@@ -261,16 +263,32 @@ class CommandCreation:
             command = new_command(request.request_id, worker_id, operation, timeout)
             return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(key, decide)
+        worker = "" if isinstance(request, ReleaseHoldRequest) else request.worker
+        return await self._create_command(key, decide, worker, operation.delete_checkpoints.checkpoint_ids)
 
     async def _create_command(
-        self, key: RequestKey, decide: Callable[[], Awaitable[Decision[Command]]]
+        self,
+        key: RequestKey,
+        decide: Callable[[], Awaitable[Decision[Command]]],
+        worker: str,
+        checkpoint_ids: Iterable[str],
     ) -> Command:
-        """Decides on a command, unless an earlier request with this id has created a command."""
+        """Decides on a command, unless an earlier request with this id has created a command.
+
+        Args:
+            key: The request's key.
+            decide: Decides.
+            worker: The worker with the checkpoints. Empty: any worker.
+            checkpoint_ids: The checkpoints, which must be the caller's.
+        """
 
         async def create() -> Command:
             before = await find_repeated(self._fleet.reader, key)
-            return before if before is not None else await self.decisions.decide(decide)
+            if before is not None:
+                return before
+            # Before the decision, so no other request waits for the worker's answer.
+            await require_own_checkpoints(self._fleet.reader, worker, checkpoint_ids)
+            return await self.decisions.decide(decide)
 
         return await self.decisions.once(key.scoped_id, create)
 
@@ -318,7 +336,7 @@ class CommandCreation:
                 command.expected_generation = expected_generation
             return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(key, decide)
+        return await self._create_command(key, decide, "", [operation.restore.checkpoint_id])
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
         """Creates a suspend for each workload that holds GPUs of a worker, oldest first.

@@ -51,7 +51,7 @@ WORKLOAD: Final[Rows] = {
         "checkpoint_id": HIDDEN,
         "disk_bytes": HIDDEN,
         "kernel": HIDDEN,
-        "ready_time": HIDDEN,
+        "ready_time": SHOWN,
     },
     "create_time": SHOWN,
     "origin": HIDDEN,
@@ -63,7 +63,7 @@ WORKLOAD: Final[Rows] = {
     "etag": HIDDEN,
     "owner": SHOWN,
 }
-"""A workload of another owner. Lists are sorted by the time of creation."""
+"""A workload of another owner. Readiness belongs to its state, and lists are sorted by the time of creation."""
 
 COMMAND: Final[Rows] = {
     "command_id": SHOWN,

@@ -381,7 +381,7 @@ class Store:
 
     async def list_audit(self, page: PageRequest[AuditEntry], wanted: Filter[AuditEntry]) -> Page[AuditEntry]:
         """A page of the audit."""
-        return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted)
+        return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted, _whole)
 
     async def check_audit(self, after: Link | None) -> Part:
         """Recomputes the hashes of the next part of the audit.
@@ -436,6 +436,11 @@ class Store:
             self._told_damage.add(told)
             logger.error("%s; lists skip the row", error.message)
         raise error
+
+
+def _whole(entry: Record) -> Record:
+    """The view of an entry that is shown as it is."""
+    return entry
 
 
 def _count_ended(table: sa.Table) -> sa.Select[int]:

@@ -21,6 +21,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.core.request_ids import scoped
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import retention
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -107,7 +108,7 @@ def test_what_was_written_is_there_after_a_new_start(tmp_path: Path) -> None:
         assert (worker.epoch, worker.hello.name, len(worker.hello.workloads)) == (4, "alpha", 0)
         assert await store.live_workloads() == [workload(1, RUNNING)]
         (stored,) = await store.open_commands()
-        assert stored == await store.find_request("r1") == of_request
+        assert stored == await store.find_request(scoped("", "", "r1")) == of_request
         assert await store.find_command("c-2") == command(2, SUCCEEDED)
         assert await store.find_command("c-3") is None
 

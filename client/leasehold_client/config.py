@@ -24,6 +24,9 @@ INSECURE_SCHEME: Final = "insecure:"
 CREDENTIALS_VARIABLE: Final = "LEASEHOLD_CREDENTIALS"
 """Environment variable with the directory of ``ca.pem`` and ``client.token``."""
 
+ISSUED_VARIABLE: Final = "LEASEHOLD_TOKEN_FILE"
+"""Environment variable with the file of a token of an OpenID Connect issuer."""
+
 SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 """Environment variable with the path of the worker's socket."""
 

@@ -15,6 +15,7 @@ RETRY_AFTER_S: Final[dict[ErrorReason.ValueType, float]] = {
     errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE: 1.0,
     errors_pb2.ERROR_REASON_WORKER_DRAINING: 1.0,
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE: 1.0,
+    errors_pb2.ERROR_REASON_ISSUER_UNAVAILABLE: 1.0,
 }
 """Reasons that pass by themselves, and the delay before a retry. Other reasons have none."""
 

@@ -50,6 +50,9 @@ class ChaosFleet:
         self.worker_address = dict.fromkeys(WORKERS, self.session_address)
         self.credentials: dict[str, Path] = {}
         self.prefix: dict[str, list[str]] = {}
+        self.worker_variables: dict[str, dict[str, str]] = {}
+        """Variables of a worker's host. Missing: those of its simulated host."""
+        self.worker_options: list[str] = []
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.hosts = {
             name: SimulatedHost.create(
@@ -81,12 +84,12 @@ class ChaosFleet:
             arguments += ["--database", str(self.database)]
             arguments += ["--load-interval", str(LOAD_INTERVAL_S)]
         else:
-            environment = self.hosts[name].environment()
+            environment = dict(self.worker_variables.get(name) or self.hosts[name].environment())
             if name in self.credentials:
                 environment["LEASEHOLD_CREDENTIALS"] = str(self.credentials[name])
             code = WORKER
             arguments = ["--coordinator", self.worker_address[name], "--name", name]
-            arguments += ["--state-dir", str(self.folder / name)]
+            arguments += ["--state-dir", str(self.folder / name), *self.worker_options]
         with (self.folder / f"{name}.log").open("ab") as log:
             variables = {**os.environ, **environment, "LEASEHOLD_CRASH_POINT": crash_point}
             if prefix := self.prefix.get(name):
@@ -149,7 +152,10 @@ class ChaosFleet:
         """How often a workload's program began."""
         return sum(
             len(path.read_text().splitlines())
-            for path in self.folder.glob(f"*/workloads/{workload_id}/work/starts")
+            for path in (
+                *self.folder.glob(f"*/workloads/{workload_id}/work/starts"),
+                *self.folder.glob(f"*/users/{workload_id}/starts"),
+            )
         )
 
     def counts(self, workload_id: str) -> list[int]:

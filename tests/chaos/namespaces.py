@@ -17,6 +17,7 @@ from leasehold_client.config import credentials_directory
 from leasehold_coordinator.storage.rows import binding_row
 
 from tests.certificates import enrol, write_rows
+from tests.worker.unix_users import ALICE_UID, open_to_others, share
 
 from .fleet import CHANNEL_OPTIONS, WORKERS, ChaosFleet
 
@@ -92,11 +93,23 @@ def separated_fleet(folder: Path) -> Iterator[ChaosFleet]:
         fleet = ChaosFleet(folder, f"{host}:{PORT}", f"{host}:{WORKER_PORT}")
         try:
             fleet.prefix = {name: inside(name) for name in HOSTS}
+            _give_unix_user(fleet)
             _enrol(fleet)
             fleet.heal()
             yield fleet
         finally:
             fleet.stop()
+
+
+def _give_unix_user(fleet: ChaosFleet) -> None:
+    """Lets the workers run programs for a coordinator of another host: never as root."""
+    settings = fleet.folder / "worker.toml"
+    settings.write_text(f'run_as = "{ALICE_UID}:{ALICE_UID}"\n')
+    fleet.worker_options = ["--config", str(settings)]
+    open_to_others(fleet.folder)
+    fleet.worker_variables = {
+        name: share(host, fleet.folder / f"{name}-files") for name, host in fleet.hosts.items()
+    }
 
 
 def _enrol(fleet: ChaosFleet) -> None:

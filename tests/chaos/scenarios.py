@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 from leasehold_coordinator import crash_points as coordinator_points
 from leasehold_worker import crash_points as worker_points
 
+from tests.worker.unix_users import is_readable
+
 from .fleet import WORKERS, ChaosFleet
 from .proxy import Proxy
 
@@ -157,4 +159,6 @@ def why_no_namespaces() -> str:
     if done.returncode != 0:
         return f"network namespaces can't be made: {done.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", probe], check=False)
+    if not is_readable():  # a worker never runs programs of another host's coordinator as root
+        return "other users can't read this checkout and its interpreter"
     return ""

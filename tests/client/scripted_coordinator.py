@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from leasehold.v1 import (
     access_service_pb2,
     audit_service_pb2,
+    certificate_service_pb2,
     command_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
@@ -47,6 +48,7 @@ _METHODS: dict[str, descriptor.MethodDescriptor] = {
         command_service_pb2,
         event_service_pb2,
         audit_service_pb2,
+        certificate_service_pb2,
     )
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods

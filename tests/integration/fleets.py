@@ -99,6 +99,25 @@ class Fleet:
         self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
         return host
 
+    def join_worker(self, name: str, token: str = "", *options: str) -> SimulatedHost:
+        """Starts a worker whose name and coordinator come from its enrolment.
+
+        Args:
+            name: Its state directory and its host.
+            token: The join token. Empty: the worker has joined before.
+            options: Further options.
+        """
+        if name not in self.hosts:
+            folder = self.folder / f"{name}-host"
+            self.hosts[name] = SimulatedHost.create(folder, gpus=1, chip="H100", timing=Timing.instant())
+        if token:
+            file = self.folder / f"{name}.join"
+            file.write_text(token)
+            options = ("--join-file", str(file), *options)
+        options = ("--state-dir", str(self.folder / name), "--stop-workloads", "stop", *options)
+        self._start(name, "worker", *options, environment=self.hosts[name].environment())
+        return self.hosts[name]
+
     def start_lost_worker(self, name: str, address: str) -> None:
         """Starts a worker that will not reach a coordinator at this address."""
         host = SimulatedHost.create(

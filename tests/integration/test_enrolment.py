@@ -1,13 +1,18 @@
 """A coordinator off loopback: who gets a join token, and what it is worth."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 
 from tests.coordinator.commands.test_enrolment import read_ticket
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 from tests.integration.fleets import Fleet, make_fleet
 
 SETTINGS = 'server_names = ["localhost"]\n'
@@ -59,3 +64,61 @@ def test_on_loopback_nobody_joins(tmp_path: Path) -> None:
     with make_fleet(tmp_path) as loopback:
         match = "has no listener for enrolment"
         loopback.refuse("token", "create", "--worker", "a", code=1, match=match)
+
+
+def join(fleet: Fleet, name: str, *options: str) -> str:
+    """Starts a worker that joins by a new token on standard input, and waits until it is connected.
+
+    Returns:
+        The token.
+    """
+    token = fleet.cli("token", "create", "--worker", name, *options).stdout
+    fleet.join_worker(name, token)
+    fleet.wait(lambda: fleet.worker_state(name) == "WORKER_STATE_CONNECTED")
+    return token
+
+
+def test_a_worker_joins_and_needs_the_token_once(fleet: Fleet) -> None:
+    join(fleet, "gpu-01")
+    (worker,) = [one for one in fleet.client.workers() if one.name == "gpu-01"]
+    credential = fleet.folder / "gpu-01" / "enrolment.json"
+    assert credential.stat().st_mode & 0o777 == 0o600
+    fleet.end_worker("gpu-01")
+    fleet.join_worker("gpu-01")
+    fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
+    assert [one.worker_id for one in fleet.client.workers() if one.name == "gpu-01"] == [worker.worker_id]
+
+
+def credential(fleet: Fleet, name: str) -> dict[str, Any]:
+    """What a worker keeps in its state directory."""
+    return json.loads((fleet.folder / name / "enrolment.json").read_text())  # type: ignore[no-any-return]
+
+
+def refusal(fleet: Fleet, name: str, hello: Hello) -> str:
+    """How the coordinator refuses a hello with the certificate of a worker."""
+    kept = credential(fleet, name)
+    keys = (kept[part].encode() for part in ("authorities", "key", "certificate"))
+    channel = grpc.secure_channel(kept["coordinator"], grpc.ssl_channel_credentials(*keys))
+    worker = ScriptedWorker(channel, ConnectRequest(hello=hello))
+    try:
+        error = worker.wait(lambda frame: frame.HasField("goodbye")).goodbye.error
+        return ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
+    finally:
+        worker.close()
+
+
+def test_a_certificate_gives_nothing_of_another_worker(fleet: Fleet) -> None:
+    for name in ("gpu-02", "gpu-03"):
+        join(fleet, name)
+    workers = {worker.name: worker for worker in fleet.client.workers()}
+    own, other = workers["gpu-02"].worker_id, workers["gpu-03"].worker_id
+    (foreign,) = (gpu.gpu for gpu in fleet.client.gpus() if gpu.worker_name == "gpu-03")
+    fleet.end_worker("gpu-02", signal.SIGTERM)
+    assert refusal(fleet, "gpu-02", make_hello("gpu-03", 0, worker_id=other)) == "IDENTITY_MISMATCH"
+    assert refusal(fleet, "gpu-02", make_hello("gpu-02", 0, worker_id=other)) == "IDENTITY_MISMATCH"
+    stolen = make_hello("gpu-02", 0, worker_id=own, gpus=[foreign])
+    assert refusal(fleet, "gpu-02", stolen) == "DUPLICATE_WORKER_GPU"
+    forged = make_hello("gpu-02", 0, worker_id=own, last_epoch=2**62 - 2)
+    assert refusal(fleet, "gpu-02", forged) == "PROTOCOL_VIOLATION"
+    events = fleet.cli("get", "events").stdout
+    assert f"GPU {foreign.uuid} belongs to worker/gpu-03" in events

@@ -46,14 +46,20 @@ def encryption(channel: grpc.Channel, *metadata: tuple[str, str]) -> int:
 def test_workers_and_verbs_use_it_and_are_told(insecure: Fleet) -> None:
     assert insecure.address.startswith("insecure:127.0.0.1:")
     assert insecure.worker_address.startswith("insecure:127.0.0.1:")
-    insecure.run_counter("one")
+    insecure.cli("cordon", "alpha/0", "--reason", "test")
+    insecure.cli("uncordon", "alpha/0")
     assert re.search(r"^alpha +CONNECTED,insecure ", insecure.cli("get", "workers").stdout, re.MULTILINE)
     (worker,) = insecure.client.workers()
     assert worker.HasField("session_encrypted")
     assert not worker.session_encrypted
     assert "have no TLS, because of --insecure" in insecure.log("coordinator")
     assert "has no TLS: anybody on the network path" in insecure.log("alpha")
-    insecure.cli("stop", "one")
+
+
+def test_whoever_listens_there_starts_no_programs_as_the_workers_user(insecure: Fleet) -> None:
+    """Another user of the host may listen on the port while the coordinator is down."""
+    refused = insecure.cli("run", "--worker", "alpha", "--", "true", code=1)
+    assert "has no TLS, and the worker's run_as is not set" in refused.stderr
 
 
 def test_the_tokens_are_asked_for(insecure: Fleet) -> None:

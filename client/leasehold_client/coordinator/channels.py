@@ -1,5 +1,6 @@
 """Channels to a coordinator: its socket, or its port with a certificate or a token, with or without TLS."""
 
+import errno
 import os
 import re
 import stat
@@ -13,6 +14,7 @@ import grpc
 from leasehold_client.config import (
     CREDENTIALS_VARIABLE,
     INSECURE_SCHEME,
+    ISSUED_VARIABLE,
     UNIX_SCHEME,
     credentials_directory,
     require_trusted,
@@ -26,6 +28,7 @@ CERTIFICATE_FILES: Final = ("client.pem", "client.key")
 """A client certificate and its key, which take the place of the token if they exist."""
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
+_ISSUED_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,8192}")
 FILE_LIMIT_BYTES: Final = 65_536
 
 
@@ -47,6 +50,8 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
     directory = credentials_directory()
     is_insecure = address.startswith(INSECURE_SCHEME)
     certificate = b"" if is_insecure else _authority(directory / AUTHORITY_FILE, address)
+    if token_file := os.environ.get(ISSUED_VARIABLE):
+        return _open_for_token(address, certificate, Path(token_file), options)
     chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
     if key_path.exists() and not is_insecure:
         pair = _read(key_path, address), _read(chain_path, address)
@@ -56,6 +61,34 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
         channel = grpc.insecure_channel(address.removeprefix(INSECURE_SCHEME), options=options)
     else:
         channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
+    return grpc.intercept_channel(channel, TokenInterceptor(lambda: token))
+
+
+def _open_for_token(
+    address: str, certificate: bytes, path: Path, options: Sequence[tuple[str, int]]
+) -> grpc.Channel:
+    """A channel for a token of an OpenID Connect issuer. Its file is read for each call."""
+    if not certificate:
+        raise UsageError(
+            f"the token in {path} would travel to {address} without TLS: write the address of the listener "
+            f"for OpenID Connect, or unset {ISSUED_VARIABLE}"
+        )
+
+    def token() -> str:
+        try:
+            text = _content(path).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise UsageError(
+                f"the token {path} can't be read: {error.strerror}; correct {ISSUED_VARIABLE}"
+            ) from error
+        if not _ISSUED_TOKEN.fullmatch(text):
+            raise UsageError(
+                f"{path} holds no token: get one from the OpenID Connect issuer, or unset {ISSUED_VARIABLE}"
+            )
+        return text
+
+    token()  # the first call would tell it later
+    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
     return grpc.intercept_channel(channel, TokenInterceptor(token))
 
 
@@ -86,12 +119,7 @@ def _require_server(path: str) -> None:
 
 def _read(path: Path, address: str) -> bytes:
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(
-                    f"{path} is not a regular file: name another directory with {CREDENTIALS_VARIABLE}"
-                )
-            return file.read(FILE_LIMIT_BYTES)
+        return _content(path)
     except FileNotFoundError:
         raise NoCoordinatorError(
             f"there are no credentials for {address}, because {path} is missing: start a coordinator as this "
@@ -103,6 +131,13 @@ def _read(path: Path, address: str) -> bytes:
             f"{path} can't be read: {error.strerror}; call as the coordinator's user, or name another "
             f"directory with {CREDENTIALS_VARIABLE}"
         ) from error
+
+
+def _content(path: Path) -> bytes:
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read(FILE_LIMIT_BYTES)
 
 
 def _open_at_once(path: str, flags: int) -> int:

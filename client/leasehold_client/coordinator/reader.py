@@ -30,6 +30,7 @@ from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse, PlanReque
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import default_coordinator
+from leasehold_client.coordinator.certificates import CertificateCalls
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
 from leasehold_client.coordinator.enrolment import EnrolmentCalls
 from leasehold_client.errors import LeaseholdError
@@ -70,6 +71,7 @@ class Reader:
         self._events = EventServiceStub(channel)
         self._audit = AuditServiceStub(channel)
         self.enrolment = EnrolmentCalls(self._connection)
+        self.certificates = CertificateCalls(self._connection)
         """Join tokens."""
         self._access = AccessServiceStub(channel)
 

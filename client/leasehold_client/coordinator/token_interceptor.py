@@ -22,11 +22,11 @@ class TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientI
     """Sends ``authorization: Bearer …`` with each call.
 
     Args:
-        token: The token.
+        token: Returns the token. It is called for each call, since another program may replace the token.
     """
 
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
 
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: object
@@ -44,7 +44,7 @@ class TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientI
         return _CallDetails(
             details.method,
             details.timeout,
-            [*(details.metadata or ()), self._header],
+            [*(details.metadata or ()), ("authorization", f"Bearer {self._token()}")],
             details.credentials,
             details.wait_for_ready,
             details.compression,

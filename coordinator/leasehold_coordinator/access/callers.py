@@ -17,6 +17,7 @@ class Caller:
         is_local_admin: Whether the kernel or ``client.token`` proves root or the coordinator's Unix user, who
             could edit the store.
         on_behalf_of: The user for whom a service acts. None: the caller acts for itself.
+        claimed_role: The role that a token of an OpenID Connect issuer claims.
         role: What the caller may do.
         serial: The serial number of the client certificate, in hexadecimal. Empty: another credential.
         expire_time: When the credential expires. None: never.
@@ -26,6 +27,7 @@ class Caller:
     address: str
     is_local_admin: bool = False
     on_behalf_of: Identity | None = None
+    claimed_role: Role = Role.NONE
     role: Role = Role.NONE
     serial: str = ""
     expire_time: datetime.datetime | None = None

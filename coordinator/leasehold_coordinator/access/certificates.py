@@ -33,6 +33,26 @@ class ClientCertificate:
     der: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """A revoked certificate, or a blocked identity.
+
+    Attributes:
+        subject: The serial number in hexadecimal, or the identity as ``KIND/NAME``.
+        actor: The identity that revoked it.
+        create_time_ns: When, in nanoseconds of the Unix epoch.
+    """
+
+    subject: str
+    actor: str
+    create_time_ns: int
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the subject is an identity."""
+        return "/" in self.subject
+
+
 @final
 class CertificateRegistry:
     """Every stored client certificate, the revoked serial numbers, and the blocked identities."""
@@ -40,11 +60,11 @@ class CertificateRegistry:
     def __init__(self) -> None:
         self._by_serial: dict[str, ClientCertificate] = {}
         self._by_fingerprint: dict[bytes, ClientCertificate] = {}
-        self._by_identity: dict[Identity, dict[str, ClientCertificate]] = {}
+        self._by_identity: dict[str, dict[str, ClientCertificate]] = {}
         self._successors: dict[str, dict[str, ClientCertificate]] = {}
         """The certificates that renew one, by the serial number of the renewed one."""
-        self._revoked: set[str] = set()
-        """Serial numbers, and identities as ``KIND/NAME``."""
+        self._revocations: dict[str, Revocation] = {}
+        """By subject."""
 
     def __iter__(self) -> Iterator[ClientCertificate]:
         """Every certificate, in the order of its issue."""
@@ -55,7 +75,7 @@ class CertificateRegistry:
         serial = certificate.serial
         self._by_serial[serial] = certificate
         self._by_fingerprint[certificate.fingerprint] = certificate
-        self._by_identity.setdefault(certificate.identity, {})[serial] = certificate
+        self._by_identity.setdefault(str(certificate.identity), {})[serial] = certificate
         if certificate.predecessor:
             self._successors.setdefault(certificate.predecessor, {})[serial] = certificate
 
@@ -69,7 +89,7 @@ class CertificateRegistry:
 
     def of(self, identity: Identity) -> list[ClientCertificate]:
         """The certificates of an identity, in the order of their issue. Some may have expired."""
-        return list(self._by_identity.get(identity, {}).values())
+        return list(self._by_identity.get(str(identity), {}).values())
 
     def successors(self, serial: str) -> list[ClientCertificate]:
         """The certificates that renew one directly, in the order of their issue."""
@@ -116,14 +136,38 @@ class CertificateRegistry:
             )
         return None
 
-    def revoke(self, subject: str) -> None:
-        """Revokes a serial number, or blocks an identity that is written as ``KIND/NAME``."""
-        self._revoked.add(subject)
+    def revoke(self, revocation: Revocation) -> None:
+        """Revokes a serial number, or blocks an identity."""
+        self._revocations.setdefault(revocation.subject, revocation)
 
     def restore(self, subject: str) -> None:
         """Ends a revocation or a block."""
-        self._revoked.discard(subject)
+        self._revocations.pop(subject, None)
 
     def is_revoked(self, subject: str) -> bool:
         """Whether a serial number is revoked, or an identity that is written as ``KIND/NAME`` is blocked."""
-        return subject in self._revoked
+        return subject in self._revocations
+
+    def revocation(self, subject: str) -> Revocation | None:
+        """The revocation of a serial number, or the block of an identity."""
+        return self._revocations.get(subject)
+
+    def blocks(self) -> list[Revocation]:
+        """The blocked identities, sorted."""
+        return sorted(
+            (one for one in self._revocations.values() if one.is_block), key=lambda one: one.subject
+        )
+
+    def forget(self, certificate: ClientCertificate) -> None:
+        """Removes a certificate and its revocation."""
+        serial = certificate.serial
+        del self._by_serial[serial], self._by_fingerprint[certificate.fingerprint]
+        for index, key in (
+            (self._by_identity, str(certificate.identity)),
+            (self._successors, certificate.predecessor),
+        ):
+            of_key = index.get(key, {})
+            of_key.pop(serial, None)
+            if not of_key:
+                index.pop(key, None)
+        self._revocations.pop(serial, None)

@@ -59,6 +59,13 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
         "UnbindGpu": Role.ADMIN,
     },
     "leasehold.v1.RenewalService": {"RenewCertificate": Role.NONE},
+    "leasehold.v1.CertificateService": {
+        "ListCertificates": Role.ADMIN,
+        "RevokeCertificate": Role.ADMIN,
+        "ListBlocks": Role.ADMIN,
+        "BlockIdentity": Role.ADMIN,
+        "UnblockIdentity": Role.ADMIN,
+    },
     "leasehold.v1.AccessService": {
         "Grant": Role.ADMIN,
         "Revoke": Role.ADMIN,

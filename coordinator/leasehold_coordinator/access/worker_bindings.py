@@ -53,9 +53,9 @@ class WorkerBindings:
         """Removes the binding of a name. None: the name has none."""
         binding = self._by_name.pop(name, None)
         if binding is not None:
-            del self._by_worker_id[binding.worker_id]
+            self._by_worker_id.pop(binding.worker_id, None)
             for uuid in binding.gpu_uuids:
-                del self._by_gpu[uuid]
+                self._by_gpu.pop(uuid, None)
         return binding
 
     def get(self, name: str) -> WorkerBinding | None:
@@ -70,18 +70,34 @@ class WorkerBindings:
         """The binding that has a GPU."""
         return self._by_gpu.get(gpu_uuid)
 
-    def foreign_gpus(self, name: str, gpu_uuids: Collection[str]) -> dict[str, WorkerBinding]:
-        """Those of some GPUs that belong to another name, with their bindings."""
-        found = {uuid: self._by_gpu[uuid] for uuid in gpu_uuids if uuid in self._by_gpu}
-        return {uuid: binding for uuid, binding in found.items() if binding.name != name}
+    def check(self, name: str, worker_id: str, gpu_uuids: Collection[str]) -> None:
+        """Refuses what belongs to another name.
 
-
-def gpu_refusal(gpu_uuid: str, binding: WorkerBinding) -> FleetError:
-    """The refusal of a GPU that belongs to another name."""
-    return FleetError(
-        errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
-        f"GPU {gpu_uuid} belongs to worker/{binding.name}: if the GPU has moved, `leasehold gpu unbind "
-        f"{gpu_uuid}`",
-        gpu_uuid=gpu_uuid,
-        worker=binding.worker_id,
-    )
+        Raises:
+            FleetError: IDENTITY_MISMATCH, DUPLICATE_WORKER_ID or DUPLICATE_WORKER_GPU.
+        """
+        own, other = self.get(name), self.of_worker(worker_id)
+        if own is not None and own.worker_id != worker_id:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
+                f"worker/{name} has the worker id {own.worker_id}, and not {worker_id}: use the state "
+                f"directory with that id, or `leasehold rm worker {name}` and join again",
+                worker=own.worker_id,
+            )
+        if other is not None and other.name != name:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
+                f"the worker id {worker_id} belongs to worker/{other.name}: give each host a state directory "
+                "of its own, not a copy",
+                worker=worker_id,
+            )
+        for uuid in gpu_uuids:
+            owner = self._by_gpu.get(uuid)
+            if owner is not None and owner.name != name:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
+                    f"GPU {uuid} belongs to worker/{owner.name}: if the GPU has moved, `leasehold gpu unbind "
+                    f"{uuid}`",
+                    gpu_uuid=uuid,
+                    worker=owner.worker_id,
+                )

@@ -1,5 +1,6 @@
 """AuditService: the audit, and the proof that nobody changed it."""
 
+from contextlib import suppress
 from typing import final
 
 from leasehold.v1 import errors_pb2
@@ -13,6 +14,7 @@ from leasehold.v1.audit_service_pb2_grpc import AuditServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.lists import list_fields, list_orders
@@ -24,14 +26,17 @@ from leasehold_coordinator.storage.audit_chain import Link
 class AuditService(AuditServiceServicer):
     """Serves the audit from the store."""
 
-    def __init__(self, fleet: FleetReader) -> None:
+    def __init__(self, fleet: FleetReader, refusals: AuditRefusals) -> None:
         self.fleet = fleet
+        self._refusals = refusals
 
     async def ListAuditEntries(
         self, request: ListAuditEntriesRequest, context: Context
     ) -> ListAuditEntriesResponse:
         wanted = await read_filter(self.fleet, request.filter, list_fields.AUDIT)
         asked = page_request(request, list_orders.AUDIT.parse(request.order_by))
+        with suppress(FleetError):  # a full disk does not stop reads
+            await self._refusals.flush()
         page = await self.fleet.store.list_audit(asked, wanted)
         return ListAuditEntriesResponse(entries=page.items, next_page_token=asked.token(page.last))
 

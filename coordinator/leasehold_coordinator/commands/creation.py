@@ -160,7 +160,11 @@ class CommandCreation:
         if is_checked or not is_real:
             workload, command = await self.decisions.decide(preview)
             await check_on_worker(
-                self._fleet.reader, workload.worker_id, command.operation, only_the_request=is_real
+                self._fleet.reader,
+                workload.worker_id,
+                command.operation,
+                workload.owner,
+                only_the_request=is_real,
             )
         if is_real:
             return await self.decisions.decide(create)

@@ -323,6 +323,8 @@ class Dispatcher:
                     to = self._fleet.sessions.get(stored.command.worker_id)
                     if to is not None and stored.command.command_id in self._fleet.ledger.commands:
                         frame = frame_of(effect, to.epoch, now_timestamp(), jumped_ns())
+                        workload = self._fleet.workloads.get(stored.command.workload_id)
+                        frame.command.owner = workload.owner if workload is not None else ""
                         to.send(ConnectResponse(command=frame))
                         crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):

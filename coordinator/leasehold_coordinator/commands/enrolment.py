@@ -3,7 +3,8 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, final
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -25,12 +26,13 @@ from leasehold_coordinator.access.failure_limits import FailureLimits
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import StoredJoinToken
 from leasehold_coordinator.access.signing_requests import certificate_key_digest, key_digest, read_public_key
-from leasehold_coordinator.access.worker_bindings import WorkerBinding, gpu_refusal
+from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.core.field_rules import GPU_LIMIT
 from leasehold_coordinator.core.hello_rules import check_id, check_name
 from leasehold_coordinator.core.worker_registry import EPOCH_JUMP_LIMIT
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.audit_entries import call_rows
+from leasehold_coordinator.fleet.bound_workers import check_own_id
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage.enrolment_rows import binding_row, join_token_row
@@ -90,6 +92,7 @@ class Enrolment:
         try:
             identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
         except FleetError as error:
+            self._fleet.audit.note(error, JOIN, address, resource=request.identity)
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
                 if self._fleet.refusals.may_tell(address):
@@ -126,12 +129,27 @@ class Enrolment:
             event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
             rows.append(event_row(event))
             rows += call_rows(Caller(identity, address), JOIN, request, str(identity))
-            issued = await self._certificates.issue(key, identity, replaced=live, rows=rows)
+            with self._bound(binding):
+                issued = await self._certificates.issue(key, identity, replaced=live, rows=rows)
             self._fleet.join_tokens.put(used)
-            if binding is not None:
-                self._fleet.bindings.put(binding)
             self._fleet.events.publish(event)
             return identity, issued
+
+    @contextmanager
+    def _bound(self, binding: WorkerBinding | None) -> Iterator[None]:
+        """The context of a write of a binding, which counts from the beginning, and not after a failure."""
+        bindings = self._fleet.bindings
+        before = bindings.get(binding.name) if binding is not None else None
+        if binding is not None:
+            bindings.put(binding)
+        try:
+            yield
+        except FleetError:
+            if binding is not None:
+                bindings.remove(binding.name)
+            if before is not None:
+                bindings.put(before)
+            raise
 
     def _issued_before(self, token: StoredJoinToken, identity: Identity, digest: bytes) -> ClientCertificate:
         """The certificate that an earlier join with the same secret and key got."""
@@ -149,29 +167,14 @@ class Enrolment:
         """The binding of a worker's id and GPUs to its name.
 
         Raises:
-            FleetError: INVALID_ARGUMENT, ALREADY_ENROLLED, or a refusal of :meth:`Registry.check_unique`.
+            FleetError: A refusal of :meth:`WorkerBindings.check` or of :meth:`Registry.check_unique`.
         """
         bindings, registry, worker_id = self._fleet.bindings, self._fleet.registry, request.worker_id
-        before, other = bindings.get(name), bindings.of_worker(worker_id)
-        known = registry.get(worker_id)
-        if before is not None and before.worker_id != worker_id:
-            raise FleetError(
-                errors_pb2.ERROR_REASON_ALREADY_ENROLLED,
-                f"worker/{name} has the worker id {before.worker_id}, and this host's state directory has "
-                f"{worker_id}: use the worker's own state directory, or `leasehold rm worker {name}` first",
-                worker=before.worker_id,
-            )
-        if (other is not None and other.name != name) or (known is not None and known.hello.name != name):
-            raise FleetError(
-                errors_pb2.ERROR_REASON_DUPLICATE_WORKER_ID,
-                f"the worker id {worker_id} belongs to another worker: give each host a state directory of "
-                "its own, not a copy",
-                worker=worker_id,
-            )
-        for uuid, owner in bindings.foreign_gpus(name, request.gpu_uuids).items():
-            raise gpu_refusal(uuid, owner)
+        bindings.check(name, worker_id, request.gpu_uuids)
+        check_own_id(registry, name, worker_id)
         gpus = [Gpu(uuid=uuid) for uuid in request.gpu_uuids]
         registry.check_unique(Hello(worker_id=worker_id, name=name, gpus=gpus), time.monotonic())
+        before = bindings.get(name)
         epoch = max(request.last_epoch, before.epoch if before is not None else 0)
         return WorkerBinding(name, worker_id, frozenset(request.gpu_uuids), epoch)
 

@@ -113,7 +113,7 @@ class Plans:
 
 
 async def check_on_worker(
-    fleet: FleetReader, worker_id: str, operation: Operation, *, only_the_request: bool
+    fleet: FleetReader, worker_id: str, operation: Operation, owner: str, *, only_the_request: bool
 ) -> None:
     """Has a worker check a run or an adoption before a command is created.
 
@@ -123,6 +123,7 @@ async def check_on_worker(
         fleet: The fleet.
         worker_id: The worker.
         operation: The run or the adoption.
+        owner: The owner of the new workload.
         only_the_request: Whether refusals that depend on the moment are ignored.
 
     Raises:
@@ -130,7 +131,7 @@ async def check_on_worker(
     """
     if fleet.contact(worker_id).hello.protocol_version.minor < NEW_WORKLOADS_MINOR:
         return
-    plan = await _ask_worker(fleet, worker_id, PlanQuery(operation=operation))
+    plan = await _ask_worker(fleet, worker_id, PlanQuery(operation=operation, owner=owner))
     for refusal in plan.refusals:
         if not only_the_request or refusal.reason == errors_pb2.ERROR_REASON_INVALID_ARGUMENT:
             raise FleetError.from_proto(refusal)

@@ -63,7 +63,7 @@ WORKLOAD: Final[Rows] = {
     "etag": HIDDEN,
     "owner": SHOWN,
 }
-"""A workload of another owner. Readiness belongs to its state, and lists are sorted by the time of creation."""
+"""A workload of another owner. Readiness belongs to its state. Lists are sorted by the time of creation."""
 
 COMMAND: Final[Rows] = {
     "command_id": SHOWN,

@@ -3,25 +3,34 @@
 The one owner of their state: :class:`CertificateRegistry` is the copy in memory.
 """
 
+import datetime
+import itertools
 import logging
 from collections.abc import Sequence
-from typing import final
+from typing import Final, final
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.access.callers import Caller
-from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate
+from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate, Revocation
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.shielded_tasks import finish
-from leasehold_coordinator.storage.rows import Change, certificate_row, clock_row, revocation_row
+from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.rows import Change, Gone, certificate_row, clock_row, revocation_row
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import from_unix_ns
 
 logger = logging.getLogger(__name__)
+
+KEPT_AFTER_EXPIRY: Final = datetime.timedelta(days=30)
+"""How long an expired certificate stays in lists."""
+
+DELETE_LIMIT: Final = 250
+"""Most certificates of one deletion."""
 
 
 @final
@@ -46,13 +55,18 @@ class ClientCertificates:
         """
         for certificate in await self._store.certificates():
             self.registry.add(certificate)
-        for subject in await self._store.revocations():
-            self.registry.revoke(subject)
+        for revocation in await self._store.revocations():
+            self.registry.revoke(revocation)
 
     @property
     def trust_domain(self) -> str:
         """The trust domain of identities in certificates."""
         return self._authority.rules.trust_domain
+
+    @property
+    def now(self) -> datetime.datetime:
+        """The highest time that the store has seen, which counts for expiry."""
+        return from_unix_ns(self._store.highest_time_ns)
 
     def refusal(self, caller: Caller) -> FleetError | None:
         """Why a caller is refused by now. None: the caller is not."""
@@ -61,14 +75,32 @@ class ClientCertificates:
         why: str | None = None
         if blocked:
             why = f"{blocked[0]} is blocked: an admin may `leasehold ca unblock {blocked[0]}`"
-        elif caller.serial and caller.expire_time is not None:
-            now = from_unix_ns(self._store.highest_time_ns)
-            why = self.registry.refusal(caller.identity, caller.serial, caller.expire_time, now)
+        elif caller.expire_time is not None:
+            if caller.serial:
+                why = self.registry.refusal(caller.identity, caller.serial, caller.expire_time, self.now)
+            elif caller.expire_time <= self.now:
+                why = f"the token of {caller.identity} has expired: get another one from the issuer"
         return FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, why) if why is not None else None
 
     def is_blocked(self, identity: Identity) -> bool:
         """Whether an identity is blocked on every listener, with each credential."""
         return self.registry.is_revoked(str(identity))
+
+    async def prune(self) -> None:
+        """Deletes certificates that expired long ago, with their revocations: some at a time.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, nothing was deleted.
+        """
+        due = self.now - KEPT_AFTER_EXPIRY
+        old = list(itertools.islice((one for one in self.registry if one.not_after < due), DELETE_LIMIT))
+        if not old:
+            return
+        gone = [(schema.certificates, one.serial) for one in old]
+        gone += [(schema.revocations, one.serial) for one in old if self.registry.is_revoked(one.serial)]
+        await self._store.write(*(Gone(table, key) for table, key in gone))
+        for certificate in old:
+            self.registry.forget(certificate)
 
     async def issue(
         self,
@@ -105,11 +137,11 @@ class ClientCertificates:
         self, issued: ClientCertificate, replaced: Sequence[str], rows: Sequence[Change]
     ) -> ClientCertificate:
         """Stores a certificate, and then knows it."""
-        revoked = [revocation_row(serial, caller()) for serial in replaced]
+        revocations = [Revocation(serial, caller(), self._store.highest_time_ns) for serial in replaced]
         clock = clock_row(self._store.highest_time_ns)
-        await self._store.write(certificate_row(issued), clock, *revoked, *rows)
+        await self._store.write(certificate_row(issued), clock, *map(revocation_row, revocations), *rows)
         self.registry.add(issued)
-        for serial in replaced:
-            self.registry.revoke(serial)
+        for revocation in revocations:
+            self.registry.revoke(revocation)
         logger.info("issued certificate %s of %s", issued.serial, issued.identity)
         return issued

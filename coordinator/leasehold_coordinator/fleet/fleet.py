@@ -20,7 +20,7 @@ from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.access.join_tokens import JoinTokens
-from leasehold_coordinator.access.worker_bindings import WorkerBindings
+from leasehold_coordinator.access.worker_bindings import WorkerBinding, WorkerBindings
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import SUCCEEDED, is_terminal
@@ -30,6 +30,8 @@ from leasehold_coordinator.core.workload_reports import failed, is_concluded
 from leasehold_coordinator.core.workload_states import is_ended, state_name
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import change_rows
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
+from leasehold_coordinator.fleet.bound_workers import find_binding
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.refusals import Refusals
@@ -38,7 +40,7 @@ from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.worker_news import WorkerNews
 from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.enrolment_rows import read_bindings, read_join_tokens
+from leasehold_coordinator.storage.enrolment_rows import binding_row, read_bindings, read_join_tokens
 from leasehold_coordinator.storage.rows import (
     Change,
     CommandsOf,
@@ -69,9 +71,11 @@ class Fleet:
     Args:
         store: The store.
         load_interval_s: Time between two loads of a worker, in a small fleet.
+        is_store_restored: Whether the store is an older copy, so that workers may know later epochs.
     """
 
-    def __init__(self, store: Store, load_interval_s: float) -> None:
+    def __init__(self, store: Store, load_interval_s: float, *, is_store_restored: bool = False) -> None:
+        self.is_store_restored = is_store_restored
         self.reader = FleetReader(store, load_interval_s)
         self.store = store
         self.registry = self.reader.registry
@@ -80,6 +84,7 @@ class Fleet:
         self.ledger = self.reader.ledger
         self.events = Events(store, self.reader.event_hub)
         self.refusals = Refusals(self.events)
+        self.audit = AuditRefusals(store)
         self.worker_news = WorkerNews(self.reader, self.events)
         self.join_tokens = JoinTokens()
         self.bindings = WorkerBindings()
@@ -98,10 +103,33 @@ class Fleet:
         for binding in await read_bindings(self.store):
             self.bindings.put(binding)
 
-    async def save_worker(self, hello: Hello, epoch: int, robbed: Sequence[KnownWorker] = ()) -> None:
-        """Stores a worker's epoch and hello, and the workers that lost GPUs to it."""
+    def check_binding(self, hello: Hello, *, is_certified: bool) -> WorkerBinding | None:
+        """Checks a hello against the bindings.
+
+        Returns:
+            The new binding, for :meth:`save_worker`. None: nothing changes.
+
+        Raises:
+            FleetError: As :func:`leasehold_coordinator.fleet.bound_workers.find_binding`.
+        """
+        restored = self.is_store_restored
+        return find_binding(
+            self.bindings, self.registry, hello, is_certified=is_certified, is_restored=restored
+        )
+
+    async def save_worker(
+        self,
+        hello: Hello,
+        epoch: int,
+        robbed: Sequence[KnownWorker] = (),
+        binding: WorkerBinding | None = None,
+    ) -> None:
+        """Stores a worker's epoch, hello and binding, and the workers that lost GPUs to it."""
         others = [worker_row(known.epoch, known.hello) for known in robbed]
-        await self.store.write(worker_row(epoch, hello), *others)
+        bound = [binding_row(binding)] if binding is not None else []
+        if binding is not None:
+            self.bindings.put(binding)
+        await self.store.write(worker_row(epoch, hello), *others, *bound)
 
     async def apply_workload(self, reported: Workload, session: Session) -> None:
         """Applies a worker's report of one of its workloads, if the report is newer than the record.
@@ -295,12 +323,14 @@ class Fleet:
             failed(workload, error, now_timestamp()) for workload in self.workloads.of_worker(worker_id)
         ]
         steps = self.ledger.delete_worker(worker_id, DELETED, now_timestamp())
+        bound = self.bindings.of_worker(worker_id)
+        unbound = [Gone(schema.worker_bindings, bound.name)] if bound is not None else []
         self.registry.forget(known)
         try:
             await self.save_workloads(
                 workloads,
                 [step.after for step in steps],
-                [Gone(schema.workers, worker_id), *change_rows(f"worker/{worker_id}")],
+                [Gone(schema.workers, worker_id), *unbound, *change_rows(f"worker/{worker_id}")],
                 worker_name=known.hello.name,
             )
         except FleetError:
@@ -310,6 +340,8 @@ class Fleet:
                 self.ledger.revert(step)
             raise
         if self.registry.get(worker_id) is None:  # it has not connected meanwhile
+            if bound is not None:
+                self.bindings.remove(bound.name)
             self.worker_news.publish_deleted(known)
         return [workload.workload_id for workload in workloads]
 

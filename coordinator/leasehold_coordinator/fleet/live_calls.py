@@ -9,7 +9,7 @@ from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.errors import FleetError
 
 CHECK_INTERVAL_S: Final = 2.0
-"""Time between two checks of all calls. A revocation is checked at once."""
+"""Time between two checks of all calls."""
 
 End: TypeAlias = Callable[[FleetError], None]
 """Ends a call with an error. Called once."""

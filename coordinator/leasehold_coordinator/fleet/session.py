@@ -68,6 +68,8 @@ class Session:
         """Whether the worker said goodbye."""
         self.earlier: frozenset[str] = frozenset()
         """Ids of the worker's commands that were on disk when this session began."""
+        self.is_certified = False
+        """Whether a client certificate proves the worker's name."""
         self.welcomed = False
         """Whether the hello was compared with the ledger."""
         self.loads = 0

@@ -11,7 +11,8 @@ RPC_LIMIT: Final = 28_672
 
 WORKER_CONNECTIONS: Final = 24_576
 CLIENT_CONNECTIONS: Final = 2_048
-"""Most connections at the port for workers and at the port for clients. gRPC closes further ones at once."""
+"""Most connections at the port for workers, and at each of the two ports for clients. gRPC closes further
+ones at once."""
 
 LEAST_CONNECTIONS: Final = 16
 """No bound is reduced to less."""

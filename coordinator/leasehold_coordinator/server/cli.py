@@ -58,6 +58,12 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Serve clients and workers without TLS. Anybody on the network path can steal their tokens.",
 )
 @click.option(
+    "--store-restored",
+    is_flag=True,
+    default=None,
+    help="The store is an older copy: accept enrolled workers that have seen later sessions.",
+)
+@click.option(
     "--load-interval",
     "load_interval_s",
     type=float,
@@ -84,6 +90,7 @@ def command(
     socket: str | None,
     state_dir: str | None,
     insecure: bool | None,
+    store_restored: bool | None,
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
@@ -112,6 +119,7 @@ def command(
         socket=socket,
         state_dir=state_dir,
         insecure=insecure,
+        store_restored=store_restored,
         load_interval_s=load_interval_s,
         log_level=log_level,
     )

@@ -12,6 +12,8 @@ from typing import Final
 import msgspec
 
 from leasehold_coordinator.access.authority import IssueRules
+from leasehold_coordinator.access.bearer_tokens import OidcSettings
+from leasehold_coordinator.access.key_source import check_url
 from leasehold_coordinator.errors import StartError
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
@@ -21,6 +23,8 @@ JOIN_PORT: Final = 7402
 TRUST_DOMAIN: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,254}")
 LIFE_LIMIT_DAYS: Final = 36_500
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+ROLES: Final = ("viewer", "user", "operator", "admin")
 
 FILE_LIMIT_BYTES: Final = 1_000_000
 """Most bytes of a settings file."""
@@ -49,6 +53,10 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Address for workers, HOST:PORT. Port 0 takes a free port."""
     join_listen: str = ""
     """Address for enrolment, HOST:PORT. Empty: port 7402 beside a listener off loopback, or else none."""
+    oidc_listen: str = ""
+    """Address for users with tokens of an OpenID Connect issuer, HOST:PORT. Empty: none."""
+    oidc: OidcSettings | None = None
+    """The OpenID Connect issuer."""
     state_dir: str = msgspec.field(default_factory=default_state_directory)
     """Directory of the keys and tokens. Coordinators of one Unix user may share it."""
     database: str = ""
@@ -78,6 +86,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Jumps of the host's clock have no effect."""
     audit_retention_days: float = 400.0
     """How long entries of the audit are kept, in days of service."""
+    audit_file: str = ""
+    """File of JSON lines that gets each entry of the audit, an absolute path. Empty: none. Files have 64 MiB,
+    and the newest 8 are kept."""
+    store_restored: bool = False
+    """Whether the store is an older copy, such as a backup: enrolled workers may know later epochs."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -127,7 +140,11 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     config = CoordinatorConfig() if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
     config = msgspec.structs.replace(config, **given)
-    for address in (config.listen, config.worker_listen, *filter(None, [config.join_listen])):
+    for address in (
+        config.listen,
+        config.worker_listen,
+        *filter(None, [config.join_listen, config.oidc_listen]),
+    ):
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise StartError(f"the address {address!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
@@ -139,12 +156,36 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         )
     if not 60 <= config.retention_s < float("inf"):
         raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
+    if config.audit_file and not Path(config.audit_file).is_absolute():
+        raise StartError(f"audit_file {config.audit_file!r} is not absolute: write it from / on")
     if not 1 <= config.audit_retention_days < float("inf"):
         raise StartError(
             f"audit_retention_days {config.audit_retention_days:g} is out of range: give 1 day or more"
         )
     _check_certificates(config)
+    _check_oidc(config)
     return config
+
+
+def _check_oidc(config: CoordinatorConfig) -> None:
+    if config.oidc is None or not config.oidc_listen:
+        if config.oidc is not None or config.oidc_listen:
+            raise StartError("oidc_listen and the table oidc need each other: give both or none")
+        return
+    if not config.oidc.issuer or not config.oidc.audience:
+        raise StartError("oidc.issuer or oidc.audience is empty: give what the tokens have as iss and aud")
+    if bool(config.oidc.jwks_url) == bool(config.oidc.jwks_file):
+        raise StartError("oidc needs jwks_url or jwks_file: give one of them")
+    if config.oidc.jwks_url:
+        try:
+            check_url(config.oidc.jwks_url)
+        except ValueError as error:
+            raise StartError(f"oidc.jwks_url: {error}") from None
+    for text, role in config.oidc.roles.items():
+        if role not in ROLES:
+            raise StartError(f"oidc.roles maps {text!r} to {role!r}: give one of {', '.join(ROLES)}")
+    if config.oidc.roles and not config.oidc.role_claim:
+        raise StartError("oidc.roles needs oidc.role_claim: name the claim with the texts")
 
 
 def _check_certificates(config: CoordinatorConfig) -> None:

@@ -65,11 +65,19 @@ def _serve(config: CoordinatorConfig) -> None:
     def announce(addresses: Addresses) -> None:
         clients, workers = addresses
         click.echo(f"leasehold coordinator listening on {clients} for clients, {workers} for workers")
+        if config.join_address:
+            click.echo(_HOW_TO_JOIN)
         if (most := scaled(WORKER_CONNECTIONS)) < WORKER_CONNECTIONS:
             logger.warning(_FEW_FILES, most, scaled(CLIENT_CONNECTIONS), DESCRIPTORS)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, announce))
+
+
+_HOW_TO_JOIN: Final = """\
+  other hosts need a client certificate, for which each word of `leasehold token create` is worth one
+  a worker: `leasehold token create --worker NAME` here, then `leasehold worker --join -` on its host
+  a person: `leasehold token create --user NAME` here, then `leasehold login --token -` on their host"""
 
 
 def _raise_descriptor_limit() -> None:

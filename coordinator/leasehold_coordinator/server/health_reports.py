@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 ENCRYPTION: Final = "leasehold.encryption"
 """Name in the health service for the encryption of the ports."""
 
+AUDIT_FILE: Final = "leasehold.audit-file"
+"""Name in the health service for the setting ``audit_file``: whether the file can be written."""
+
 PROBE_INTERVAL_S: Final = 1.0
 """Interval of writes that find out whether a store that refused a write takes one again."""
 
@@ -36,6 +39,12 @@ async def set_encryption(servicer: health.aio.HealthServicer, *, is_insecure: bo
         health_pb2.HealthCheckResponse.NOT_SERVING if is_insecure else health_pb2.HealthCheckResponse.SERVING
     )
     await servicer.set(ENCRYPTION, status)
+
+
+async def set_audit_file(servicer: health.aio.HealthServicer, is_serving: bool) -> None:
+    """Tells whether the file of the audit can be written."""
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    await servicer.set(AUDIT_FILE, serving if is_serving else not_serving)
 
 
 async def report_health(servicer: health.aio.HealthServicer, services: Sequence[str], store: Store) -> None:

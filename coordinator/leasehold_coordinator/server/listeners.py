@@ -1,6 +1,8 @@
 """The gRPC servers: one for clients, on a socket and a port, and one for workers, on a port of its own."""
 
 import asyncio
+import logging
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast, final
 
@@ -12,6 +14,8 @@ from leasehold.v1 import (
     access_service_pb2_grpc,
     audit_service_pb2,
     audit_service_pb2_grpc,
+    certificate_service_pb2,
+    certificate_service_pb2_grpc,
     command_service_pb2,
     command_service_pb2_grpc,
     enrolment_service_pb2,
@@ -31,14 +35,16 @@ from leasehold_coordinator.api.access_service import AccessService
 from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
 from leasehold_coordinator.api.authorization import Authorization
+from leasehold_coordinator.api.certificate_service import CertificateService
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.live_streams import LiveStreams
-from leasehold_coordinator.api.renewal_service import RenewalService
+from leasehold_coordinator.api.renewal_service import RenewalService, WorkerRenewals
 from leasehold_coordinator.api.rpc_errors import Border
 from leasehold_coordinator.api.session_service import SessionService
+from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.api.workload_service import WorkloadService
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.dispatcher import Dispatcher
@@ -49,6 +55,7 @@ from leasehold_coordinator.fleet.binding_changes import BindingChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
+from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     RPC_LIMIT,
@@ -60,6 +67,8 @@ from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
 from leasehold_coordinator.server.ports import add_port
 from leasehold_coordinator.server.transport import ServerTls
+
+logger = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 1.0
 
@@ -74,6 +83,7 @@ SERVICES: Final = tuple(
         *event_service_pb2.DESCRIPTOR.services_by_name.values(),
         *audit_service_pb2.DESCRIPTOR.services_by_name.values(),
         *access_service_pb2.DESCRIPTOR.services_by_name.values(),
+        *certificate_service_pb2.DESCRIPTOR.services_by_name.values(),
         _ENROLMENT["EnrolmentService"],
         _ENROLMENT["RenewalService"],
     )
@@ -108,7 +118,9 @@ class Listeners:
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
         enrolment: Creates join tokens, and issues certificates.
-        is_insecure: Whether the ports have no TLS.
+        oidc: Establishes callers with tokens of an OpenID Connect issuer. None: there is no listener for
+            them.
+        is_insecure: Whether the ports have no TLS, except for OpenID Connect.
         user_priority_limit: The highest priority of users' workloads.
 
     Raises:
@@ -127,6 +139,7 @@ class Listeners:
         socket_path: Path,
         state_directory: Path,
         enrolment: EnrolmentListener,
+        oidc: TokenAuthentication | None,
         *,
         is_insecure: bool,
         user_priority_limit: int,
@@ -136,16 +149,31 @@ class Listeners:
         authentication = Authentication(
             tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
         )
-        self._clients = _client_server(
-            fleet, dispatcher, health_servicer, authentication, bindings, enrolment, user_priority_limit
+        authorization = Authorization(bindings)
+        live = LiveStreams(authorization.role)
+        border = Border(authentication, authorization, live, fleet.audit)
+        self._clients = _client_server(border)
+        self._oidc = _client_server(border.beside(oidc)) if oidc is not None else None
+        servers = [server for server in (self._clients, self._oidc) if server is not None]
+        _add_client_services(
+            servers,
+            fleet,
+            dispatcher,
+            health_servicer,
+            bindings,
+            certificates,
+            enrolment,
+            live,
+            user_priority_limit,
         )
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
+        WorkerRenewals(enrolment.enrolment, authentication).add_to(self._workers)
 
     async def start(
-        self, clients: str, workers: str, authority: Authority, names: frozenset[str]
+        self, clients: str, workers: str, oidc: str, authority: Authority, names: frozenset[str]
     ) -> Addresses:
         """Serves on the addresses, with port numbers in the place of port 0.
 
@@ -154,6 +182,7 @@ class Listeners:
         Args:
             clients: Address for clients, HOST:PORT.
             workers: Address for workers, HOST:PORT.
+            oidc: Address for OpenID Connect, HOST:PORT. Empty: none.
             authority: Issues the certificates.
             names: Names and addresses by which clients and workers call the server.
 
@@ -177,32 +206,42 @@ class Listeners:
                 f"can't listen on {self._socket.inner_address}: {error}; choose another directory with "
                 "--state-dir"
             ) from error
-        await asyncio.gather(self._clients.start(), self._workers.start())
+        if self._oidc is not None:
+            address = add_port(self._oidc, oidc, "oidc_listen", ServerTls(authority, names))
+            logger.info("listening on %s for OpenID Connect", address)
+        await asyncio.gather(*(server.start() for server in self._servers))
         return addresses
+
+    @property
+    def _servers(self) -> list[grpc.aio.Server]:
+        return [server for server in (self._clients, self._workers, self._oidc) if server is not None]
 
     async def stop(self) -> None:
         """Ends all calls after a grace period, and removes the socket."""
-        await asyncio.gather(self._clients.stop(STOP_GRACE_S), self._workers.stop(STOP_GRACE_S))
+        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))
         await self._socket.close()
 
 
-def _client_server(
-    fleet: Fleet,
-    dispatcher: Dispatcher,
-    health_servicer: health.aio.HealthServicer,
-    authentication: Authentication,
-    bindings: Bindings,
-    enrolment: EnrolmentListener,
-    user_priority_limit: int,
-) -> grpc.aio.Server:
-    authorization = Authorization(bindings)
-    live = LiveStreams(authorization.role)
-    server = grpc.aio.server(
-        interceptors=[Border(authentication, authorization, live)],
+def _client_server(border: Border) -> grpc.aio.Server:
+    return grpc.aio.server(
+        interceptors=[border],
         options=server_options(CLIENT_CONNECTIONS),
         maximum_concurrent_rpcs=RPC_LIMIT,
     )
-    services = cast(grpc.aio.Server, _Services(server))
+
+
+def _add_client_services(
+    servers: Collection[grpc.aio.Server],
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    health_servicer: health.aio.HealthServicer,
+    bindings: Bindings,
+    certificates: ClientCertificates,
+    enrolment: EnrolmentListener,
+    live: LiveStreams,
+    user_priority_limit: int,
+) -> None:
+    services = cast(grpc.aio.Server, _Services(servers))
     reader, requests = fleet.reader, CommandCreation(fleet, dispatcher, user_priority_limit)
     records = RecordChanges(fleet, requests.decisions)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
@@ -214,7 +253,11 @@ def _client_server(
         CommandService(reader, dispatcher), services
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
-    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader), services)
+    audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
+    revocations = Revocations(fleet.store, certificates.registry)
+    certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
+        CertificateService(certificates, revocations), services
+    )
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services
     )
@@ -224,20 +267,26 @@ def _client_server(
     changes = BindingChanges(fleet.store, bindings, live.authorize_again)
     access_service_pb2_grpc.add_AccessServiceServicer_to_server(AccessService(bindings, changes), services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, services)
-    reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return server
+    for server in servers:
+        names = [*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)
 
 
 @final
 class _Services:
-    """A server for generated code, which registers no method with gRPC's core.
+    """Several servers as one, for generated code. It registers no method with gRPC's core.
 
     gRPC's asyncio server keeps one task for each registered method, and scans all of them at each call. All
     unregistered methods share one task.
     """
 
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+    def __init__(self, servers: Collection[grpc.aio.Server]) -> None:
+        self._servers = servers
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Adds handlers to each server."""
+        for server in self._servers:
+            server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         """Does nothing, since the same handlers are also added as generic handlers."""

@@ -6,6 +6,8 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -13,15 +15,23 @@ from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
+from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_follower import AuditFollower
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
-from leasehold_coordinator.server.health_reports import report_health, set_encryption, set_health
+from leasehold_coordinator.server.health_reports import (
+    report_health,
+    set_audit_file,
+    set_encryption,
+    set_health,
+)
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
@@ -63,12 +73,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
-    names = server_names([config.listen, config.worker_listen, config.join_address], config.server_names)
+    names = server_names(
+        [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
+    )
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s)
+        fleet = Fleet(store, config.load_interval_s, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authority)
         bindings = Bindings()
@@ -81,6 +93,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
         enrolment = EnrolmentListener(fleet, certificates, authority)
+        source = open_keys(config.oidc) if config.oidc is not None else None
+        oidc = TokenAuthentication(config.oidc, source, calls) if config.oidc and source else None
         listeners = Listeners(
             fleet,
             dispatcher,
@@ -91,10 +105,13 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             bindings,
             *paths,
             enrolment,
+            oidc,
             is_insecure=config.insecure,
             user_priority_limit=config.user_priority_limit,
         )
-        addresses = await listeners.start(config.listen, config.worker_listen, authority, names)
+        addresses = await listeners.start(
+            config.listen, config.worker_listen, config.oidc_listen, authority, names
+        )
         if config.join_address:
             await enrolment.start(
                 config.join_address,
@@ -115,8 +132,15 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(calls.watch()),
-                tasks.create_task(_prune(fleet, config.retention_s, config.audit_retention_days * DAY_S)),
+                tasks.create_task(
+                    _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
+                ),
+                *([tasks.create_task(source.run())] if source is not None else []),
             ]
+            if config.audit_file:
+                told = partial(set_audit_file, health_servicer)
+                follower = AuditFollower(store, Path(config.audit_file), told)
+                background.append(tasks.create_task(follower.follow()))
             await stop.wait()
             for task in background:
                 task.cancel()
@@ -128,6 +152,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 await enrolment.stop()
             if listeners is not None:
                 await listeners.stop()
+                with suppress(FleetError):  # the log has the cause
+                    await fleet.audit.flush(is_last=True)
             await settle()
         finally:
             await asyncio.to_thread(store.close)
@@ -149,11 +175,14 @@ def _send_away(fleet: Fleet) -> None:
         session.drain(random.uniform(0, spread_s), session_pb2.GOODBYE_REASON_SHUTDOWN)
 
 
-async def _prune(fleet: Fleet, retention_s: float, audit_retention_s: float) -> None:
+async def _prune(
+    fleet: Fleet, certificates: ClientCertificates, retention_s: float, audit_retention_s: float
+) -> None:
     while True:
         await asyncio.sleep(PRUNE_INTERVAL_S)
         try:
             await prune(fleet.reader, retention_s, audit_retention_s)
+            await certificates.prune()
         except FleetError as error:
             logger.error("%s", error.message)
 
@@ -169,7 +198,7 @@ def _watches(fleet: Fleet) -> Parts:
 
 def _writes(fleet: Fleet, dispatcher: Dispatcher) -> Parts:
     """Periodic tasks that write to the store."""
-    return (dispatcher.tick, fleet.events.flush)
+    return (dispatcher.tick, fleet.events.flush, fleet.audit.flush)
 
 
 async def _tick(parts: Parts) -> None:

@@ -111,6 +111,23 @@ def delete_old(connection: sa.Connection, before_s: float, limit: int) -> int:
     return len(numbers)
 
 
+def read_after(connection: sa.Connection, last: Link, limit: int) -> list[AuditEntry] | None:
+    """The entries after one, oldest first. Damaged entries are left out.
+
+    Returns:
+        The entries. None: the chain does not have the entry, so it is another chain.
+    """
+    table, anchor = schema.audit, read_anchor(connection)
+    if last.number > anchor.number:
+        entry = _parse(connection.scalar(sa.select(table.c.record).where(table.c.number == last.number)))
+        if entry is None or entry.hash != last.hash:
+            return None
+    rows = connection.scalars(
+        sa.select(table.c.record).where(table.c.number > last.number).order_by(table.c.number).limit(limit)
+    )
+    return [entry for record in rows if (entry := _parse(record)) is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A checked part of the chain.

@@ -1,6 +1,5 @@
 """Turns records into rows of the store."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -12,7 +11,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.access.bindings import binding_key
-from leasehold_coordinator.access.certificates import ClientCertificate
+from leasehold_coordinator.access.certificates import ClientCertificate, Revocation
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.hello_rules import description
@@ -125,9 +124,16 @@ def certificate_row(certificate: ClientCertificate) -> Row:
     )
 
 
-def revocation_row(subject: str, actor: str) -> Row:
+def revocation_row(revocation: Revocation) -> Row:
     """The row of a revoked serial number, or of a blocked identity."""
-    return Row(schema.revocations, {"subject": subject, "actor": actor, "create_time_ns": time.time_ns()})
+    return Row(
+        schema.revocations,
+        {
+            "subject": revocation.subject,
+            "actor": revocation.actor,
+            "create_time_ns": revocation.create_time_ns,
+        },
+    )
 
 
 def workload_row(workload: Workload) -> Row:

@@ -16,14 +16,14 @@ from leasehold.v1.event_pb2 import Event
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
-from leasehold_coordinator.access.certificates import ClientCertificate
+from leasehold_coordinator.access.certificates import ClientCertificate, Revocation
 from leasehold_coordinator.access.identities import parse_identity
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists.filters import Filter
 from leasehold_coordinator.lists.pages import Page, PageRequest
 from leasehold_coordinator.storage import schema, stored_lists
-from leasehold_coordinator.storage.audit_chain import Link, Part, check_part
+from leasehold_coordinator.storage.audit_chain import Link, Part, check_part, read_after
 from leasehold_coordinator.storage.database import READERS, Database
 from leasehold_coordinator.storage.read_errors import damaged, unavailable
 from leasehold_coordinator.storage.row_digests import is_whole
@@ -203,13 +203,16 @@ class Store:
             der=row.certificate,
         )
 
-    async def revocations(self) -> list[str]:
+    async def revocations(self) -> list[Revocation]:
         """Every revoked serial number and blocked identity.
 
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        return [row.subject for row in await self.all_rows(schema.revocations)]
+        return [
+            Revocation(row.subject, row.actor, row.create_time_ns)
+            for row in await self.all_rows(schema.revocations)
+        ]
 
     async def all_rows(self, table: sa.Table) -> list[sa.Row[Any]]:
         """Every row of a small table.
@@ -382,6 +385,16 @@ class Store:
     async def list_audit(self, page: PageRequest[AuditEntry], wanted: Filter[AuditEntry]) -> Page[AuditEntry]:
         """A page of the audit."""
         return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted, _whole)
+
+    @property
+    def last_audit_number(self) -> int | None:
+        """Number of the last entry of the audit that this process has committed. None: it committed none."""
+        committed = self._writes.audit.committed
+        return None if committed is None else committed.number
+
+    async def audit_after(self, last: Link, limit: int) -> list[AuditEntry] | None:
+        """The entries of the audit after one, oldest first. None: the store has another chain."""
+        return await self._read(lambda connection: read_after(connection, last, limit))
 
     async def check_audit(self, after: Link | None) -> Part:
         """Recomputes the hashes of the next part of the audit.

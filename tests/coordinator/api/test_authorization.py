@@ -96,3 +96,13 @@ def test_on_behalf_of_names_one_user() -> None:
     authorization = bound("service/batch user", "service/batch on_behalf_of user/*", "user/ann user")
     for users in (("user/ann", "user/ann"), ("local/ann",), ("ann",), ("",), ("user/*",)):
         assert refused(authorization, CREATE, "service/batch", *users) == "INVALID_ARGUMENT"
+
+
+def test_a_claimed_role_is_in_addition_to_bindings() -> None:
+    for claimed, text, role in (
+        (Role.OPERATOR, "user/a viewer", Role.OPERATOR),
+        (Role.VIEWER, "user/a admin", Role.ADMIN),
+        (Role.USER, "user/b admin", Role.USER),
+    ):
+        caller = Caller(parse_identity("user/a"), "ipv4:10.0.0.1", claimed_role=claimed)
+        assert bound(text).role(caller) is role

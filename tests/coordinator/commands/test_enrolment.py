@@ -23,6 +23,7 @@ from leasehold.v1.enrolment_service_pb2 import (
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_coordinator.access.authority import IssueRules, open_authority
 from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
 from leasehold_coordinator.commands import enrolment, join_tokens
@@ -241,7 +242,7 @@ def test_who_joins_again_needs_a_token_that_replaces(tmp_path: Path) -> None:
         await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, taken)
         secret = await office.token("worker/alpha", replace=True)
         other_id = office.join(secret, worker_id="worker-other")
-        await office.refuse(errors_pb2.ERROR_REASON_ALREADY_ENROLLED, other_id)
+        await office.refuse(errors_pb2.ERROR_REASON_IDENTITY_MISMATCH, other_id)
         second = office.caller(await office.join(secret, gpus=("GPU-1",)))
         assert office.certificates.registry.is_revoked(first.serial)
         assert not office.certificates.registry.is_revoked(second.serial)
@@ -353,7 +354,7 @@ def test_a_token_of_the_host_is_no_certificate(tmp_path: Path) -> None:
 
 def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
-        office.certificates.registry.revoke("worker/alpha")
+        office.certificates.registry.revoke(Revocation("worker/alpha", "local/root", 1))
         blocked = office.join(await office.token("worker/alpha"))
         await office.refuse(errors_pb2.ERROR_REASON_NOT_PERMITTED, blocked)
         assert parse_identity(office.tokens.all()[0].identity).name == "alpha"

@@ -9,11 +9,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 from leasehold_coordinator.access.authority import open_authority
+from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.client_certificates import KEPT_AFTER_EXPIRY, ClientCertificates
 from leasehold_coordinator.storage.rows import Change, revocation_row
 from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.timestamps import unix_ns
 
 WORKER, ALICE = Identity(Kind.WORKER, "gpu-07"), Identity(Kind.USER, "alice")
 FULL = FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
@@ -42,11 +44,13 @@ def test_certificates_are_known_after_a_new_start(tmp_path: Path) -> None:
     async def issue(store: Store, certificates: ClientCertificates) -> None:
         first = await certificates.issue(new_key(), WORKER)
         await certificates.issue(new_key(), WORKER, predecessor=first.serial)
-        await certificates.issue(new_key(), ALICE, rows=[revocation_row(str(WORKER), "local/root")])
+        await certificates.issue(
+            new_key(), ALICE, rows=[revocation_row(Revocation(str(WORKER), "local/root", 1))]
+        )
 
     async def read(store: Store, certificates: ClientCertificates) -> None:
         registry = certificates.registry
-        first, second = registry.of(WORKER)
+        first, second = sorted(registry.of(WORKER), key=lambda one: one.predecessor)
         (alice,) = registry.of(ALICE)
         assert registry.get(first.serial) == registry.find(first.fingerprint) == first
         assert registry.successors(first.serial) == [second]
@@ -86,7 +90,7 @@ def test_a_replaced_certificate_is_revoked_with_the_issue(tmp_path: Path) -> Non
         first = await certificates.issue(new_key(), WORKER)
         second = await certificates.issue(new_key(), WORKER, replaced=[first.serial])
         assert certificates.registry.is_revoked(first.serial)
-        assert await store.revocations() == [first.serial]
+        assert [one.subject for one in await store.revocations()] == [first.serial]
         assert not certificates.registry.is_revoked(second.serial)
 
     with_certificates(tmp_path, scenario)
@@ -107,3 +111,26 @@ def test_the_highest_time_survives_a_clock_that_is_set_back(
     monkeypatch.setattr("leasehold_coordinator.storage.store.time.time_ns", lambda: now_ns - back_ns)
     with_certificates(tmp_path, note)
     assert seen[1] >= now_ns - 10**9
+
+
+def test_certificates_that_expired_long_ago_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store, certificates: ClientCertificates) -> None:
+        first = await certificates.issue(new_key(), WORKER)
+        second = await certificates.issue(
+            new_key(), WORKER, predecessor=first.serial, replaced=[first.serial]
+        )
+        await certificates.prune()
+        assert certificates.registry.of(WORKER) == [first, second]
+        later_ns = unix_ns(second.not_after + KEPT_AFTER_EXPIRY) + 1000
+        monkeypatch.setattr("leasehold_coordinator.storage.store.time.time_ns", lambda: later_ns)
+        await certificates.prune()
+        registry = certificates.registry
+        assert registry.of(WORKER) == await store.certificates() == []
+        assert await store.revocations() == []
+        assert (registry.get(first.serial), registry.find(first.fingerprint)) == (None, None)
+        assert registry.successors(first.serial) == []
+        assert not registry.is_revoked(first.serial)
+
+    with_certificates(tmp_path, scenario)

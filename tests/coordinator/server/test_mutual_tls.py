@@ -10,21 +10,29 @@ import pytest
 from grpc_status import rpc_status
 from leasehold.v1 import access_service_pb2, errors_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding
+from leasehold.v1.certificate_service_pb2 import CERTIFICATE_STATE_REVOKED
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import ConnectRequest
 from leasehold_client.config import credentials_directory
+from leasehold_client.coordinator import certificates
+from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import LeaseholdError
 from leasehold_coordinator.access.authority import open_authority
+from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.storage.rows import binding_row, revocation_row
 
-from tests.certificates import Holder, enrol, issue, write_rows
+from tests.certificates import Holder, enrol, issue, record, write_rows
 from tests.channels import open_channel, token
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 
 ANYWHERE = "0.0.0.0:0"
-IDENTITIES = ("user/alice", "user/mallory", "service/batch", "worker/alpha", "worker/beta")
+IDENTITIES = (
+    *("user/alice", "user/carol", "user/dave", "user/mallory", "service/batch"),
+    *("worker/alpha", "worker/beta", "worker/gamma"),
+)
 
 FUTURE = """
 import time
@@ -48,10 +56,17 @@ class Remote:
         self.holders = dict(zip(IDENTITIES, holders, strict=True))
         bindings = [
             RoleBinding(identity=name, role=access_service_pb2.ROLE_VIEWER)
-            for name in ("user/alice", "service/batch")
+            for name in ("user/alice", "user/carol", "user/dave", "service/batch")
         ]
-        write_rows(database, revocation_row("user/mallory", "local/root"), *map(binding_row, bindings))
+        write_rows(
+            database, revocation_row(Revocation("user/mallory", "local/root", 1)), *map(binding_row, bindings)
+        )
+        self.renewed = issue(
+            open_authority(credentials_directory()), "user/carol", self.holders["user/carol"].issued.serial
+        )
+        record(database, self.renewed)
         self.coordinator.start()
+        self.admin = Client(f"unix:{folder / 'store.sock'}")
         self.clients, self.workers = (
             f"127.0.0.1:{address.rpartition(':')[2]}"
             for address in (self.coordinator.address, self.coordinator.worker_address)
@@ -77,6 +92,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     yield started
     for worker in started.coordinator.workers:
         worker.close()
+    started.admin.close()
     assert started.coordinator.end(signal.SIGTERM) == 0
     assert "Traceback" not in started.coordinator.log()
 
@@ -154,12 +170,7 @@ def test_sessions_and_watches_end_with_their_certificate(remote: Remote) -> None
     next(watch)
     remote.later.touch()
     try:
-        with pytest.raises(grpc.RpcError) as error:
-            for _ in watch:
-                pass
-        call = cast("grpc.Call", error.value)
-        assert call.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert "of user/alice expired at" in (call.details() or "")
+        assert "of user/alice expired at" in ending(watch)
         ended = worker.wait_end().goodbye
         assert (ended.reason, ended.error.reason) == (
             session_pb2.GOODBYE_REASON_REFUSED,
@@ -167,3 +178,65 @@ def test_sessions_and_watches_end_with_their_certificate(remote: Remote) -> None
         )
     finally:
         remote.later.unlink()
+
+
+def ending(watch: Iterator[object]) -> str:
+    """The message with which a watch ends as unauthenticated."""
+    with pytest.raises(grpc.RpcError) as error:
+        for _ in watch:
+            pass
+    call = cast("grpc.Call", error.value)
+    assert call.code() is grpc.StatusCode.UNAUTHENTICATED, call.details()
+    return call.details() or ""
+
+
+def test_a_revocation_is_effective_on_all_that_was_renewed(remote: Remote) -> None:
+    first = remote.holders["user/carol"].issued.serial
+    second = remote.renewed.issued.serial
+    watch = remote.fleet(remote.renewed).WatchFleet(WatchFleetRequest(), timeout=60)
+    next(watch)
+    assert remote.admin.certificates.revoke(first) == [first, second]
+    assert f"certificate {second} of user/carol is revoked" in ending(watch)
+    for holder in (remote.holders["user/carol"], remote.renewed):
+        assert "is revoked" in refusal(remote.fleet(holder))
+    states = {one.serial: one.state for one in remote.admin.certificates.all(include_ended=True)}
+    assert states[first] == states[second] == CERTIFICATE_STATE_REVOKED
+    assert first not in {one.serial for one in remote.admin.certificates.all()}
+    with pytest.raises(LeaseholdError, match="no certificate has the serial number"):
+        remote.admin.certificates.revoke("abc")
+
+
+def test_a_block_is_effective_until_it_ends(remote: Remote) -> None:
+    worker = remote.connect("worker/gamma", "gamma")
+    worker.welcome()
+    watch = remote.fleet("user/dave").WatchFleet(WatchFleetRequest(), timeout=60)
+    next(watch)
+    for identity in ("worker/gamma", "user/dave"):
+        assert remote.admin.certificates.block(identity).blocked_by.startswith("local/")
+    assert "user/dave is blocked" in ending(watch)
+    assert "user/dave is blocked" in refusal(remote.fleet("user/dave"))
+    ended = worker.wait_end().goodbye
+    assert (ended.reason, ended.error.message) == (
+        session_pb2.GOODBYE_REASON_REFUSED,
+        "worker/gamma is blocked: an admin may `leasehold ca unblock worker/gamma`",
+    )
+    blocked = [one.identity for one in remote.admin.certificates.blocks()]
+    assert blocked == ["user/dave", "user/mallory", "worker/gamma"]
+    for identity in ("worker/gamma", "user/dave"):
+        remote.admin.certificates.unblock(identity)
+    remote.fleet("user/dave").ListWorkers(ListWorkersRequest(), timeout=20)
+    remote.connect("worker/gamma", "gamma").welcome()
+    with pytest.raises(LeaseholdError, match="user/dave is not blocked"):
+        remote.admin.certificates.unblock("user/dave")
+
+
+def test_the_coordinators_own_user_is_not_blocked(remote: Remote) -> None:
+    with pytest.raises(LeaseholdError, match="local/root can't be blocked"):
+        remote.admin.certificates.block("local/root")
+
+
+def test_certificates_are_listed_page_by_page(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = remote.admin.certificates.all(include_ended=True)
+    assert [one.identity for one in whole] == sorted([*IDENTITIES, "user/carol"])
+    monkeypatch.setattr(certificates, "PAGE_SIZE", 2)
+    assert remote.admin.certificates.all(include_ended=True) == whole

@@ -129,3 +129,39 @@ def test_connections_are_not_bounded_by_the_soft_limit(tmp_path: Path) -> None:
     assert coordinator.end(signal.SIGTERM) == 0
     assert found
     assert int(found[1]) == min(hard, 65_536) > 256
+
+
+OIDC = 'oidc_listen = "127.0.0.1:0"\n[oidc]\nissuer = "i"\naudience = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('oidc_listen = "127.0.0.1:0"', "give both or none"),
+        ('[oidc]\nissuer = "i"\naudience = "a"', "give both or none"),
+        (OIDC.replace('"a"', '""'), "audience is empty"),
+        (OIDC, "jwks_url or jwks_file: give one of them"),
+        (OIDC + 'jwks_url = "https://h/k"\njwks_file = "k"', "give one of them"),
+        (OIDC + 'jwks_url = "http://h/k"', "has no TLS, so others could serve keys"),
+        (OIDC + 'jwks_file = "k"\nroles = { "x" = "root" }', "give one of viewer, user, operator, admin"),
+        (OIDC + 'jwks_file = "k"\nroles = { "x" = "user" }', r"needs oidc\.role_claim"),
+        (OIDC + "secret = 1", "is not valid"),
+    ],
+)
+def test_an_issuer_that_cannot_be_used(tmp_path: Path, text: str, match: str) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text(text)
+    with pytest.raises(StartError, match=match):
+        load_config(file)
+
+
+def test_a_key_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text("{}")
+    file = tmp_path / "coordinator.toml"
+    file.write_text(f'{OIDC}jwks_file = "{keys}"')
+    options = ["--config", str(file), "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0"]
+    options += ["--database", str(tmp_path / "store.sqlite3")]
+    assert f"the keys in {keys} can't be used (it has no list of keys): correct oidc.jwks_file" in refused(
+        *options
+    )

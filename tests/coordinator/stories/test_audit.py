@@ -1,14 +1,19 @@
 """Each change writes one row of the audit, in its own transaction."""
 
 import json
+import resource
 import signal
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from leasehold.v1 import fleet_service_pb2, lease_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.access_service_pb2 import ROLE_USER, GrantRequest, RevokeRequest, RoleBinding
 from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
@@ -19,10 +24,19 @@ from leasehold.v1.audit_service_pb2 import (
     VerifyAuditResponse,
 )
 from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
+from leasehold.v1.certificate_service_pb2 import (
+    BlockIdentityRequest,
+    ListCertificatesRequest,
+    RevokeCertificateRequest,
+    UnblockIdentityRequest,
+)
+from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.command_service_pb2 import CancelCommandRequest
+from leasehold.v1.command_service_pb2 import CancelCommandRequest, ListCommandsRequest
 from leasehold.v1.enrolment_service_pb2 import CreateJoinTokenRequest, DeleteJoinTokenRequest
 from leasehold.v1.enrolment_service_pb2_grpc import EnrolmentServiceStub
+from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.operation_pb2 import (
     AdoptOperation,
     CordonOperation,
@@ -32,9 +46,13 @@ from leasehold.v1.operation_pb2 import (
     UncordonOperation,
 )
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
-from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
+from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkloadEvent
+from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.methods import CHANGES
+from leasehold_coordinator.server.health_reports import AUDIT_FILE
 
+from tests.certificates import enrol
+from tests.coordinator.api.test_authentication import channel_with, ending
 from tests.coordinator.api.test_command_service import refusal, reported, start, suspend
 from tests.coordinator.api.test_watches import exit_workload
 from tests.coordinator.commands.test_plans import swap
@@ -139,6 +157,13 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     calls["CreateJoinToken"] = lambda: enrolment.CreateJoinToken(wanted)
     unwanted = DeleteJoinTokenRequest(join_token_id=token_id)
     calls["DeleteJoinToken"] = lambda: enrolment.DeleteJoinToken(unwanted)
+    certificates = CertificateServiceStub(coordinator.channel)
+    serial = certificates.ListCertificates(ListCertificatesRequest()).certificates[0].serial
+    calls |= {
+        "RevokeCertificate": lambda: certificates.RevokeCertificate(RevokeCertificateRequest(serial=serial)),
+        "BlockIdentity": lambda: certificates.BlockIdentity(BlockIdentityRequest(identity="user/a")),
+        "UnblockIdentity": lambda: certificates.UnblockIdentity(UnblockIdentityRequest(identity="user/a")),
+    }
     calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")
     return calls
 
@@ -151,6 +176,7 @@ def connected(coordinator: CoordinatorProcess) -> list[str]:
 def test_each_change_writes_one_row(coordinator: CoordinatorProcess) -> None:
     coordinator.end(signal.SIGTERM)
     coordinator.options = ["--join-listen", "127.0.0.1:0"]
+    enrol(coordinator.folder / "store.sqlite3", credentials_directory(), "user/a")
     coordinator.start()
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
     origin = workload_pb2.WORKLOAD_ORIGIN_ADOPT
@@ -254,3 +280,72 @@ def test_verify_finds_what_was_changed(
 
 
 REPLACED = "CAST(replace(CAST(record AS TEXT), 'team', 'tame') AS BLOB)"
+
+
+def test_refusals_are_counted_and_outlive_the_coordinator(coordinator: CoordinatorProcess) -> None:
+    stub = FleetServiceStub(channel_with(coordinator.address, "Bearer wrong"))
+    asked = fleet_service_pb2.ListWorkersRequest()
+    for _ in range(3):
+        assert ending(lambda: stub.ListWorkers(asked))[1] == "UNAUTHENTICATED"
+    first = ConnectRequest(goodbye=Goodbye())
+    coordinator.connect(first=first).wait_ended()
+    clone = make_hello("beta", gpus=make_hello("alpha").gpus)
+    coordinator.connect().welcome()
+    coordinator.connect(clone).wait_ended()
+    until(lambda: bool(entries(coordinator, "outcome = REFUSED")))
+    coordinator.end(signal.SIGTERM)
+    coordinator.start()
+    found = Counter[tuple[str, str]]()
+    for entry in entries(coordinator, "outcome = REFUSED"):
+        found[(ErrorReason.Name(entry.reason), entry.method.rpartition("/")[2])] += entry.count
+        assert (entry.identity, entry.address) == ("", "ipv4:127.0.0.1")
+    assert sum(found.values()) == 5, "all of one address"
+    assert found["ERROR_REASON_UNAUTHENTICATED", "ListWorkers"] >= 1
+    assert not verify(coordinator).HasField("broken")
+
+
+def test_a_full_disk_stops_changes_and_no_reads(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    start(coordinator, worker)
+    before = entries(coordinator)
+    stub = FleetServiceStub(channel_with(coordinator.address, "Bearer wrong"))
+    request = workload_service_pb2.StopWorkloadRequest(workload="one")
+    limit = resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    code, reason = refusal(lambda: coordinator.workloads.StopWorkload(request))
+    assert (code.name, reason) == ("UNAVAILABLE", "STORAGE_UNAVAILABLE")
+    assert ending(lambda: stub.ListWorkers(fleet_service_pb2.ListWorkersRequest()))[1] == "UNAUTHENTICATED"
+    assert entries(coordinator) == before
+    assert state_of(coordinator) == workload_pb2.WORKLOAD_STATE_RUNNING
+    assert not list(
+        coordinator.commands.ListCommands(ListCommandsRequest(filter="operation = stop")).commands
+    )
+    resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE, limit)
+    until(lambda: bool(entries(coordinator, "outcome = REFUSED")))
+    command = coordinator.workloads.StopWorkload(request).command
+    assert entries(coordinator, "method:StopWorkload")[0].command_id == command.command_id
+    assert not verify(coordinator).HasField("broken")
+
+
+def test_a_file_follows_the_audit(coordinator: CoordinatorProcess) -> None:
+    path, settings = coordinator.folder / "audit.jsonl", coordinator.folder / "coordinator.toml"
+    settings.write_text(f'audit_file = "{path}"\n')
+    coordinator.end(signal.SIGTERM)
+    coordinator.options = ["--config", str(settings)]
+    coordinator.start()
+    worker = coordinator.connect()
+    worker.welcome()
+    start(coordinator, worker)
+    until(lambda: path.exists() and path.read_text().count("\n") == 1)
+    shown = json.loads(path.read_text())
+    (entry,) = entries(coordinator)
+    assert (shown["number"], shown["identity"], shown["resource"]) == ("1", OWN, entry.resource)
+    health: Any = HealthStub(coordinator.channel)  # its stub has no types
+    asked = HealthCheckRequest(service=AUDIT_FILE)
+    assert health.Check(asked).status == HealthCheckResponse.SERVING
+    path.unlink()
+    path.mkdir()
+    changed = Workload(workload_id="one", labels={"team": "a"})
+    coordinator.workloads.UpdateWorkload(workload_service_pb2.UpdateWorkloadRequest(workload=changed))
+    until(lambda: health.Check(asked).status == HealthCheckResponse.NOT_SERVING)
+    assert health.Check(HealthCheckRequest()).status == HealthCheckResponse.SERVING

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from leasehold_worker.files.folder_trees import discard_tree, list_folders, remove_tree
-from leasehold_worker.host.capacity import directory_bytes
+from leasehold_worker.files.folder_trees import directory_bytes, discard_tree, list_folders, remove_tree
 from leasehold_worker.host.cgroup_files import KernelFiles
 from leasehold_worker.host.cgroup_limits import ResourceLimits
-from leasehold_worker.programs.output_bounds import remove_folder
+from leasehold_worker.programs.output_bounds import remove_folders
 
 LEVELS = 1100
 """More than Python lets functions call themselves."""
@@ -31,7 +30,7 @@ def make_deep(folder: Path, levels: int = LEVELS, name: str = "d") -> Path:
 def test_a_deep_tree_is_measured_and_removed(tmp_path: Path, levels: int, name: str) -> None:
     folder = make_deep(tmp_path / "deep", levels, name)
     assert directory_bytes(folder) >= 0
-    trio.run(remove_folder, folder)
+    trio.run(remove_folders, folder, tmp_path / "none")
     assert not folder.exists()
 
 

@@ -93,10 +93,10 @@ def test_a_pipe_in_the_place_of_a_record_holds_nobody_up(tmp_path: Path) -> None
 
 def test_output_goes_into_regular_files_only(tmp_path: Path) -> None:
     folder = tmp_path / "w-1"
-    first = open_output(folder)
+    first = open_output(folder, folder / "work")
     os.write(first, b"once ")
     os.close(first)
-    again = open_output(folder)
+    again = open_output(folder, folder / "work")
     os.write(again, b"more")
     os.close(again)
     output = folder / "output.log"
@@ -110,7 +110,7 @@ def test_output_goes_into_regular_files_only(tmp_path: Path) -> None:
         output.unlink()
         replace()
         with pytest.raises(NotRegularError):
-            open_output(folder)
+            open_output(folder, folder / "work")
         with pytest.raises(NotRegularError):
             read_regular(output, 100)
     assert not (tmp_path / "victim").exists()
@@ -118,7 +118,7 @@ def test_output_goes_into_regular_files_only(tmp_path: Path) -> None:
 
 def test_the_oldest_part_of_a_long_output_is_dropped_and_readers_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "w-1"
-    descriptor = open_output(folder)
+    descriptor = open_output(folder, folder / "work")
     os.write(descriptor, b"old\n" * 50_000)
     output = folder / "output.log"
     shorten(output, 131_072)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.folder_trees import directory_bytes
 from leasehold_worker.files.volume import disk_space
 from leasehold_worker.host import cgroups
-from leasehold_worker.host.capacity import HostLimits, directory_bytes, hard_limits, limits_within
+from leasehold_worker.host.capacity import HostLimits, hard_limits, limits_within
 
 GIB = 2**30
 HOST = HostLimits(16_000, 64 * GIB)

@@ -4,64 +4,109 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from leasehold_worker.hooks import command_hook
+from leasehold_worker.hooks import hook_child
 from leasehold_worker.programs import shim
+from leasehold_worker.programs.child_input import child_input
+from leasehold_worker.programs.interpreter import module_command
+
+from tests.worker.unix_users import open_to_others
 
 NOBODY = 65534
-AMBIENT = "+sys_ptrace,+kill,+dac_read_search"
+AMBIENT = "+sys_ptrace,+kill,+setuid,+setgid,+dac_read_search"
 """The last one lets the process read this checkout, wherever it is."""
 
-PROGRAM = ["/bin/grep", "^Cap", "/proc/self/status"]
+OTHER = "2001:2002:2003,2004"
+PROGRAM = ["/bin/cat", "/proc/self/status"]
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can give capabilities away"
 )
 
 
-def run_with_capabilities(*command: str, descriptors: tuple[int, ...] = ()) -> dict[str, int]:
-    """The capability sets that a command prints, which runs as another user with ambient capabilities."""
+@pytest.fixture
+def environment() -> Iterator[int]:
+    """A descriptor with the variables of a program."""
+    with child_input(f"PATH={os.environ['PATH']}".encode()) as descriptor:
+        yield descriptor
+
+
+def run_with_capabilities(*command: str, descriptors: tuple[int, ...] = ()) -> dict[str, list[str]]:
+    """The status that a command prints, which runs as another user with ambient capabilities."""
     user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
     granted = ["setpriv", *user, "--inh-caps", AMBIENT, "--ambient-caps", AMBIENT, "--"]
     done = subprocess.run(
         [*granted, *command], capture_output=True, text=True, timeout=60, check=False, pass_fds=descriptors
     )
     assert done.stdout, done.stderr
-    lines = (line.split(":") for line in done.stdout.splitlines())
-    return {name: int(value, 16) for name, value in lines}
+    lines = (line.partition(":") for line in done.stdout.splitlines())
+    return {name: value.split() for name, _, value in lines}
 
 
-def require_none(sets: dict[str, int]) -> None:
+def require_none(status: dict[str, list[str]]) -> None:
     """Checks that a process has no capability, now or after another exec."""
-    assert {sets[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
+    assert {int(status[name][0], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
 
 
-def test_the_worker_of_this_test_has_capabilities() -> None:
-    assert run_with_capabilities(*PROGRAM)["CapEff"] != 0
+def require_other(status: dict[str, list[str]]) -> None:
+    """Checks that a process is the other user's, for good."""
+    require_none(status)
+    assert (status["Uid"], status["Gid"]) == (["2001"] * 4, ["2002"] * 4)
+    assert status["Groups"] == ["2003", "2004"]
+    assert status["NoNewPrivs"] == ["1"]
 
 
-def test_a_program_has_no_capability(tmp_path: Path) -> None:
-    os.chown(tmp_path, NOBODY, NOBODY)
-    environment = os.memfd_create("environment")
-    os.write(environment, f"PATH={os.environ['PATH']}".encode())
-    os.lseek(environment, 0, os.SEEK_SET)
+def status_of_program(folder: Path, environment: int, user: str) -> dict[str, list[str]]:
+    """The status of a program that a shim of a worker with capabilities starts."""
+    os.chown(folder, NOBODY, NOBODY)
+    open_to_others(folder)
     status_read, status = os.pipe()
-    settings = [str(tmp_path), "boot", str(status), "1024", "", str(environment), "/"]
-    command = [sys.executable, "-I", "-S", shim.__file__, *settings, *PROGRAM]
+    settings = [str(folder), "boot", str(status), "1024", "", user, str(environment), "/"]
+    command = [*module_command(shim.__name__), *settings, *PROGRAM]
     try:
-        require_none(run_with_capabilities(*command, descriptors=(status, environment)))
+        return run_with_capabilities(*command, descriptors=(status, environment))
     finally:
-        for descriptor in (environment, status_read, status):
-            os.close(descriptor)
+        os.close(status_read)
+        os.close(status)
 
 
-def test_a_hook_has_no_capability() -> None:
+def status_of_hook(environment: int, user: str) -> dict[str, list[str]]:
+    """The status of the program of a hook."""
     errors_read, errors = os.pipe()
-    command = [sys.executable, "-I", "-S", "-c", command_hook._BECOME, str(errors), "/", *PROGRAM]
+    command = [*module_command(hook_child.__name__), str(errors), user, "/", str(environment), *PROGRAM]
     try:
-        require_none(run_with_capabilities(*command, descriptors=(errors,)))
+        return run_with_capabilities(*command, descriptors=(errors, environment))
     finally:
         os.close(errors_read)
         os.close(errors)
+
+
+def test_the_worker_of_this_test_has_capabilities() -> None:
+    assert int(run_with_capabilities(*PROGRAM)["CapEff"][0], 16) != 0
+
+
+def test_a_program_has_no_capability(tmp_path: Path, environment: int) -> None:
+    require_none(status_of_program(tmp_path, environment, ""))
+
+
+def test_a_hook_has_no_capability(environment: int) -> None:
+    require_none(status_of_hook(environment, ""))
+
+
+def test_a_program_is_another_user_without_capabilities(tmp_path: Path, environment: int) -> None:
+    require_other(status_of_program(tmp_path, environment, OTHER))
+
+
+def test_a_hook_is_another_user_without_capabilities(environment: int) -> None:
+    require_other(status_of_hook(environment, OTHER))
+
+
+@pytest.mark.parametrize("user", ["0:2002:2002", "2001:0:2002", "2001:2002:0"])
+def test_nothing_ever_becomes_root(user: str) -> None:
+    code = f"from leasehold_worker.programs.user_change import take_on; take_on({user!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "never becomes root" in done.stderr

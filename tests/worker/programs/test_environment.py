@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from leasehold.v1.operation_pb2 import RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold_worker.programs.child_input import environment_entries
 from leasehold_worker.programs.environment import inherited_environment
-from leasehold_worker.programs.programs import LaunchError, _entries
 
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import read_output
@@ -27,8 +27,8 @@ def test_what_is_not_named_is_not_inherited() -> None:
 
 @pytest.mark.parametrize("name", ["", "A=B", "A\0B"])
 def test_a_variable_that_no_environment_can_hold_is_refused(name: str) -> None:
-    with pytest.raises(LaunchError, match="invalid environment variable"):
-        _entries({name: "value"})
+    with pytest.raises(ValueError, match="invalid environment variable"):
+        environment_entries({name: "value"})
 
 
 def test_a_launcher_loads_nothing_of_its_program_and_a_program_gets_no_secrets(

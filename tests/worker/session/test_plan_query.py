@@ -17,7 +17,7 @@ class Broken:
         raise IndexError("of nothing")
 
 
-async def unasked(_: object) -> None:
+async def unasked(*_: object) -> None:
     raise AssertionError
 
 

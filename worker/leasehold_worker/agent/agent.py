@@ -32,6 +32,7 @@ from leasehold_worker.programs.output_bounds import bound_outputs
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.plan_query import PlanQueries
 from leasehold_worker.session.queries import Queries
+from leasehold_worker.session.renewal import Renewal
 from leasehold_worker.session.reporter import Reporter, WorkerIdentity
 from leasehold_worker.session.session import CoordinatorSession
 from leasehold_worker.workloads.messages import workload_messages
@@ -147,6 +148,7 @@ async def _run(
             nursery.start_soon(recovery.settle)
             nursery.start_soon(commands.stalls.run)
             nursery.start_soon(coordinator_session.run)
+            nursery.start_soon(Renewal(state_directory, config.coordinator).run)
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(parts.readiness.run)

@@ -55,6 +55,7 @@ from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.planning.tiers import Tiers
 from leasehold_worker.programs.environment import inherited_environment
+from leasehold_worker.programs.run_as import RunAs, is_loopback
 from leasehold_worker.workloads.disk_usage import DiskUsage
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.host_shares import HostShares
@@ -182,7 +183,10 @@ async def open_parts(
         )
         inherited = inherited_environment(config.inherited_variables)
         user = await _own_name()
-        programs = ProgramStart(workloads, enforced, inherited, config.socket_path, user, nursery)
+        run_as = RunAs(
+            config.run_as, config.run_as_min_uid, on_loopback=is_loopback(config.coordinator), user=user
+        )
+        programs = ProgramStart(workloads, enforced, inherited, config.socket_path, run_as, user, nursery)
         resources = Resources(pool, ledger)
         nursery.start_soon(DiskUsage(workloads, ledger).run)
         host_memory = SuspendMemory(
@@ -262,7 +266,7 @@ async def open_parts(
             tiers,
         )
         adoption = Adoption(
-            driver, inventory, pool, workloads, foreign, exit_monitor, config.adopt_users, user
+            driver, inventory, pool, workloads, foreign, exit_monitor, config.adopt_users, run_as, user
         )
         health = HealthMonitor(inventory, pool.slots.set_health)
         cordons = Cordons(pool, health.look)

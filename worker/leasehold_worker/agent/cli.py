@@ -25,6 +25,16 @@ from leasehold_worker import __version__
     help="Directory of ca.pem and worker.token.  [default: ~/.local/state/leasehold]",
 )
 @click.option(
+    "--join",
+    metavar="TOKEN|-",
+    help="Join by a token of `leasehold token create --worker`; - reads it from standard input.",
+)
+@click.option(
+    "--join-file",
+    type=click.Path(path_type=Path),
+    help="Join by the token in this file. A token that was used before is not used again.",
+)
+@click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
     envvar="LEASEHOLD_STATE_DIR",
@@ -63,6 +73,8 @@ from leasehold_worker import __version__
 def command(
     coordinator: str | None,
     credentials: Path | None,
+    join: str | None,
+    join_file: Path | None,
     state_dir: Path | None,
     name: str | None,
     socket: Path | None,
@@ -86,6 +98,8 @@ def command(
     gc.enable()
     daemon.run(
         config_path,
+        join,
+        join_file,
         coordinator=coordinator,
         credentials=credentials,
         state_dir=state_dir,

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -15,9 +16,11 @@ from leasehold_worker.byte_sizes import parse_size
 from leasehold_worker.driver.helper_pool import CALL_FLOOR_S
 from leasehold_worker.driver.verification import DEFAULT_TIMEOUT_S
 from leasehold_worker.errors import OperationError, StartError
+from leasehold_worker.files.enrolment_file import read_enrolment
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
+from leasehold_worker.programs.run_as import MIN_UID, RunAsSetting, check_run_as
 from leasehold_worker.session.channel import INSECURE_SCHEME
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
@@ -83,6 +86,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adopt_users: list[str] = []
     """Users, by name or number, whose processes may be adopted; "*" is all users. Empty: the worker's own, or
     all users if the worker is root."""
+    run_as: RunAsSetting = ""
+    """Unix users of workloads: a map of owners to users, "same-name", or one user. A user is a login name, or
+    UID:GID. Empty: only the worker's own user starts programs, for a coordinator on loopback."""
+    run_as_min_uid: int = MIN_UID
+    """Smallest user id of run_as."""
     image_dir: Path | None = None
     """Directory for process images and application checkpoints; workers may share it. None: images in the
     state directory."""
@@ -146,20 +154,22 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _size_bytes("disk_reserve", self.disk_reserve)
 
 
-def load_config(path: Path | None, **flags: object) -> WorkerConfig:
-    """Reads the file, and overrides its settings by flags.
+def load_config(path: Path | None, ticket_name: str = "", **flags: object) -> WorkerConfig:
+    """Reads the file, and overrides its settings by flags. An enrolment gives name and coordinator.
 
     Args:
         path: The file. None: the system's, if there is one.
+        ticket_name: The name in the join token, if file and flags give none. Empty: none.
         flags: Fields by name; None for those that were not given.
 
     Raises:
         StartError: The file can't be read, or breaks a rule; the text says which.
     """
     file = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
-    config = WorkerConfig() if file is None else _read(file)
+    config, keys = (WorkerConfig(), frozenset[str]()) if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
     config = msgspec.structs.replace(config, **given)
+    config = _with_enrolment(config, ticket_name, keys | given.keys())
     # Programs start in other directories than the worker.
     config = msgspec.structs.replace(
         config,
@@ -201,11 +211,28 @@ def load_config(path: Path | None, **flags: object) -> WorkerConfig:
         raise StartError(
             f"output_limit {config.output_limit} is too small: give {MIN_OUTPUT_LIMIT_BYTES} bytes or more"
         )
+    check_run_as(config.run_as, config.run_as_min_uid)
     for model, units in config.gpu_units.items():
         if not model.strip() or units < 1:
             raise StartError(
                 f"gpu_units of {model!r} are {units}: name a part of the product's name, and give 1 or more"
             )
+    return config
+
+
+def _with_enrolment(config: WorkerConfig, ticket_name: str, given: Collection[str]) -> WorkerConfig:
+    """The settings with the name and the coordinator of the worker's enrolment, unless others are given."""
+    try:
+        enrolment = read_enrolment(config.state_dir)
+    except (
+        OSError
+    ):  # `leasehold doctor` may run as another user; a worker says so when it opens the directory
+        enrolment = None
+    name = ticket_name or (enrolment.name if enrolment is not None else "")
+    if name and "name" not in given:
+        config = msgspec.structs.replace(config, name=name)
+    if enrolment is not None and enrolment.coordinator and "coordinator" not in given:
+        config = msgspec.structs.replace(config, coordinator=enrolment.coordinator)
     return config
 
 
@@ -243,9 +270,12 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _read(path: Path) -> WorkerConfig:
+def _read(path: Path) -> tuple[WorkerConfig, frozenset[str]]:
+    """The settings in a file, and its keys."""
     try:
-        return msgspec.toml.decode(_content(path), type=WorkerConfig, dec_hook=_decode_path)
+        data = _content(path)
+        config = msgspec.toml.decode(data, type=WorkerConfig, dec_hook=_decode_path)
+        return config, frozenset(msgspec.toml.decode(data))
     except OSError as error:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"

@@ -14,10 +14,20 @@ import trio
 from leasehold_worker.agent.agent import run_agent
 from leasehold_worker.agent.config import WorkerConfig, load_config
 from leasehold_worker.errors import StartError
-from leasehold_worker.files.private_directories import PASSABLE, PRIVATE, UMASK, require_private
-from leasehold_worker.files.state_directory import open_state_directory
+from leasehold_worker.files.private_directories import (
+    PASSABLE,
+    PRIVATE,
+    UMASK,
+    make_user_folders,
+    require_private,
+)
+from leasehold_worker.files.state_directory import StateDirectory, open_state_directory
+from leasehold_worker.files.workload_files import USER_FOLDERS
+from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.log_context import ContextFilter
 from leasehold_worker.log_format import LogFormatter
+from leasehold_worker.session.enrolment import TICKET_LIMIT, read_ticket, ticket_name
+from leasehold_worker.session.enrolment import join as enrol
 
 logger = logging.getLogger(__name__)
 
@@ -25,38 +35,82 @@ IMAGE_DIRECTORY_TIMEOUT_S: Final = 10.0
 """Timeout of the image directory's volume at the start."""
 
 
-def run(config_path: Path | None, **flags: object) -> None:
+def run(config_path: Path | None, join: str | None, join_file: Path | None, **flags: object) -> None:
     """Runs the agent until it is stopped. A failed start exits with 2 after one line with the reason.
 
     Args:
         config_path: The settings file. None: the system's, if there is one.
+        join: A join token, or ``-`` for standard input. None: not given.
+        join_file: A file with a join token. None: not given.
         flags: Settings by name, which override those of the file; None for those that were not given.
     """
     try:
-        _serve(load_config(config_path, **flags))
+        text = _join_token(join, join_file)
+        ticket = read_ticket(text) if text is not None else None
+        name = ticket_name(ticket) if ticket is not None else ""
+        config = load_config(config_path, name, **flags)
+        _prepare(config)
+        # The default socket is in the state directory. Its users must be able to pass through.
+        # So must the Unix users of workloads, to their folders.
+        is_passed = config.socket_path.parent == config.state_dir or bool(config.run_as)
+        mode = PASSABLE if is_passed else PRIVATE
+        with open_state_directory(config.state_dir, mode) as state_directory:
+            if ticket is not None:
+                gpu_uuids = [gpu.uuid for gpu in Inventory(config.gpus).gpus]
+                enrol(ticket, state_directory, config.name, gpu_uuids)
+                config = load_config(config_path, name, **flags)
+            _serve(config, state_directory)
     except StartError as error:
         click.echo(f"leasehold worker: {error}", err=True)
         sys.exit(2)
 
 
-def _serve(config: WorkerConfig) -> None:
+def _join_token(join: str | None, join_file: Path | None) -> str | None:
+    """The join token of the options. None: there is none.
+
+    Raises:
+        StartError: The token can't be read, or is given twice.
+    """
+    if join is not None and join_file is not None:
+        raise StartError("--join and --join-file are both given: give one of them")
+    try:
+        if join == "-":
+            return sys.stdin.read(TICKET_LIMIT)
+        if join_file is not None:
+            with join_file.open(encoding="ascii", errors="replace") as file:
+                return file.read(TICKET_LIMIT)
+    except OSError as error:
+        raise StartError(f"the join token can't be read ({error.strerror}): give it another way") from error
+    if join is not None:
+        click.echo(
+            "leasehold worker: warning: other users of this host can see a token in an argument: use "
+            "`--join -` or --join-file",
+            err=True,
+        )
+    return join
+
+
+def _prepare(config: WorkerConfig) -> None:
+    """Sets the log and the umask of the process."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)
-    # The default socket is in the state directory. Its users must be able to pass through.
-    mode = PASSABLE if config.socket_path.parent == config.state_dir else PRIVATE
-    with open_state_directory(config.state_dir, mode) as state_directory:
-        if config.image_dir is not None:
-            _require_image_directory(config.image_dir)
-        refusals: list[StartError] = []
-        try:
-            trio.run(run_agent, config, state_directory, strict_exception_groups=True)
-        except* StartError as group:
-            refusals += _leaves(group)
-        if refusals:
-            raise refusals[0]
+
+
+def _serve(config: WorkerConfig, state_directory: StateDirectory) -> None:
+    if config.run_as:
+        make_user_folders(state_directory.workloads_path.with_name(USER_FOLDERS))
+    if config.image_dir is not None:
+        _require_image_directory(config.image_dir)
+    refusals: list[StartError] = []
+    try:
+        trio.run(run_agent, config, state_directory, strict_exception_groups=True)
+    except* StartError as group:
+        refusals += _leaves(group)
+    if refusals:
+        raise refusals[0]
 
 
 def _require_image_directory(path: Path, within_s: float = IMAGE_DIRECTORY_TIMEOUT_S) -> None:

@@ -173,7 +173,16 @@ class Recovery:
         if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
             return
         lease = self._adopt(run.name, intent.reserved[0]) if intent.reserved else None
-        workload = self._parts.programs.workload(workload_id, run.name, run.spec, who.program, lease, None)
+        workload = self._parts.programs.workload(
+            workload_id,
+            run.name,
+            run.spec,
+            who.program,
+            lease,
+            None,
+            entry.command.owner,
+            intent.account,
+        )
         self._parts.host_shares.take_back(workload)
         self._parts.exit_monitor.add(workload)
 

@@ -18,7 +18,7 @@ from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import require_folder_name
-from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.accounts import Account, account_of
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import ProcessIdentity, boot_id, command_line, is_alive, variable_of
@@ -48,6 +48,7 @@ class Stray:
         program: The first process.
         arguments: Its arguments.
         gpu_uuids: GPUs on which NVML lists its processes, else those of its start.
+        account: Its Unix user. None: the worker's.
     """
 
     workload_id: str
@@ -55,6 +56,7 @@ class Stray:
     program: ProcessIdentity
     arguments: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
+    account: Account | None
 
 
 @final
@@ -126,7 +128,7 @@ class Strays:
                 )
                 continue
             if who is not None and who.boot_id == this_boot and is_alive(who.program):
-                found.append(_describe(folder.name, who.program, self._parts.inventory))
+                found.append(_describe(folder.name, who.program, self._parts))
         return found
 
     def _marked(self, known: Collection[str]) -> list[tuple[Pid, str]]:
@@ -150,7 +152,7 @@ class Strays:
         )
         lease = pool.occupy(stray.workload_id, mine) if mine else None
         workload = self._parts.programs.workload(
-            stray.workload_id, stray.name, spec, stray.program, lease, None
+            stray.workload_id, stray.name, spec, stray.program, lease, None, account=stray.account
         )
         workload.mark_restored()  # possibly restored: without a journal this is unknown
         self._parts.host_shares.take_back(workload)
@@ -172,7 +174,8 @@ class Strays:
             self._parts.workloads.settle(workload, UNKNOWN, (), home=stray.gpu_uuids, error=error)
 
 
-def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) -> Stray:
+def _describe(workload_id: str, program: ProcessIdentity, parts: Parts) -> Stray:
+    inventory = parts.inventory
     pids = {identity.pid for identity in process_tree(program)}
     started_with = variable_of(program.pid, "CUDA_VISIBLE_DEVICES").split(",")
     listed = [uuid for uuid, gpu in inventory.usage().items() if pids & gpu.processes.keys()]
@@ -182,7 +185,18 @@ def _describe(workload_id: str, program: ProcessIdentity, inventory: Inventory) 
     told = variable_of(program.pid, "LEASEHOLD_WORKLOAD")
     name = told if _NAME.fullmatch(told) else workload_id
     unique = tuple(dict.fromkeys(gpu_uuids))
-    return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique)
+    account = _account(program, parts.workloads.user_folder(workload_id))
+    return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique, account)
+
+
+def _account(program: ProcessIdentity, user_folder: Path) -> Account | None:
+    """The Unix user for which the worker had made a folder. None: the worker's own."""
+    try:
+        uid = user_folder.lstat().st_uid
+    except FileNotFoundError:
+        return None
+    account = account_of(program.pid)
+    return account if account is not None and account.uid == uid != os.geteuid() else None
 
 
 def _pids() -> Iterator[Pid]:

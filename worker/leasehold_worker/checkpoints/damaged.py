@@ -7,8 +7,8 @@ from pathlib import Path
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
+from leasehold_worker.files.folder_trees import directory_bytes
 from leasehold_worker.files.regular_files import time_of
-from leasehold_worker.host.capacity import directory_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from leasehold_worker.checkpoints.image_store import ImageStore, StoredImage
 from leasehold_worker.checkpoints.messages import IMAGE, of_envelope, of_image
 from leasehold_worker.checkpoints.retention import StoredItem
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.capacity import directory_bytes
+from leasehold_worker.files.folder_trees import directory_bytes
 from leasehold_worker.leasing.host_reservations import KEPT_FREE_PERCENT
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED, PARKED, RUNNING, SUSPENDING

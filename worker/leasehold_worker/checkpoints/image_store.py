@@ -39,9 +39,8 @@ from leasehold_worker.checkpoints.image_manifest import (
     encode_manifest,
 )
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.folder_trees import discard_tree, remove_tree
+from leasehold_worker.files.folder_trees import directory_bytes, discard_tree, remove_tree
 from leasehold_worker.files.regular_files import open_regular
-from leasehold_worker.host.capacity import directory_bytes
 
 logger = logging.getLogger(__name__)
 

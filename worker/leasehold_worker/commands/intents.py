@@ -5,6 +5,7 @@ from leasehold.v1.eviction_pb2 import EvictionPolicy
 
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.members import Member
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.leasing.leases import Lease
 
 
@@ -39,6 +40,7 @@ class Intent(msgspec.Struct, frozen=True):
         policy: Policy of the suspend. None: there is none.
         checkpoint_id: Checkpoint that is written or restored.
         disk_bytes: Its size.
+        account: The Unix user of the program of a run. None: the worker's.
     """
 
     phase: str
@@ -48,3 +50,4 @@ class Intent(msgspec.Struct, frozen=True):
     policy: EvictionPolicy | None = None
     checkpoint_id: str = ""
     disk_bytes: int = 0
+    account: Account | None = None

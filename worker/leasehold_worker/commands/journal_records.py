@@ -12,6 +12,7 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadState
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.leases import Hold, Lease, Standing
 from leasehold_worker.workloads.workload import Hooked, Parked, Workload
@@ -43,6 +44,8 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     origin: WorkloadOrigin.ValueType = workload_pb2.WORKLOAD_ORIGIN_RUN
     user: str = ""
     uid: int | None = None
+    owner: str = ""
+    account: Account | None = None
     mark: str = ""
     yielded: bool = False
     absent: bool = False

@@ -44,7 +44,7 @@ def run(
     logging.basicConfig(level="CRITICAL")  # what NVML and the helper would log is among the checks
     error: str | None = None
     try:
-        config = load_config(config_path, **settings)
+        config = load_config(config_path, "", **settings)
     except StartError as raised:
         config, error = WorkerConfig(), str(raised)
     checks = trio.run(examine, config, error, timeout_s, strict_exception_groups=True)

@@ -10,11 +10,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+_BLOCK_BYTES: Final = 512
+"""Unit of st_blocks, whatever the volume's own is (stat(2))."""
+
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(folder: Path) -> None:
     """Removes a folder and its content. No link is followed.
+
+    Raises:
+        OSError: An entry can't be removed, and stays.
+    """
+    empty_folder(folder)
+    folder.rmdir()
+
+
+def empty_folder(folder: Path) -> None:
+    """Removes the content of a folder. No link is followed.
 
     Each subfolder is moved up into the first one and emptied there, so two descriptors suffice.
 
@@ -36,7 +49,6 @@ def remove_tree(folder: Path) -> None:
         os.close(top)
     for first in errors.values():
         raise first
-    folder.rmdir()
 
 
 def discard_tree(folder: Path) -> None:
@@ -50,7 +62,7 @@ def _remove_entry(top: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=top)
     except IsADirectoryError:
-        inner = os.open(name, _FOLDER, dir_fd=top)
+        inner = _open_folder(top, name)
         try:
             for child in os.listdir(inner):
                 try:
@@ -60,6 +72,15 @@ def _remove_entry(top: int, name: str) -> None:
         finally:
             os.close(inner)
         os.rmdir(name, dir_fd=top)
+
+
+def _open_folder(top: int, name: str) -> int:
+    """Opens a folder, with its owner's permissions if it has none."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=top)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=top)
+        return os.open(name, _FOLDER, dir_fd=top)
 
 
 def list_folders(folder: Path) -> list[str]:
@@ -73,3 +94,14 @@ def list_folders(folder: Path) -> list[str]:
         with suppress(OSError), os.scandir(path) as entries:
             found += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     return found
+
+
+def directory_bytes(directory: Path) -> int:
+    """Disk usage of the files below a directory. Slow for many files; deleted ones don't count."""
+    total = 0
+    for folder in list_folders(directory):
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    return total

@@ -61,6 +61,23 @@ def _close(entry: os.DirEntry[str]) -> None:
         os.chmod(entry.path, mode & PRIVATE)
 
 
+def make_user_folders(path: Path) -> None:
+    """Creates the parent of folders that belong to Unix users of workloads. They can pass, but not list it.
+
+    Raises:
+        StartError: The users can't pass through a parent.
+        OSError: The directory can't be created.
+    """
+    path.mkdir(mode=PASSABLE, exist_ok=True)
+    path.chmod(PASSABLE)
+    for part in path.absolute().resolve().parents:
+        if not part.stat().st_mode & stat.S_IXOTH:
+            raise StartError(
+                f"run_as is set, and other users can't pass through {part} to their workloads' folders: "
+                "choose another directory with --state-dir, or permit it (chmod o+x)"
+            )
+
+
 def require_private(path: Path, purpose: str, *, may_be_roots: bool = False) -> None:
     """Refuses a directory that another user than the worker's and root could replace or write to.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, final
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.enrolment_file import Enrolment, read_enrolment, write_enrolment
 from leasehold_worker.files.private_directories import PRIVATE, open_private
 
 TEXT_LIMIT: Final = 256
@@ -47,6 +48,23 @@ class StateDirectory:
         with self._epoch_lock:
             if epoch > self.last_epoch():
                 self._write(self._path / "epoch", str(epoch))
+
+    def enrolment(self) -> Enrolment | None:
+        """The worker's own credential. None: the worker has not joined.
+
+        Raises:
+            StartError: The file is damaged, or others could read it.
+            OSError: The file can't be read.
+        """
+        return read_enrolment(self._path)
+
+    def save_enrolment(self, enrolment: Enrolment) -> None:
+        """Stores the worker's own credential, on disk before this returns.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        write_enrolment(self._path, enrolment)
 
     def count_start(self) -> int:
         """Counts this start of the worker: 1 for the first. The number is on disk before this returns.

@@ -19,7 +19,13 @@ OUTPUT_FILE: Final = "output.log"
 WORKING_FOLDER: Final = "work"
 """Default working directory of a program, apart from the files of its launcher and the worker."""
 
+USER_FOLDERS: Final = "users"
+"""Parent of the folders that belong to the Unix users of workloads, beside the worker's own folders."""
+
 MODE: Final = 0o600
+OUTPUT_MODE: Final = 0o660
+"""Of an output that a Unix user of its own writes: its group is the worker's."""
+
 _FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -73,16 +79,48 @@ def require_folder_name(workload_id: str) -> None:
         )
 
 
-def open_output(folder: Path) -> int:
-    """Opens a workload's output for appending. A missing folder is created.
+def open_output(folder: Path, working_folder: Path, owner: tuple[int, int] | None = None) -> int:
+    """Opens a workload's output for appending. Missing folders are created.
+
+    The output is in the worker's folder, so its Unix user can't replace it by a link or a pipe. The user owns
+    the file and can open it again, as ``/dev/stdout``. The worker reads it as the file's group.
+
+    Args:
+        folder: The worker's folder of the workload.
+        working_folder: The default working directory of its program.
+        owner: The user and group ids of its Unix user. None: the worker's own.
 
     Raises:
         NotRegularError: The path is not a regular file.
-        OSError: The file can't be written.
+        OSError: The file can't be written, or the working folder belongs to another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / WORKING_FOLDER).mkdir(mode=0o700, exist_ok=True)
-    return _open(folder / OUTPUT_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    working_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if owner is not None:
+        give_folder(working_folder, *owner)
+    descriptor = _open(folder / OUTPUT_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    if owner is not None and os.fstat(descriptor).st_uid != owner[0]:
+        os.fchmod(descriptor, OUTPUT_MODE)
+        os.fchown(descriptor, owner[0], os.getegid())
+    return descriptor
+
+
+def give_folder(folder: Path, uid: int, gid: int) -> None:
+    """Gives an empty folder of the worker to a user, unless the folder is that user's already.
+
+    Raises:
+        OSError: The folder is a third user's, or is not empty.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid == uid:
+            return
+        if found.st_uid != os.geteuid() or os.listdir(descriptor):
+            raise PermissionError(errno.EPERM, f"the folder belongs to user id {found.st_uid}", str(folder))
+        os.fchown(descriptor, uid, gid)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

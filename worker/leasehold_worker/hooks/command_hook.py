@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -11,9 +10,12 @@ from typing import Final
 import trio
 
 from leasehold_worker.files.private_directories import STARTED_WITH
+from leasehold_worker.hooks import hook_child
 from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.http_call import printable
 from leasehold_worker.hooks.templates import expand
+from leasehold_worker.programs.child_input import child_input, environment_entries
+from leasehold_worker.programs.interpreter import module_command
 
 SHOWN_OUTPUT_BYTES: Final = 2048
 """Reported bytes of a failed program's output, from its end, where errors usually are."""
@@ -22,26 +24,6 @@ END_DEADLINE_S: Final = 5.0
 """Time for a killed program to end. One that hangs in the kernel is abandoned."""
 
 _CHUNK: Final = 65536
-_BECOME: Final = """
-import ctypes, os, signal, sys
-errors, directory, *arguments = sys.argv[1:]
-os.set_inheritable(int(errors), False)
-for number in (signal.SIGPIPE, signal.SIGXFSZ):
-    signal.signal(number, signal.SIG_DFL)
-try:
-    os.chdir(directory)
-    if os.geteuid() != 0:
-        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-        if ctypes.CDLL(None).capset(header, none):
-            raise OSError("the worker's capabilities can't be dropped")
-    os.execvp(arguments[0], arguments)
-except OSError as error:
-    os.write(int(errors), str(error).encode())
-"""
-"""Executes the program, without the worker's ambient capabilities. A program or a directory can be on a
-volume that does not answer. The worker itself would wait for that volume with Python's lock held, between
-vfork and exec."""
-
 _WORKLOAD_VARIABLES: Final = frozenset({"LEASEHOLD_WORKLOAD", "LEASEHOLD_WORKLOAD_ID", "LEASEHOLD_LEASE_ID"})
 """Variables that mark a process as the workload's. A hook does not get them, since it must not be suspended
 or killed with the workload."""
@@ -59,19 +41,21 @@ async def run(turn: Turn) -> None:
     values = turn.context.values(turn.phase)
     arguments = [expand(argument, values) for argument in turn.hook.command.arguments]
     turn.doing = f"{arguments[0]} was still running"
+    context = turn.context
+    user = context.account.ids if context.account is not None else ""
     errors, write_end = os.pipe()
-    become = [sys.executable, "-I", "-S", "-c", _BECOME, str(write_end), str(turn.context.working_directory)]
     try:
-        process = await trio.lowlevel.open_process(
-            [*become, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_environment(turn.context.environment, values),
-            start_new_session=True,
-            umask=STARTED_WITH,
-            pass_fds=(write_end,),
-        )
+        with child_input(environment_entries(_environment(context.environment, values))) as environment:
+            settings = (str(write_end), user, str(context.working_directory), str(environment))
+            process = await trio.lowlevel.open_process(
+                [*module_command(hook_child.__name__), *settings, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=STARTED_WITH,
+                pass_fds=(write_end, environment),
+            )
     except (OSError, ValueError) as error:
         os.close(errors)
         raise HookFailedError(f"{arguments[0]} could not be started ({error})") from error

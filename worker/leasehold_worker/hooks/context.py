@@ -9,6 +9,7 @@ from typing import Final, Protocol, final
 from leasehold.v1 import eviction_pb2, hook_pb2
 from leasehold.v1.eviction_pb2 import WeightStrategy
 
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.timestamps import seconds
@@ -119,6 +120,7 @@ class HookContext:
         environment: Environment of commands, besides the variables of hooks.
         working_directory: Working directory of commands.
         measure: Device bytes that NVML lists for the members now. None: unknown.
+        account: The Unix user of the workload, for commands and files. None: the worker's own.
         kernel: The checkpointable application. None: there is none.
         record: Progress of the hooks before the suspend.
         warnings: Receives further failures beside the raised error.
@@ -133,6 +135,7 @@ class HookContext:
     environment: Mapping[str, str]
     working_directory: Path
     measure: Callable[[], Awaitable[int | None]]
+    account: Account | None = None
     kernel: KernelSide | None = None
     record: HookRecord = field(default_factory=lambda: HookRecord(None))
     warnings: list[str] = field(default_factory=list)

@@ -15,6 +15,8 @@ import trio
 from leasehold.v1 import hook_pb2
 
 from leasehold_worker.hooks.context import HookFailedError
+from leasehold_worker.host.accounts import Account
+from leasehold_worker.programs.user_files import UserFileError, read_as
 
 TOKEN_LIMIT: Final = 4096
 """Characters of a token."""
@@ -28,12 +30,15 @@ _readers: Final = trio.CapacityLimiter(8)
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
-async def read_token(credential: hook_pb2.HookCredential, environment: Mapping[str, str]) -> str | None:
+async def read_token(
+    credential: hook_pb2.HookCredential, environment: Mapping[str, str], account: Account | None = None
+) -> str | None:
     """The token of a request. None: it has none.
 
     Args:
         credential: Place of the token. An empty one means none.
         environment: Environment with the variables.
+        account: The workload's Unix user, whose rights decide about a file. None: the worker's own.
 
     Raises:
         HookFailedError: The token is missing or invalid; the text does not contain it.
@@ -41,7 +46,7 @@ async def read_token(credential: hook_pb2.HookCredential, environment: Mapping[s
     match credential.WhichOneof("source"):
         case "file":
             where = f"the credential in {credential.file}"
-            token = await _from_file(credential.file)
+            token = await _from_file(credential.file, account)
         case "environment_variable":
             where = f"the credential in the variable {credential.environment_variable}"
             token = environment.get(credential.environment_variable, "")
@@ -53,11 +58,14 @@ async def read_token(credential: hook_pb2.HookCredential, environment: Mapping[s
     return token
 
 
-async def _from_file(path: str) -> str:
+async def _from_file(path: str, account: Account | None) -> str:
     try:
+        if account is not None:
+            content = await read_as(account, path, TOKEN_LIMIT + 2, READ_TIMEOUT_S)
+            return content.decode(errors="replace").strip()
         with trio.fail_after(READ_TIMEOUT_S):
             return await trio.to_thread.run_sync(_read, Path(path), abandon_on_cancel=True, limiter=_readers)
-    except (OSError, ValueError, trio.TooSlowError) as error:
+    except (OSError, ValueError, UserFileError, trio.TooSlowError) as error:
         why = str(error) or f"not read within {READ_TIMEOUT_S:g} s"
         raise HookFailedError(f"the credential in {path} can't be read ({why})") from None
 

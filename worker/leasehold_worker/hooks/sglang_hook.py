@@ -232,7 +232,7 @@ async def _post(turn: Turn, path: str, body: object) -> HttpAnswer:
 async def _call(turn: Turn, method: str, path: str, body: bytes | None = None) -> HttpAnswer:
     turn.doing = f"{method} {_url(turn, path)} did not answer"
     try:
-        token = await read_token(turn.hook.sglang.credential, turn.context.environment)
+        token = await read_token(turn.hook.sglang.credential, turn.context.environment, turn.context.account)
         return await call(method, _url(turn, path), body, token=token)
     except HttpCallError as error:
         raise HookFailedError(

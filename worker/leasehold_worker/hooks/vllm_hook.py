@@ -167,7 +167,9 @@ async def _control(
     for attempt in range(1, ATTEMPTS + 1):
         turn.doing = f"{what} did not answer"
         try:
-            token = await read_token(turn.hook.vllm.credential, turn.context.environment)
+            token = await read_token(
+                turn.hook.vllm.credential, turn.context.environment, turn.context.account
+            )
             answer = await call(method, url, body, token=token)
         except HttpCallError as error:
             failure = HookFailedError(f"{what} got no answer ({error}): check that the server runs")

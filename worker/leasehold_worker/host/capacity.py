@@ -1,18 +1,11 @@
 """The capacity of the host: CPU time and memory that the kernel allows this worker, and disk."""
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.errors import StartError
-from leasehold_worker.files.folder_trees import list_folders
 from leasehold_worker.host import cgroups, processes
-
-_BLOCK_BYTES: Final = 512
-"""Unit of st_blocks, whatever the volume's own is (stat(2))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +54,3 @@ def limits_within(hard: HostLimits, cpu_limit_millicores: int = 0, memory_limit_
             f"that this host and its control groups allow: give {hard.memory_bytes} at most, or 0 for all"
         )
     return HostLimits(cpu_limit_millicores or hard.cpu_millicores, memory_limit_bytes or hard.memory_bytes)
-
-
-def directory_bytes(directory: Path) -> int:
-    """Disk usage of the files below a directory. Slow for many files; deleted ones don't count."""
-    total = 0
-    for folder in list_folders(directory):
-        with suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
-    return total

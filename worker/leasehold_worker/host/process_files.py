@@ -9,12 +9,16 @@ from typing import Final, NewType
 
 from leasehold_worker.host.process_folders import PROC, facts_folder, stat_fields
 from leasehold_worker.host.process_folders import has_ended as fields_show_end
+from leasehold_worker.host.process_memory import read_memory
 
 Pid = NewType("Pid", int)
 
 
 READ_BYTES: Final = 65_536
 """Bytes of one read of ``/proc``."""
+
+ENVIRONMENT_LIMIT: Final = 8 * 2**20
+"""Bytes of an environment. Linux permits a quarter of the stack's limit, which is 8 MiB by default."""
 
 _OF_MEMORY: Final = frozenset({"environ", "cmdline"})
 """Files that are empty for a process whose first thread has ended."""
@@ -93,6 +97,18 @@ def may_have_environment(pid: int) -> bool:
     except (ValueError, IndexError):
         return False
     return not flags & _PF_KTHREAD and (code == 0 or start != end)
+
+
+def environment_in_memory(pid: int) -> bytes:
+    """The environment of another user's process, for a worker that may trace it. Empty: it can't be read."""
+    folder = facts_folder(pid)
+    try:
+        fields = stat_fields(_read_visible(f"{folder}/stat").decode(errors="replace"))
+        start, end = int(fields[_ENVIRONMENT_START]), int(fields[_ENVIRONMENT_END])
+        length = min(end - start, ENVIRONMENT_LIMIT)
+        return read_memory(int(folder.name), start, length) if length > 0 else b""
+    except (OSError, ValueError, IndexError):
+        return b""
 
 
 def number(text: str, base: int = 10) -> int | None:

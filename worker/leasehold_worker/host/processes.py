@@ -19,6 +19,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host import cgroups
 from leasehold_worker.host.process_files import (
     Pid,
+    environment_in_memory,
     may_have_environment,
     number,
     read_process_file,
@@ -138,7 +139,10 @@ def has_entries(pid: int, mark: str) -> bool | None:
 
 
 def _environment(pid: int) -> list[bytes]:
-    return read_process_file(pid, "environ").split(b"\0")
+    content = read_process_file(pid, "environ")
+    if not content and os.geteuid() != 0:
+        content = environment_in_memory(pid)
+    return content.split(b"\0")
 
 
 def variable_of(pid: int, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, final
 
 import trio
@@ -12,10 +13,10 @@ from leasehold_worker.crash_points import crash_point
 from leasehold_worker.driver.members import needed_by_gpu
 from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.workload_files import WORKING_FOLDER
 from leasehold_worker.hooks import runner
 from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide, calls
 from leasehold_worker.planning.plan import WorkloadPlan
+from leasehold_worker.programs.environment import user_environment
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, RETAIN
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import Hooked, Workload
@@ -89,7 +90,8 @@ class HookFactory:
         parked_by = workload.parked.policy if workload.parked else PLAIN
         if workload.hooked is not None:
             parked_by = workload.hooked.policy
-        folder = self._workloads.folder(workload.workload_id)
+        working_folder = self._workloads.working_folder(workload.workload_id, workload.account)
+        elsewhere = working_folder.parents[1] if workload.account is None else Path("/")
         return HookContext(
             workload_id=workload.workload_id,
             workload_name=workload.name,
@@ -97,8 +99,12 @@ class HookFactory:
             hooks=workload.spec.hooks,
             policy=policy or parked_by,
             member_pids=[member.identity.pid for member in target.members],
-            environment={**self._inherited, **workload.spec.environment},
-            working_directory=folder / WORKING_FOLDER if folder.is_dir() else folder.parent,
+            environment={
+                **user_environment(self._inherited, workload.account),
+                **workload.spec.environment,
+            },
+            working_directory=working_folder if working_folder.is_dir() else elsewhere,
+            account=workload.account,
             measure=partial(self._measure, target),
             kernel=self._kernel_of(workload.workload_id),
             record=record,

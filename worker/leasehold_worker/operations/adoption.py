@@ -16,6 +16,7 @@ from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_name
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.hooks.validation import check_hooks
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.process_readings import READING, user_threads
 from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import (
@@ -31,6 +32,7 @@ from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, DriverChecks
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.workload_checks import require_open
+from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
 from leasehold_worker.workloads.probes import probes
@@ -43,6 +45,9 @@ LOOK_TIMEOUT_S: Final = 2.0
 
 READ_TIMEOUT_S: Final = 5.0
 """Time for reading the processes of an adoption."""
+
+ACTING: Final = frozenset({"command", "http", "vllm", "sglang"})
+"""Actions of hooks that run a program, call a server or read a file."""
 
 EVERYBODY: Final = "*"
 """Value of the setting that permits processes of any user."""
@@ -61,6 +66,7 @@ class Adoption:
         exit_monitor: Notices the end of adopted workloads.
         adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
             worker's own, or all if the worker is root.
+        run_as: The Unix users of the workloads' owners.
         user: Name of the worker's user.
     """
 
@@ -73,6 +79,7 @@ class Adoption:
         foreign: ForeignWatch,
         exit_monitor: ExitMonitor,
         adopt_users: Sequence[str],
+        run_as: RunAs,
         user: str,
     ) -> None:
         self._driver = driver
@@ -83,10 +90,15 @@ class Adoption:
         self._exit_monitor = exit_monitor
         self._user = user
         self._adopt_users = adopt_users
+        self._run_as = run_as
         self._driver_checks = DriverChecks(driver, inventory)
 
     async def adopt(
-        self, workload_id: str, operation: operation_pb2.AdoptOperation, progress: Progress
+        self,
+        workload_id: str,
+        operation: operation_pb2.AdoptOperation,
+        progress: Progress,
+        owner: str = "",
     ) -> None:
         """Registers a process and its descendants as a workload, with a lease of the GPUs that they use.
 
@@ -100,7 +112,7 @@ class Adoption:
             progress.already_there = True
             return
         require_folder_name(workload_id)
-        found, gpu_uuids = await self._examine(operation)
+        found, gpu_uuids, account = await self._examine(operation, owner)
         # No await from here on: nobody can take the GPUs or the process in between.
         self._check_owners(found)
         lease = self._pool.occupy(workload_id, gpu_uuids)
@@ -123,6 +135,8 @@ class Adoption:
                 origin=ADOPT,
                 user=found.members[0].user,
                 uid=found.members[0].uid,
+                owner=owner,
+                account=account,
                 ready_time=None if probes(operation.hooks) else datetime.now(UTC),
             )
         )
@@ -131,23 +145,26 @@ class Adoption:
         with trio.move_on_after(LOOK_TIMEOUT_S, shield=True):
             await self._foreign.look(self._workloads)
 
-    async def check(self, operation: operation_pb2.AdoptOperation) -> None:
+    async def check(self, operation: operation_pb2.AdoptOperation, owner: str) -> None:
         """Refuses what :meth:`adopt` would refuse now, but for GPUs that are leased. Changes nothing.
 
         Raises:
             OperationError: As of :meth:`adopt`.
         """
-        await self._examine(operation)
+        await self._examine(operation, owner)
 
-    async def _examine(self, operation: operation_pb2.AdoptOperation) -> "tuple[_Found, Sequence[str]]":
-        """The processes of an adoption, and the GPUs that they use."""
+    async def _examine(
+        self, operation: operation_pb2.AdoptOperation, owner: str
+    ) -> "tuple[_Found, Sequence[str], Account | None]":
+        """The processes of an adoption, the GPUs that they use, and the Unix user of their hooks."""
         resolve(None, operation.eviction)
         check_hooks(operation.hooks, "operation.hooks")
         found = await _find(operation.pid)
         self._check_permitted(found)
         self._check_owners(found)
+        account = await self._account(operation, owner, found)
         await self._check_suspendable(found.processes)
-        return found, await self._occupied_gpus(operation.pid, found.processes)
+        return found, await self._occupied_gpus(operation.pid, found.processes), account
 
     async def release(self, workload_id: str, progress: Progress) -> None:
         """Releases a workload: its processes keep running without a lease.
@@ -191,6 +208,30 @@ class Adoption:
         if not self._adopt_users:
             return os.geteuid() in (0, uid)
         return bool({EVERYBODY, str(uid), user} & set(self._adopt_users))
+
+    async def _account(
+        self, operation: operation_pb2.AdoptOperation, owner: str, found: "_Found"
+    ) -> Account | None:
+        """The Unix user that hooks run as. None: the worker's own, or there are no such hooks.
+
+        Raises:
+            OperationError: NOT_PERMITTED: a hook would act for the owner as another user than the owner's.
+        """
+        if not self._run_as.is_set or not any(
+            hook.WhichOneof("action") in ACTING for hook in operation.hooks
+        ):
+            return None
+        account = await self._run_as.account(owner)
+        uid = account.uid if account is not None else os.geteuid()
+        for member in found.members:
+            if member.uid != uid:
+                raise OperationError(
+                    errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                    f"process {member.identity.pid} runs as {member.user}, and the worker's run_as maps "
+                    f"{owner} to another user: adopt it without hooks that run programs or call servers",
+                    {"pid": str(member.identity.pid)},
+                )
+        return account
 
     def _check_owners(self, found: "_Found") -> None:
         for member in found.members:

@@ -13,7 +13,7 @@ from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.operations.kill import Killer, wait_gone
-from leasehold_worker.programs.output_bounds import remove_folder
+from leasehold_worker.programs.output_bounds import remove_folders
 from leasehold_worker.programs.programs import wait_exit
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.host_shares import HostShares
@@ -110,7 +110,7 @@ class ExitMonitor:
             self._nursery.start_soon(self._forget, workload_id)
 
     async def _forget(self, workload_id: str) -> None:
-        await remove_folder(self._workloads.folder(workload_id))
+        await remove_folders(self._workloads.folder(workload_id), self._workloads.user_folder(workload_id))
         self._on_forgotten(workload_id)
 
     async def _watch(self, workload: Workload, watching: trio.CancelScope) -> None:

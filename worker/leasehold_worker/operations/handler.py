@@ -118,7 +118,7 @@ class Operations:
         match operation.WhichOneof("kind"):
             case "run":
                 async with self._placement.room_for(command, operation.run, progress, carry_out) as run:
-                    await self.run(workload_id, run, progress)
+                    await self.run(workload_id, run, progress, command.owner)
             case "suspend":
                 with self._holds.begun_by(workload_id, HoldTerms.of(command)):
                     await self.suspend(workload_id, operation.suspend, progress, carry_out)
@@ -136,7 +136,7 @@ class Operations:
                 await self._termination.stop(workload_id, operation.stop, progress)
                 await self._disk.clean_up_in_time(self._workloads.get(workload_id))
             case "adopt":
-                await self._adoption.adopt(workload_id, operation.adopt, progress)
+                await self._adoption.adopt(workload_id, operation.adopt, progress, command.owner)
             case "release":
                 await self._adoption.release(workload_id, progress)
             case "cordon":
@@ -163,11 +163,20 @@ class Operations:
                     "this worker is older than the coordinator and does not know the operation: update it",
                 )
 
-    async def run(self, workload_id: str, operation: operation_pb2.RunOperation, progress: Progress) -> None:
+    async def run(
+        self, workload_id: str, operation: operation_pb2.RunOperation, progress: Progress, owner: str = ""
+    ) -> None:
         """Allocates the resources of the program, without waiting, and starts it.
 
+        Args:
+            workload_id: Id of the new workload.
+            operation: The program.
+            progress: Receives the effects.
+            owner: The owner, who decides about the program's Unix user. Empty: unknown.
+
         Raises:
-            OperationError: WORKLOAD_EXISTS: the id is taken; or the reason why the program can't start.
+            OperationError: WORKLOAD_EXISTS: the id is taken; NOT_PERMITTED: ``run_as`` maps no
+                Unix user to the owner; or the reason why the program can't start.
         """
         require_folder_name(workload_id)
         if workload_id in self._workloads:
@@ -179,6 +188,7 @@ class Operations:
             )
         spec = operation.spec
         check_run(operation)
+        account = await self._programs.run_as.account(owner)
         if operation.checkpoint_id:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
         allocation = await self._acquisition.for_run(workload_id, operation)
@@ -186,28 +196,35 @@ class Operations:
         progress.enter("spawn")
         try:
             target = WorkloadIntent(workload_id, (), (), lease.gpu_uuids if lease else (), parked=False)
-            await progress.intend(Intent("run", (target,), reserved=(lease,) if lease else ()))
+            await progress.intend(
+                Intent("run", (target,), reserved=(lease,) if lease else (), account=account)
+            )
             self._stop_restart.expect(workload_id, operation.checkpoint_id)
             restores = bool(operation.checkpoint_id)
-            root = await self._programs.start(workload_id, operation.name, spec, lease, restores=restores)
+            root = await self._programs.start(
+                workload_id, operation.name, spec, lease, account, restores=restores
+            )
         except BaseException:
             self._stop_restart.expect(workload_id, "")
             allocation.release()
             raise
         allocation.hand_over_lease()
-        workload = self._programs.workload(workload_id, operation.name, spec, root, lease, allocation.host)
+        workload = self._programs.workload(
+            workload_id, operation.name, spec, root, lease, allocation.host, owner, account
+        )
         self._exit_monitor.add(workload)
         progress.claimed_gpu_uuids = workload.gpu_uuids
         if operation.checkpoint_id:
             await self._stop_restart.begin_with(workload, operation.checkpoint_id, progress)
 
-    async def check_run(self, operation: operation_pb2.RunOperation) -> None:
+    async def check_run(self, operation: operation_pb2.RunOperation, owner: str) -> None:
         """Refuses what :meth:`run` would refuse now, and changes nothing.
 
         Raises:
             OperationError: The refusal.
         """
         check_run(operation)
+        await self._programs.run_as.account(owner)
         if operation.checkpoint_id:
             await self._stop_restart.require_checkpoint(operation.checkpoint_id)
         for workload_id in operation.preempt:
@@ -215,13 +232,13 @@ class Operations:
         if not operation.preempt:  # with preempt, the resources are free only after the suspends
             await self._acquisition.check_run(operation)
 
-    async def check_adoption(self, operation: operation_pb2.AdoptOperation) -> None:
+    async def check_adoption(self, operation: operation_pb2.AdoptOperation, owner: str) -> None:
         """Refuses what an adoption would refuse now, and changes nothing.
 
         Raises:
             OperationError: The refusal.
         """
-        await self._adoption.check(operation)
+        await self._adoption.check(operation, owner)
 
     async def suspend(
         self,

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from leasehold_worker.files.workload_files import NotRegularError, read_regular
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity, boot_id, is_alive, wait_ended
 from leasehold_worker.programs import shim
+from leasehold_worker.programs.child_input import child_input, environment_entries
+from leasehold_worker.programs.interpreter import module_command
 
 START_TIMEOUT_S: Final = 30.0
 EXIT_TIMEOUT_S: Final = 5.0
@@ -83,6 +84,7 @@ async def launch(
     environment: Mapping[str, str],
     output: int,
     group: Path | None,
+    user: str = "",
     nursery: trio.Nursery,
 ) -> ProcessIdentity:
     """Starts a program that outlives the worker.
@@ -94,16 +96,17 @@ async def launch(
         environment: Its whole environment.
         output: Descriptor for both its streams.
         group: Its control group. None: the worker's.
+        user: The ids of its Unix user, as ``Account.ids``. Empty: the worker's.
         nursery: Runs the task that reaps the launcher.
 
     Raises:
         LaunchError: The program could not be started.
     """
-    command = [sys.executable, "-I", "-S", shim.__file__, str(folder), boot_id()]
+    command = [*module_command(shim.__name__), str(folder), boot_id()]
     # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
-    with trio.CancelScope(shield=True), _input(_entries(environment)) as environment_descriptor:
+    with trio.CancelScope(shield=True), _environment_input(environment) as environment_descriptor:
         read_end, write_end = os.pipe()
-        limits = (file_descriptors.STARTED_WITH, group or "")
+        limits = (file_descriptors.STARTED_WITH, group or "", user)
         settings = (write_end, *limits, environment_descriptor, working_directory)
         try:
             process = await trio.lowlevel.open_process(
@@ -161,8 +164,8 @@ async def relaunch(
         LaunchError: No process runs. If CRIU failed after the program's identity was recorded, the folder has
             an :class:`ExitRecord` with the error.
     """
-    command = [sys.executable, "-I", "-S", shim.__file__, shim.RESTORE, str(folder), boot_id()]
-    with trio.CancelScope(shield=True), _input(request) as input_descriptor:
+    command = [*module_command(shim.__name__), shim.RESTORE, str(folder), boot_id()]
+    with trio.CancelScope(shield=True), child_input(request) as input_descriptor:
         read_end, write_end = os.pipe()
         try:
             process = await trio.lowlevel.open_process(
@@ -198,31 +201,14 @@ async def relaunch(
         stream.close()  # aclose() would raise Cancelled and lose the result
 
 
-def _entries(environment: Mapping[str, str]) -> bytes:
-    """An environment as in /proc/PID/environ.
-
-    The launcher itself runs in the worker's: an LD_PRELOAD for the program would be loaded into the launcher,
-    too.
-
-    Raises:
-        LaunchError: A variable can't be in an environment.
-    """
-    for name, value in environment.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise LaunchError(f"invalid environment variable {name!r}: remove '=' and NUL")
-    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in environment.items())
-
-
 @contextmanager
-def _input(request: bytes) -> Iterator[int]:
-    """A descriptor for reading the bytes, independent of a file system that may be full."""
-    descriptor = os.memfd_create("request")
+def _environment_input(environment: Mapping[str, str]) -> Iterator[int]:
     try:
-        os.write(descriptor, request)
-        os.lseek(descriptor, 0, os.SEEK_SET)
+        content = environment_entries(environment)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    with child_input(content) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 async def _give_up_restore(

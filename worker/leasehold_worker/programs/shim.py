@@ -1,14 +1,17 @@
 """The shim of a workload: it starts or restores the program, outlives the worker, and records the exit.
 
-``python -I -S shim.py FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP ENVIRONMENT_FD WORKING_DIRECTORY PROGRAM
-[ARGUMENT…]`` starts a program, which gets the shim's output. DESCRIPTORS limits its open files, GROUP is its
-control group or empty, and ENVIRONMENT_FD holds its environment. The shim enters the working directory: if
-that volume hangs, the worker gives up the shim. One shim lives as long as each workload, so it imports little
-of the standard library and nothing else. Orphans of the program become children of the shim, which ends after
-them.
+``FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP USER ENVIRONMENT_FD WORKING_DIRECTORY PROGRAM [ARGUMENT…]``
+starts a program, which gets the shim's output. DESCRIPTORS limits its open files, GROUP is its control group
+or empty, USER is the Unix user that it takes on (:func:`leasehold_worker.programs.user_change.take_on`), and
+ENVIRONMENT_FD holds its environment. The child enters the working directory as that user, and only then the
+shim records the child: if that volume hangs, the worker gives up the shim. One shim lives as long as each
+workload, so it imports little. Orphans of the program become children of the shim, which ends after them.
 
-``python -I -S shim.py --restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a
-program from an image as a child of the shim, under this pid. Standard input holds the request for CRIU.
+``--restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a program from an image as a
+child of the shim, under this pid. Standard input holds the request for CRIU.
+
+The shim keeps the worker's user, without capabilities. So programs of other users can neither signal nor
+trace it, nor change its records.
 
 The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
 link(2) creates ``process``, so only one process can. A worker that abandons a start creates it, and nothing
@@ -26,6 +29,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+
+from leasehold_worker.programs.user_change import drop_capabilities, take_on
 
 TYPE_CHECKING = False  # importing typing would take more memory than the whole shim
 if TYPE_CHECKING:
@@ -62,27 +67,30 @@ def main() -> None:
 
 def start() -> None:
     """Starts the program and waits for its end."""
-    folder, boot_id, status_fd, descriptors, group, environment_fd, directory, *arguments = sys.argv[1:]
+    folder, boot_id, status_fd, descriptors, group, user, environment_fd, directory, *arguments = sys.argv[1:]
     status, environment = int(status_fd), int(environment_fd)
     os.set_inheritable(status, False)
     os.set_inheritable(environment, False)
-    try:
-        os.chdir(directory)
-    except OSError as refused:
-        tell(status, {"error": str(refused)})
-        return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), hard))
+    ready_read, ready_write = os.pipe()
     go_read, go_write = os.pipe()
     error_read, error_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(go_write)
-        become(arguments, group, environment, go_read, error_write)
-    os.close(environment)
-    os.close(go_read)
-    os.close(error_write)
+        os.close(ready_read)
+        with os.fdopen(environment, "rb") as file:
+            entries = file.read()
+        become(arguments, group, user, directory, variables(entries), (ready_write, go_read, error_write))
+    for descriptor in (environment, go_read, ready_write, error_write):
+        os.close(descriptor)
+    if os.read(ready_read, 1) == b"":
+        with os.fdopen(error_read, "rb") as errors:
+            tell(status, {"error": errors.read().decode(errors="replace") or "its first process was ended"})
+        return
     facts = describe(pid, boot_id)
+    drop_capabilities()
     if not claim(folder, facts):
         tell(status, {"error": GIVEN_UP})
         return  # the pipe closes, and the program ends before its exec
@@ -133,6 +141,7 @@ def restore() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     tell(status, restored)
+    drop_capabilities()
     close_inherited()  # descriptors of the image's directories, whose numbers CRIU got
     see_out(folder, int(pid), "")
 
@@ -337,36 +346,45 @@ def keep_end(folder: str, returncode: int, error: str) -> None:
     sync_folder(folder)
 
 
-def become(arguments: list[str], group: str, environment: int, go_read: int, error_write: int) -> NoReturn:
-    """Executes the program once permitted, in a new session, within a control group if any."""
+def become(
+    arguments: list[str],
+    group: str,
+    user: str,
+    directory: str,
+    environment: dict[bytes, bytes],
+    pipes: tuple[int, int, int],
+) -> NoReturn:
+    """Executes the program as its user once permitted, in a new session, within a control group if any.
+
+    Args:
+        arguments: The program and its arguments.
+        group: The control group. Empty: the shim's.
+        user: The Unix user. Empty: the shim's.
+        directory: The working directory, entered with the rights of the user.
+        environment: The program's variables. None of them acts before the exec.
+        pipes: Tells that all is ready, waits for the permission, and takes an error.
+    """
+    ready_write, go_read, error_write = pipes
     os.setsid()
-    if os.read(go_read, 1) == b"":
-        os._exit(0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec keeps that
         signal.signal(number, signal.SIG_DFL)
     try:
         enter(group)
-        drop_capabilities()
-        os.execvpe(arguments[0], arguments, variables(environment))  # noqa: S606 - what the workload's owner asked for
+        take_on(user)
+        os.chdir(directory)
+        os.write(ready_write, b"r")
+        os.close(ready_write)
+        if os.read(go_read, 1) == b"":
+            os._exit(0)
+        os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - what the workload's owner asked for
     except (OSError, ValueError) as error:
         os.write(error_write, str(error).encode())
     os._exit(127)
 
 
-def drop_capabilities() -> None:
-    """Gives up all capabilities. Ambient ones of a worker without root would pass exec (capabilities(7))."""
-    if os.geteuid() != 0:
-        import ctypes
-
-        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-        if ctypes.CDLL(None).capset(header, none):
-            raise OSError("the worker's capabilities can't be dropped")
-
-
-def variables(descriptor: int) -> dict[bytes, bytes]:
-    """The variables in a file, in the form of /proc/PID/environ."""
-    with os.fdopen(descriptor, "rb") as file:
-        entries = file.read().split(b"\0")
+def variables(content: bytes) -> dict[bytes, bytes]:
+    """The variables of a text in the form of /proc/PID/environ."""
+    entries = content.split(b"\0")
     return {entry[:at]: entry[at + 1 :] for entry in entries if (at := entry.find(b"=")) > 0}
 
 
@@ -405,7 +423,3 @@ def tell(status: int, content: dict[str, object]) -> None:
     """Reports the start to the worker, if it still listens."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(status, "wb", 0) as pipe:
         pipe.write(json.dumps(content).encode())
-
-
-if __name__ == "__main__":
-    main()

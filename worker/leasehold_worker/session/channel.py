@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple, final
 
 import grpc
 
+from leasehold_worker.files.enrolment_file import Enrolment
+
 FILES: Final = ("ca.pem", "worker.token")
 CERTIFICATE_FILES: Final = ("worker.pem", "worker.key")
 """A client certificate and its key, which take the place of the token if they exist."""
@@ -75,6 +77,18 @@ def open_channel(coordinator: str, directory: Path) -> grpc.Channel:
     credentials = grpc.composite_channel_credentials(
         grpc.ssl_channel_credentials(_authority(authority_path)), grpc.access_token_call_credentials(token)
     )
+    return grpc.secure_channel(coordinator, credentials, options=OPTIONS)
+
+
+def open_enrolled_channel(coordinator: str, enrolment: Enrolment) -> grpc.Channel:
+    """A channel with the worker's own client certificate, which connects when it is first used.
+
+    Args:
+        coordinator: HOST:PORT of the coordinator's listener for workers.
+        enrolment: The worker's certificate, and those by which it verifies the coordinator.
+    """
+    texts = enrolment.authorities, enrolment.key, enrolment.certificate
+    credentials = grpc.ssl_channel_credentials(*(text.encode() for text in texts))
     return grpc.secure_channel(coordinator, credentials, options=OPTIONS)
 
 

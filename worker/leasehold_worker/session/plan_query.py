@@ -24,16 +24,16 @@ class PlanQueries:
     Args:
         preflight: Makes the plans.
         durations: Estimates their durations.
-        check_run: Refuses what a run would refuse now.
-        check_adoption: Refuses what an adoption would refuse now.
+        check_run: Refuses what a run for an owner would refuse now.
+        check_adoption: Refuses what an adoption for an owner would refuse now.
     """
 
     def __init__(
         self,
         preflight: Preflight,
         durations: Durations,
-        check_run: Callable[[RunOperation], Awaitable[None]],
-        check_adoption: Callable[[AdoptOperation], Awaitable[None]],
+        check_run: Callable[[RunOperation, str], Awaitable[None]],
+        check_adoption: Callable[[AdoptOperation, str], Awaitable[None]],
     ) -> None:
         self._preflight = preflight
         self._check_run = check_run
@@ -59,9 +59,9 @@ class PlanQueries:
         answer = PlanAnswer(plan_id=query.plan_id, plan=plan_pb2.Plan())
         try:
             if operation.HasField("run"):
-                await self._check_run(operation.run)
+                await self._check_run(operation.run, query.owner)
             else:
-                await self._check_adoption(operation.adopt)
+                await self._check_adoption(operation.adopt, query.owner)
         except OperationError as error:
             answer.plan.refusals.append(error.to_proto())
         return answer

@@ -26,11 +26,12 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.crash_points import crash_point
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
 from leasehold_worker.leasing.pool import GpuPool
-from leasehold_worker.session.channel import INSECURE_SCHEME, open_channel
+from leasehold_worker.session.channel import INSECURE_SCHEME, open_channel, open_enrolled_channel
+from leasehold_worker.session.client_keys import require_valid
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.grpc_bridge import (
     REFUSED_BACKOFF_S,
@@ -154,19 +155,33 @@ class CoordinatorSession:
     async def _connect(self) -> SessionEndError:
         """Holds one session on a channel of its own, with the present credentials."""
         try:
-            channel = await trio.to_thread.run_sync(
-                open_channel, self._coordinator, self._credentials, abandon_on_cancel=True
-            )
+            channel = await trio.to_thread.run_sync(self._open_channel, abandon_on_cancel=True)
         except OSError as error:
             return SessionEndError(
-                f"the credentials for {self._coordinator} can't be read: {error}; start the coordinator as "
-                "this user, or name the directory of its ca.pem and worker.token with --credentials"
+                f"the credentials for {self._coordinator} can't be read: {error}; join with a token of "
+                "`leasehold token create --worker NAME`, start the coordinator as this user, or name the "
+                "directory of its ca.pem and worker.token with --credentials"
             )
+        except StartError as error:
+            return SessionEndError(str(error), REFUSED_BACKOFF_S)
         with channel:
             end = await self._session(channel)
         cause = explain(end.why, self._coordinator) or explain_closed(end.why, self._coordinator)
         end.why = cause or end.why
         return end
+
+    def _open_channel(self) -> grpc.Channel:
+        """A channel with the worker's certificate, or else with the files of ``--credentials``.
+
+        Raises:
+            OSError: A file can't be read, or does not hold what it should.
+            StartError: The certificate is damaged or has expired.
+        """
+        enrolment = self._state_directory.enrolment()
+        if enrolment is None or not enrolment.certificate or self._coordinator.startswith(INSECURE_SCHEME):
+            return open_channel(self._coordinator, self._credentials)
+        require_valid(enrolment)
+        return open_enrolled_channel(self._coordinator, enrolment)
 
     async def _session(self, channel: grpc.Channel) -> SessionEndError:
         """Holds one session until its end."""

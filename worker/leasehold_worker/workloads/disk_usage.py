@@ -10,10 +10,12 @@ from typing import Final, final
 
 import trio
 
-from leasehold_worker.host.capacity import directory_bytes
+from leasehold_worker.files.folder_trees import directory_bytes
 from leasehold_worker.leasing.host_reservations import HostReservations
+from leasehold_worker.programs.user_files import UserFileError, measure_as
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +46,18 @@ class DiskUsage:
             host = workload.host
             if workload.state in ENDED or host is None or not host.request.disk_bytes:
                 continue
-            folder = self._workloads.folder(workload.workload_id)
-            with trio.move_on_after(LOOK_TIMEOUT_S) as scope:
-                written = await trio.to_thread.run_sync(
-                    directory_bytes, folder, abandon_on_cancel=True, limiter=self._limiter
-                )
-                self._ledger.set_written(host, written)
-            if scope.cancelled_caught:
+            try:
+                self._ledger.set_written(host, await self._measure(workload))
+            except (UserFileError, trio.TooSlowError):
                 logger.warning("workload %s: its disk usage can't be measured", workload.name)
+
+    async def _measure(self, workload: Workload) -> int:
+        folder = self._workloads.folder(workload.workload_id)
+        with trio.fail_after(LOOK_TIMEOUT_S):
+            written = await trio.to_thread.run_sync(
+                directory_bytes, folder, abandon_on_cancel=True, limiter=self._limiter
+            )
+        if workload.account is None:
+            return written
+        user_folder = self._workloads.user_folder(workload.workload_id)
+        return written + await measure_as(workload.account, user_folder, LOOK_TIMEOUT_S)

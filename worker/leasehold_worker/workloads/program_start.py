@@ -13,12 +13,15 @@ from leasehold.v1.workload_pb2 import WorkloadSpec
 
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError
-from leasehold_worker.files.workload_files import OUTPUT_FILE, WORKING_FOLDER, open_output
+from leasehold_worker.files.workload_files import OUTPUT_FILE, open_output
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.host_reservations import HostReservation
 from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.programs.environment import user_environment
 from leasehold_worker.programs.programs import LaunchError, forget_start, launch
+from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload
 
@@ -34,7 +37,8 @@ class ProgramStart:
         limits: The control groups.
         inherited: Environment that programs inherit from the worker.
         socket_path: The worker's local socket.
-        user: Name of the worker's user, which programs run as.
+        run_as: The Unix users of the workloads' owners.
+        user: Name of the worker's user.
         nursery: Runs the tasks that wait for shims.
     """
 
@@ -44,11 +48,14 @@ class ProgramStart:
         limits: ResourceLimits,
         inherited: Mapping[str, str],
         socket_path: Path,
+        run_as: RunAs,
         user: str,
         nursery: trio.Nursery,
     ) -> None:
         self.user = user
         """Name of the worker's user."""
+        self.run_as = run_as
+        """The Unix users of the workloads' owners."""
         self._workloads = workloads
         self._limits = limits
         self._inherited = inherited
@@ -56,7 +63,14 @@ class ProgramStart:
         self._nursery = nursery
 
     async def start(
-        self, workload_id: str, name: str, spec: WorkloadSpec, lease: Lease | None, *, restores: bool
+        self,
+        workload_id: str,
+        name: str,
+        spec: WorkloadSpec,
+        lease: Lease | None,
+        account: Account | None,
+        *,
+        restores: bool,
     ) -> ProcessIdentity:
         """Starts a program behind its shim.
 
@@ -65,6 +79,7 @@ class ProgramStart:
             name: The name of its workload.
             spec: The spec of its workload.
             lease: Its GPUs. None: it has none.
+            account: The Unix user that it runs as. None: the worker's.
             restores: Its application waits for a restore.
 
         Raises:
@@ -72,19 +87,22 @@ class ProgramStart:
         """
         folder, wanted = self._workloads.folder(workload_id), spec.resources
         try:
-            output = await trio.to_thread.run_sync(open_output, folder)
+            working_folder = self._workloads.working_folder(workload_id, account)
+            owner = (account.uid, account.gid) if account is not None else None
+            output = await trio.to_thread.run_sync(open_output, folder, working_folder, owner)
             try:
                 root = await launch(
                     folder,
                     spec.arguments,
-                    working_directory=spec.working_directory or folder / WORKING_FOLDER,
+                    working_directory=spec.working_directory or working_folder,
                     environment={
-                        **self._inherited,
+                        **user_environment(self._inherited, account),
                         **spec.environment,
                         **self.variables(workload_id, name, lease, restores=restores),
                     },
                     output=output,
                     group=self._limits.create(workload_id, wanted.cpu_millicores, wanted.memory_bytes),
+                    user=account.ids if account is not None else "",
                     nursery=self._nursery,
                 )
             finally:
@@ -106,6 +124,8 @@ class ProgramStart:
         root: ProcessIdentity,
         lease: Lease | None,
         host: HostReservation | None,
+        owner: str = "",
+        account: Account | None = None,
     ) -> Workload:
         """The workload of a program that this worker has started, and that runs."""
         return Workload(
@@ -116,8 +136,10 @@ class ProgramStart:
             self._workloads.folder(workload_id) / OUTPUT_FILE,
             datetime.now(UTC),
             lease,
-            user=self.user,
-            uid=os.geteuid(),
+            user=account.name if account is not None else self.user,
+            uid=account.uid if account is not None else os.geteuid(),
+            owner=owner,
+            account=account,
             host=host,
         )
 
@@ -127,11 +149,19 @@ class ProgramStart:
         Its output continues in the same file. No task monitors its end yet.
 
         Raises:
-            OperationError: SPAWN_FAILED; nothing was started.
+            OperationError: SPAWN_FAILED, or NOT_PERMITTED: the owner is no longer mapped to its Unix user.
+                Nothing was started.
         """
         workload_id = workload.workload_id
+        account = await self.run_as.account(workload.owner)
+        if (account.uid if account is not None else os.geteuid()) != workload.uid:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"workload {workload.name} ran as {workload.user}, and the worker's run_as maps its owner to "
+                "another Unix user now: run it anew, or change run_as",
+            )
         forget_start(self._workloads.folder(workload_id))
-        root = await self.start(workload_id, workload.name, workload.spec, lease, restores=restores)
+        root = await self.start(workload_id, workload.name, workload.spec, lease, account, restores=restores)
         self._workloads.begin_again(workload, root)
         workload.start_time = datetime.now(UTC)
         workload.ready_time = None

@@ -13,6 +13,8 @@ from leasehold.v1.workload_pb2 import WorkloadState
 from leasehold_worker.change import Change
 from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
+from leasehold_worker.files.workload_files import USER_FOLDERS, WORKING_FOLDER
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.processes import ProcessIdentity, may_be_parent
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
@@ -91,8 +93,21 @@ class Workloads:
         return [workload.output_path for workload in living if workload.origin == RUN]
 
     def folder(self, workload_id: str) -> Path:
-        """The folder of a workload's files."""
+        """The worker's folder of a workload: the records of its shim, and its output."""
         return self._directory / workload_id
+
+    def working_folder(self, workload_id: str, account: Account | None) -> Path:
+        """The default working directory of a workload's program.
+
+        That of another Unix user is in a tree whose parents this user can pass through.
+        """
+        if account is None:
+            return self.folder(workload_id) / WORKING_FOLDER
+        return self.user_folder(workload_id)
+
+    def user_folder(self, workload_id: str) -> Path:
+        """The folder that belongs to a workload's Unix user, if the worker's is another one."""
+        return self._directory.parent / USER_FOLDERS / workload_id
 
     def add(self, workload: Workload) -> None:
         """Adds a workload, and reports it."""

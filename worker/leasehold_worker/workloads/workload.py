@@ -15,6 +15,7 @@ from leasehold.v1.workload_pb2 import WorkloadOrigin, WorkloadSpec, WorkloadStat
 
 from leasehold_worker.driver.members import Member
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.fork_chains import is_related
 from leasehold_worker.host.process_readings import SEARCH, user_threads
 from leasehold_worker.host.process_trees import ProcessTree, scan_tree
@@ -127,6 +128,10 @@ class Workload:
     """Name of the user of its first process, for display."""
     uid: int | None = None
     """Id of that user. Users are compared by their ids, and no user has the id None."""
+    owner: str = ""
+    """Identity that created it, as the coordinator named it. Empty: created on this host, or unknown."""
+    account: Account | None = None
+    """The Unix user that its program runs as. None: the worker's own, or the worker did not start it."""
     host: HostReservation | None = None
     """Its host resources other than GPUs, until it has ended."""
     mark: str = ""

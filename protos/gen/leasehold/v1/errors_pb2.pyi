@@ -188,7 +188,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNKNOWN_HOLD: _ErrorReason.ValueType  # 77
     """There is no hold with this id: it was taken or given up, or it has expired."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 78
-    """The call has no valid token, so its caller is unknown."""
+    """The call has no valid credential, so its caller is unknown."""
+    ERROR_REASON_UNKNOWN_CERTIFICATE: _ErrorReason.ValueType  # 80
+    """There is no certificate with this serial number, or no block of this identity."""
+    ERROR_REASON_TOO_MANY_BLOCKS: _ErrorReason.ValueType  # 81
+    """As many identities are blocked as can be."""
     ERROR_REASON_JOIN_REFUSED: _ErrorReason.ValueType  # 91
     """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
     ERROR_REASON_TOO_MANY_JOIN_TOKENS: _ErrorReason.ValueType  # 92
@@ -203,6 +207,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """No identity has this role."""
     ERROR_REASON_TOO_MANY_BINDINGS: _ErrorReason.ValueType  # 101
     """There are as many role bindings as there may be."""
+    ERROR_REASON_ISSUER_UNAVAILABLE: _ErrorReason.ValueType  # 130
+    """The keys of the OpenID Connect issuer, or one of them, are not known yet."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why something was refused or failed. On unary calls it travels as the name of the value, without its
@@ -373,7 +379,11 @@ ERROR_REASON_STORAGE_DAMAGED: ErrorReason.ValueType  # 76
 ERROR_REASON_UNKNOWN_HOLD: ErrorReason.ValueType  # 77
 """There is no hold with this id: it was taken or given up, or it has expired."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 78
-"""The call has no valid token, so its caller is unknown."""
+"""The call has no valid credential, so its caller is unknown."""
+ERROR_REASON_UNKNOWN_CERTIFICATE: ErrorReason.ValueType  # 80
+"""There is no certificate with this serial number, or no block of this identity."""
+ERROR_REASON_TOO_MANY_BLOCKS: ErrorReason.ValueType  # 81
+"""As many identities are blocked as can be."""
 ERROR_REASON_JOIN_REFUSED: ErrorReason.ValueType  # 91
 """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
 ERROR_REASON_TOO_MANY_JOIN_TOKENS: ErrorReason.ValueType  # 92
@@ -388,6 +398,8 @@ ERROR_REASON_UNKNOWN_BINDING: ErrorReason.ValueType  # 100
 """No identity has this role."""
 ERROR_REASON_TOO_MANY_BINDINGS: ErrorReason.ValueType  # 101
 """There are as many role bindings as there may be."""
+ERROR_REASON_ISSUER_UNAVAILABLE: ErrorReason.ValueType  # 130
+"""The keys of the OpenID Connect issuer, or one of them, are not known yet."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -634,12 +634,15 @@ class CommandSpec(_message.Message):
     EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Unique in the fleet."""
     workload_id: _builtins.str
     """The workload. A remap of several names the first here, and all in its moves. Empty: the worker or its GPUs."""
     expected_generation: _builtins.int
     """The generation that the workload must have. Absent: any."""
+    owner: _builtins.str
+    """Owner of the workload. The worker's run_as maps the owner to a Unix user. Empty: an older coordinator."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Remaining time, from the receipt of the command. Absent: no limit."""
@@ -656,10 +659,11 @@ class CommandSpec(_message.Message):
         expected_generation: _builtins.int | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         operation: _operation_pb2.Operation | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "command_id", b"command_id", "expected_generation", b"expected_generation", "operation", b"operation", "timeout", b"timeout", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "command_id", b"command_id", "expected_generation", b"expected_generation", "operation", b"operation", "owner", b"owner", "timeout", b"timeout", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
     _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
@@ -868,10 +872,13 @@ class PlanQuery(_message.Message):
     PLAN_ID_FIELD_NUMBER: _builtins.int
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     """Id of the request, repeated in the answer."""
     workload_id: _builtins.str
     """The workload. Empty for a remap, whose moves name the workloads."""
+    owner: _builtins.str
+    """Owner of the workload of a run or an adoption. Empty: an older coordinator."""
     @_builtins.property
     def operation(self) -> _operation_pb2.Operation:
         """A suspend, a restore, a remap or a checkpoint; since 1.5 also a run or an adoption, without a workload id."""
@@ -882,10 +889,11 @@ class PlanQuery(_message.Message):
         plan_id: _builtins.str = ...,
         workload_id: _builtins.str = ...,
         operation: _operation_pb2.Operation | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "plan_id", b"plan_id", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "owner", b"owner", "plan_id", b"plan_id", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

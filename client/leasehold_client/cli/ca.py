@@ -1,0 +1,72 @@
+"""``leasehold ca``: client certificates, and blocked identities."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.cli.verb import output_option, verb
+from leasehold_client.display.standard_output import echo
+
+if TYPE_CHECKING:
+    from leasehold_client.coordinator.client import Client
+
+
+@click.group()
+def ca() -> None:
+    """List and revoke client certificates, and block identities."""
+
+
+@ca.command("list")
+@click.option(
+    "--all", "include_ended", is_flag=True, help="Also certificates that have expired or are revoked."
+)
+@output_option
+@verb
+def list_certificates(client: Client, include_ended: bool, output: str) -> None:
+    """List the client certificates, and the blocked identities."""
+    certificates = client.certificates.all(include_ended=include_ended)
+    blocks = client.certificates.blocks()
+    if output == "json":
+        from leasehold_client.display.documents import echo_json, to_dict
+
+        echo_json(
+            {
+                "certificates": [to_dict(one) for one in certificates],
+                "blocks": [to_dict(one) for one in blocks],
+            }
+        )
+        return
+    from leasehold_client.display.certificate_tables import echo_blocks, echo_certificates
+
+    echo_certificates(certificates, {one.identity for one in blocks})
+    if blocks:
+        echo("")
+        echo_blocks(blocks)
+
+
+@ca.command("revoke")
+@click.argument("subject", metavar="SERIAL|NAME")
+@verb
+def revoke(client: Client, subject: str) -> None:
+    """Revoke a certificate, or block an identity. Its calls and sessions end within seconds.
+
+    SERIAL is the serial number of a certificate. All certificates that descend from it by renewal are revoked
+    too. NAME is an identity such as user/alice or worker/gpu-07, which is blocked with each credential until
+    `leasehold ca unblock`.
+    """
+    if "/" in subject:
+        echo(f"{client.certificates.block(subject).identity}: blocked")
+        return
+    for serial in client.certificates.revoke(subject):
+        echo(f"{serial}: revoked")
+
+
+@ca.command("unblock")
+@click.argument("identity", metavar="NAME")
+@verb
+def unblock(client: Client, identity: str) -> None:
+    """Let a blocked identity call again. Its revoked certificates stay revoked."""
+    client.certificates.unblock(identity)
+    echo(f"{identity}: unblocked")

@@ -1,0 +1,77 @@
+"""Calls about client certificates and blocked identities."""
+
+from leasehold.v1 import certificate_service_pb2
+from leasehold.v1.certificate_service_pb2 import Block, Certificate
+from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
+
+from leasehold_client.coordinator.connection import CALL_TIMEOUT_S, Connection
+
+PAGE_SIZE = 1000
+
+
+class CertificateCalls:
+    """Lists and revokes certificates, and blocks identities. For administrators.
+
+    Args:
+        connection: The connection to the coordinator.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._stub = CertificateServiceStub(connection.channel)
+
+    def all(self, *, include_ended: bool = False) -> list[Certificate]:
+        """The client certificates, by identity and time of issue.
+
+        Args:
+            include_ended: Also those that have expired or are revoked.
+        """
+        found: list[Certificate] = []
+        request = certificate_service_pb2.ListCertificatesRequest(
+            page_size=PAGE_SIZE, include_ended=include_ended
+        )
+        while True:
+            page = self._connection.read(self._stub.ListCertificates, request)
+            found += page.certificates
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
+
+    def revoke(self, serial: str) -> list[str]:
+        """Revokes a certificate, and all that descend from it by renewal. Returns their serial numbers.
+
+        Raises:
+            LeaseholdError: UNKNOWN_CERTIFICATE. STORAGE_UNAVAILABLE: it is revoked until a restart.
+        """
+        request = certificate_service_pb2.RevokeCertificateRequest(serial=serial)
+        with self._connection.decoded():
+            response = self._stub.RevokeCertificate(request, timeout=CALL_TIMEOUT_S)
+        return list(response.serials)
+
+    def blocks(self) -> list[Block]:
+        """The blocked identities."""
+        request = certificate_service_pb2.ListBlocksRequest()
+        return list(self._connection.read(self._stub.ListBlocks, request).blocks)
+
+    def block(self, identity: str) -> Block:
+        """Blocks an identity on every listener and with each credential.
+
+        Args:
+            identity: ``worker/NAME``, ``user/NAME``, ``service/NAME`` or ``local/LOGIN``.
+
+        Raises:
+            LeaseholdError: INVALID_ARGUMENT. STORAGE_UNAVAILABLE: it is blocked until a restart.
+        """
+        request = certificate_service_pb2.BlockIdentityRequest(identity=identity)
+        with self._connection.decoded():
+            return self._stub.BlockIdentity(request, timeout=CALL_TIMEOUT_S).block
+
+    def unblock(self, identity: str) -> None:
+        """Ends a block.
+
+        Raises:
+            LeaseholdError: UNKNOWN_CERTIFICATE, the identity is not blocked.
+        """
+        request = certificate_service_pb2.UnblockIdentityRequest(identity=identity)
+        with self._connection.decoded():
+            self._stub.UnblockIdentity(request, timeout=CALL_TIMEOUT_S)

@@ -1,0 +1,150 @@
+"""CertificateService: client certificates, and blocked identities."""
+
+import os
+from typing import final
+
+from leasehold.v1 import certificate_service_pb2, errors_pb2
+from leasehold.v1.certificate_service_pb2 import (
+    Block,
+    BlockIdentityRequest,
+    BlockIdentityResponse,
+    Certificate,
+    CertificateState,
+    ListBlocksRequest,
+    ListBlocksResponse,
+    ListCertificatesRequest,
+    ListCertificatesResponse,
+    RevokeCertificateRequest,
+    RevokeCertificateResponse,
+    UnblockIdentityRequest,
+    UnblockIdentityResponse,
+)
+from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceServicer
+
+from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate, Revocation
+from leasehold_coordinator.access.identities import Identity, parse_identity
+from leasehold_coordinator.api.rpc_errors import Context
+from leasehold_coordinator.api.unix_users import identity_of
+from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.revocations import Revocations
+from leasehold_coordinator.lists.pages import DEFAULT_PAGE_SIZE, PAGE_SIZE_LIMIT
+from leasehold_coordinator.timestamps import timestamp, unix_ns
+
+
+@final
+class CertificateService(CertificateServiceServicer):
+    """Lists and revokes certificates, and blocks identities."""
+
+    def __init__(self, certificates: ClientCertificates, revocations: Revocations) -> None:
+        self._certificates = certificates
+        self._revocations = revocations
+        self._unblockable = {identity_of(uid) for uid in (0, os.geteuid())}
+
+    async def ListCertificates(
+        self, request: ListCertificatesRequest, context: Context
+    ) -> ListCertificatesResponse:
+        if request.page_size < 0:
+            raise invalid("page_size", f"page_size {request.page_size} is negative: give 0 or more")
+        size = min(request.page_size or DEFAULT_PAGE_SIZE, PAGE_SIZE_LIMIT)
+        registry = self._certificates.registry
+        after = _position(registry, request.page_token)
+        listed = sorted(
+            (_rank(one), one)
+            for one in registry
+            if _rank(one) > after and (request.include_ended or self._state(one) == _VALID)
+        )
+        page = [one for _, one in listed[:size]]
+        return ListCertificatesResponse(
+            certificates=[self._message(one) for one in page],
+            next_page_token=page[-1].serial if len(listed) > size else "",
+        )
+
+    async def RevokeCertificate(
+        self, request: RevokeCertificateRequest, context: Context
+    ) -> RevokeCertificateResponse:
+        serial = request.serial.lower().replace(":", "").lstrip("0")
+        return RevokeCertificateResponse(serials=await self._revocations.revoke(serial))
+
+    async def ListBlocks(self, request: ListBlocksRequest, context: Context) -> ListBlocksResponse:
+        return ListBlocksResponse(blocks=map(_block, self._certificates.registry.blocks()))
+
+    async def BlockIdentity(self, request: BlockIdentityRequest, context: Context) -> BlockIdentityResponse:
+        identity = _identity(request.identity)
+        if identity in self._unblockable:
+            raise invalid(
+                "identity",
+                f"{identity} can't be blocked, because this user could change the store: run the coordinator "
+                "as another user",
+            )
+        return BlockIdentityResponse(block=_block(await self._revocations.block(identity)))
+
+    async def UnblockIdentity(
+        self, request: UnblockIdentityRequest, context: Context
+    ) -> UnblockIdentityResponse:
+        await self._revocations.unblock(_identity(request.identity))
+        return UnblockIdentityResponse()
+
+    def _state(self, certificate: ClientCertificate) -> CertificateState.ValueType:
+        if self._certificates.registry.is_revoked(certificate.serial):
+            return certificate_service_pb2.CERTIFICATE_STATE_REVOKED
+        if certificate.not_after <= self._certificates.now:
+            return certificate_service_pb2.CERTIFICATE_STATE_EXPIRED
+        return _VALID
+
+    def _message(self, certificate: ClientCertificate) -> Certificate:
+        return Certificate(
+            serial=certificate.serial,
+            identity=str(certificate.identity),
+            state=self._state(certificate),
+            predecessor=certificate.predecessor,
+            authority=certificate.authority,
+            start_time=timestamp(unix_ns(certificate.not_before)),
+            expire_time=timestamp(unix_ns(certificate.not_after)),
+        )
+
+
+_VALID = certificate_service_pb2.CERTIFICATE_STATE_VALID
+
+
+def _rank(certificate: ClientCertificate) -> tuple[str, int, str]:
+    """The position of a certificate in the list."""
+    return str(certificate.identity), unix_ns(certificate.not_before), certificate.serial
+
+
+def _position(registry: CertificateRegistry, page_token: str) -> tuple[str, int, str]:
+    """The position after which a page begins.
+
+    Raises:
+        FleetError: INVALID_TOKEN.
+    """
+    if not page_token:
+        return "", 0, ""
+    last = registry.get(page_token)
+    if last is None:
+        raise FleetError(
+            errors_pb2.ERROR_REASON_INVALID_TOKEN,
+            f"the page token {page_token[:64]!r} is not of this list, or too old: list from the start",
+            field="page_token",
+        )
+    return _rank(last)
+
+
+def _identity(text: str) -> Identity:
+    """The identity of a request.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT.
+    """
+    try:
+        return parse_identity(text)
+    except ValueError as error:
+        raise invalid("identity", str(error)) from error
+
+
+def _block(revocation: Revocation) -> Block:
+    return Block(
+        identity=revocation.subject,
+        blocked_by=revocation.actor,
+        block_time=timestamp(revocation.create_time_ns),
+    )

@@ -1,0 +1,104 @@
+"""Refusals in the audit: all of them are counted, and nobody can fill the disk with them."""
+
+from pathlib import Path
+
+import pytest
+from leasehold.v1 import errors_pb2
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import audit_refusals
+from leasehold_coordinator.fleet.audit_refusals import CALLER_LIMIT, ENTRY_BURST, OTHERS, AuditRefusals
+from leasehold_coordinator.storage.store import Store
+
+from tests.coordinator.bench import FULL
+from tests.coordinator.storage.test_audit_chain import is_whole, listed
+from tests.coordinator.storage.test_store import Clock, with_store
+
+REFUSAL = FleetError(errors_pb2.ERROR_REASON_NOT_PERMITTED, "no role")
+METHOD = "/leasehold.v1.FleetService/DeleteWorker"
+HOST = "ipv4:192.0.2.1"
+
+
+def test_a_callers_refusals_are_one_entry_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    alice = Caller(Identity(Kind.SERVICE, "batch"), HOST, on_behalf_of=Identity(Kind.USER, "alice"))
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for wanted in (3, 5):
+            for _ in range(wanted):
+                refusals.note(REFUSAL, METHOD, HOST, caller=alice)
+            await refusals.flush()
+            refusals.note(FleetError(errors_pb2.ERROR_REASON_UNKNOWN_WORKER, ""), METHOD, HOST, caller=alice)
+            refusals.note(REFUSAL, METHOD, HOST, caller=alice)
+            await refusals.flush()
+            clock.served_s += 30
+            await refusals.flush()
+            clock.served_s += 31
+            await refusals.flush()
+            clock.served_s += 61
+            await refusals.flush()
+        entries = await listed(store)
+        assert [entry.count for entry in entries] == [3, 1, 5, 1]
+        assert {(entry.identity, entry.on_behalf_of, entry.address) for entry in entries} == {
+            ("service/batch", "user/alice", HOST)
+        }
+        assert {(entry.method, entry.message, entry.reason) for entry in entries} == {
+            (METHOD, "no role", errors_pb2.ERROR_REASON_NOT_PERMITTED)
+        }
+        assert refusals._refused == {}
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, minutes, hosts = Clock(monkeypatch), 30, 500
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for minute in range(minutes):
+            for number in range(hosts):
+                refusals.note(REFUSAL, METHOD, f"ipv6:[2001:db8::{minute:x}:{number:x}]")
+            assert len(refusals._refused) <= CALLER_LIMIT + 1
+            await refusals.flush()
+            clock.served_s += 61
+        await refusals.flush(is_last=True)
+        entries = await listed(store)
+        assert sum(entry.count for entry in entries) == minutes * hosts
+        assert len(entries) <= ENTRY_BURST + 9 * minutes + CALLER_LIMIT + 1
+        assert OTHERS in {entry.address for entry in entries}
+        assert await is_whole(store)
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_full_disk_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+
+        async def fail(*rows: object) -> None:
+            refusals.note(REFUSAL, METHOD, HOST)  # while the disk is slow
+            raise FULL
+
+        refusals.note(REFUSAL, METHOD, HOST)
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write", fail)
+            with pytest.raises(FleetError):
+                await refusals.flush()
+        await refusals.flush()
+        assert [entry.count for entry in await listed(store)] == [2]
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_texts_of_callers_are_cut(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        refusals.note(REFUSAL, "/" * 100_000, HOST, resource="x" * 100_000)
+        await refusals.flush()
+        (entry,) = await listed(store)
+        assert entry.ByteSize() < 1_000
+        assert len(entry.method) == len(entry.resource) == audit_refusals.TEXT_LIMIT
+
+    with_store(tmp_path / "store.sqlite3", scenario)

@@ -1,0 +1,179 @@
+"""Workloads run as the Unix users of their owners, on a worker that is not root."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.hook_pb2 import HOOK_PHASE_BEFORE_SUSPEND, CommandHook, Hook, HookCredential
+from leasehold.v1.operation_pb2 import RestoreOperation, RunOperation, StopOperation, SuspendOperation
+from leasehold.worker.v1.session_pb2 import CommandUpdate
+from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.hooks.credentials import read_token
+from leasehold_worker.host.accounts import account_of, numbered_account
+from leasehold_worker.programs.output_bounds import remove_folders
+from leasehold_worker.programs.user_files import UserFileError, read_as
+
+from tests.worker.counters import counter_run, counters, counts, read_output, wait_counting
+from tests.worker.planning.test_driver_checks import remap_to
+from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
+from tests.worker.stories.test_membership import wait_until
+from tests.worker.unix_users import ALICE_UID, WORKER_UID, UserWorker, needs_root, open_to_others, user_worker
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+
+
+@pytest.fixture
+def worker(host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path) -> Iterator[UserWorker]:
+    with user_worker(host, coordinator, tmp_path) as started:
+        yield started
+
+
+def run_for(
+    owner: str, session: Session, command_id: str, workload_id: str, **operation: object
+) -> CommandUpdate:
+    """Sends a command for an owner, and waits for its outcome."""
+    command = make_command(command_id, workload_id, **operation)
+    command.owner = owner
+    session.send(command)
+    return session.outcome(command_id)
+
+
+def succeeded(update: CommandUpdate) -> CommandUpdate:
+    assert update.state == command_pb2.COMMAND_STATE_SUCCEEDED, update
+    return update
+
+
+def test_the_life_of_a_workload_of_another_user(worker: UserWorker, host: SimulatedHost) -> None:
+    session = worker.session
+    succeeded(run_for("user/alice", session, "c1", "w1", run=counter_run("w1")))
+    wait_counting(session, "w1")
+    (process,) = counters(host)
+    account = account_of(process.pid)
+    assert account is not None
+    assert (account.uid, account.gid) == (ALICE_UID, ALICE_UID)
+    folder = worker.state / "users/w1"
+    assert folder.stat().st_uid == ALICE_UID
+    assert os.readlink(f"/proc/{process.pid}/cwd") == str(folder)
+    succeeded(session.run("c2", "w1", suspend=SuspendOperation()))
+    worker.restart()
+    session = worker.session
+    succeeded(session.run("c3", "w1", restore=RestoreOperation()))
+    wait_counting(session, "w1")
+    succeeded(session.run("c4", "w1", remap=remap_to(host, 2)))
+    text = wait_counting(session, "w1", host.gpus[2].uuid)
+    found = counts(text)
+    assert found == list(range(found[0], found[0] + len(found)))
+    succeeded(session.run("c5", "w1", stop=StopOperation()))
+    assert counters(host) == []
+    assert counts(read_output(session, "w1"))
+
+
+def shell(script: str, **fields: object) -> RunOperation:
+    """A program without a GPU."""
+    spec = workload_pb2.WorkloadSpec(arguments=["/bin/sh", "-c", script], **fields)  # type: ignore[arg-type]
+    return RunOperation(name="shell", spec=spec)
+
+
+def test_a_program_has_the_environment_of_its_user_and_nothing_of_the_worker(worker: UserWorker) -> None:
+    session = worker.session
+    script = "env; id -u; cat worker-file; ls ..; grep ^Cap /proc/self/status; grep NoNew /proc/self/status"
+    environment = {"PYTHONPATH": "/of/the/spec", "LD_LIBRARY_PATH": "/of/the/spec"}
+    succeeded(run_for("user/alice", session, "c1", "w1", run=shell(script, environment=environment)))
+    session.wait(lambda frame: frame.workload_event.workload.status.HasField("exit"))
+    said = read_output(session, "w1")
+    lines = said.splitlines()
+    assert {"HOME=/", "USER=2001", "LOGNAME=2001", "SHELL=/bin/sh", str(ALICE_UID)} <= set(lines)
+    assert {f"{name}=/of/the/spec" for name in environment} <= set(lines)
+    assert not [line for line in lines if line.startswith("XDG_")]
+    assert "Permission denied" in said  # the list of the other users' folders
+    assert [line.split()[1] for line in lines if line.startswith(("CapEff", "CapPrm", "CapAmb"))] == [
+        "0" * 16
+    ] * 3
+    assert "NoNewPrivs:\t1" in lines
+
+
+def test_who_has_no_unix_user_starts_nothing(worker: UserWorker) -> None:
+    session = worker.session
+    for number, owner in enumerate(("user/carol", "local/root", "")):
+        refused = run_for(owner, session, f"c{number}", f"w{number}", run=shell("exit"))
+        assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+        assert refused.error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+        assert not (worker.state / "workloads" / f"w{number}").exists()
+
+
+def test_files_of_a_workload_lead_the_worker_nowhere(worker: UserWorker, tmp_path: Path) -> None:
+    """The output can't be replaced, and the folder is emptied by its user: links and others' files stay."""
+    session = worker.session
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    os.chown(outside, WORKER_UID, WORKER_UID)
+    script = (
+        f"ln -s {outside} link; ln -s /etc/passwd passwd; mkfifo pipe; mkdir closed; touch closed/file;"
+        "chmod 0 closed; echo said;"
+        "rm -f ../../workloads/w1/output.log; mv ../w1 ../w2; ln -s / ../w3; exec sleep 1000"
+    )
+    succeeded(run_for("user/alice", session, "c1", "w1", run=shell(script)))
+    wait_until(lambda: "w3" in read_output(session, "w1"), "the script is at its end")
+    said = read_output(session, "w1")
+    assert said.startswith("said\n")
+    assert said.count("Permission denied") >= 3
+    succeeded(session.run("c2", "w1", stop=StopOperation()))
+    alice = numbered_account(ALICE_UID, ALICE_UID)
+    folder = worker.state / "users/w1"
+
+    async def empty() -> None:
+        await remove_folders(worker.state / "workloads/w1", folder)
+
+    assert alice.uid == folder.stat().st_uid
+    trio.run(empty)
+    assert not folder.exists()
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_a_command_hook_and_its_credentials_are_those_of_the_workload(worker: UserWorker) -> None:
+    session = worker.session
+    script = "id -u; pwd; grep ^CapEff /proc/self/status; exit 3"
+    hook = Hook(
+        name="tell",
+        phase=HOOK_PHASE_BEFORE_SUSPEND,
+        command=CommandHook(arguments=["/bin/sh", "-c", script]),
+    )
+    run = counter_run("w1")
+    run.spec.hooks.append(hook)
+    succeeded(run_for("user/alice", session, "c1", "w1", run=run))
+    wait_counting(session, "w1")
+    failed = session.run("c2", "w1", suspend=SuspendOperation())
+    assert failed.error.reason == errors_pb2.ERROR_REASON_HOOK_FAILED
+    folder = worker.state / "users/w1"
+    assert f"{ALICE_UID}\n{folder}\nCapEff:" in failed.error.message
+    assert "0000000000000000" in failed.error.message
+
+
+async def test_a_file_is_read_with_the_rights_of_its_user(tmp_path: Path) -> None:
+    open_to_others(tmp_path)
+    alice = numbered_account(ALICE_UID, ALICE_UID)
+    secret = tmp_path / "secret"
+    secret.write_text("of-root")
+    secret.chmod(0o600)
+    with pytest.raises(UserFileError, match="Permission denied"):
+        await read_as(alice, str(secret), 100, 30)
+    os.chown(secret, ALICE_UID, ALICE_UID)
+    assert await read_as(alice, str(secret), 100, 30) == b"of-root"
+    assert await read_token(HookCredential(file=str(secret)), {}, alice) == "of-root"
+    os.mkfifo(tmp_path / "pipe", 0o666)
+    with pytest.raises(UserFileError, match="not a regular file"):
+        await read_as(alice, str(tmp_path / "pipe"), 100, 30)
+
+
+async def test_a_read_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
+    with pytest.raises(UserFileError, match="no answer within"):
+        await read_as(numbered_account(ALICE_UID, ALICE_UID), str(tmp_path), 100, 0.0)

@@ -1,0 +1,149 @@
+"""Workers and programs of several Unix users, by numbers that no user of this host needs to have.
+
+Only root can start a process as another user, so tests with these users are skipped elsewhere.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from leasehold_client.config import credentials_directory
+from leasehold_simgpu import SimulatedHost
+
+from tests import environment
+from tests.worker.conftest import COUNTER, end_leftovers
+from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
+
+WORKER_UID = 2000
+ALICE_UID, BOB_UID = 2001, 2002
+RUN_AS = '[run_as]\n"user/alice" = "2001:2001"\n"user/bob" = "2002:2002"\n'
+CAPABILITIES = ("sys_ptrace", "kill", "setuid", "setgid", "chown")
+"""All that docs/security.md gives to a worker without root."""
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="only root can start a worker and programs as other users",
+)
+
+
+def open_to_others(folder: Path) -> None:
+    """Lets other users pass through a folder of this run."""
+    run_folder = Path(os.environ[environment.MARK])
+    for part in (folder, *folder.parents):
+        if part.is_relative_to(run_folder):
+            part.chmod(part.stat().st_mode | 0o011)
+
+
+def as_user(uid: int, *capabilities: str) -> list[str]:
+    """The wrapper that starts a command as a user with ambient capabilities."""
+    sets = ",".join(f"+{name}" for name in capabilities)
+    granted = [f"--inh-caps={sets}", f"--ambient-caps={sets}"] if sets else []
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *granted, "--"]
+
+
+def is_readable() -> bool:
+    """Whether other users can run this checkout's programs."""
+    trial = [*as_user(ALICE_UID), sys.executable, "-c", f"open({str(COUNTER)!r}).read(); import trio"]
+    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
+
+
+def share(host: SimulatedHost, folder: Path) -> dict[str, str]:
+    """The environment of a simulated host whose files every user can use."""
+    folder.mkdir(exist_ok=True)
+    library = Path(host.environment()["LD_LIBRARY_PATH"].split(":")[0])
+    shutil.copytree(library, folder / "lib", symlinks=True)
+    for root in (Path(host.environment()["LEASEHOLD_SIMGPU_DIR"]), folder / "lib"):
+        for path in (root, *root.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o777 if path.is_dir() or path.suffix == ".so" else 0o666)
+        open_to_others(root)
+    return {**host.environment(), "LD_LIBRARY_PATH": str(folder / "lib")}
+
+
+def give_credentials(folder: Path, uid: int) -> Path:
+    """A copy of the run's credentials that a user can read."""
+    copy = folder / "credentials"
+    shutil.copytree(credentials_directory(), copy)
+    for path in (copy, *copy.rglob("*")):
+        os.chown(path, uid, uid)
+    return copy
+
+
+@contextmanager
+def user_worker(
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    folder: Path,
+    settings: str = RUN_AS,
+    capabilities: tuple[str, ...] = CAPABILITIES,
+) -> Iterator["UserWorker"]:
+    """A worker of a user of its own, with exactly these capabilities."""
+    if not is_readable():
+        pytest.skip("other users can't read this checkout and its interpreter")
+    open_to_others(folder)
+    started = UserWorker(coordinator, folder, share(host, folder), settings, capabilities)
+    try:
+        started.start()
+        yield started
+        started.stop()
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.wait(timeout=30)
+        end_leftovers(started.state)
+
+
+class UserWorker:
+    """The worker's process, and its state directory."""
+
+    def __init__(
+        self,
+        coordinator: ScriptedCoordinator,
+        folder: Path,
+        variables: dict[str, str],
+        settings: str,
+        capabilities: tuple[str, ...],
+    ) -> None:
+        self.state = folder / "state"
+        self.state.mkdir()
+        os.chown(self.state, WORKER_UID, WORKER_UID)
+        self.log = folder / "worker.log"
+        config = folder / "worker.toml"
+        config.write_text(settings)
+        self._coordinator = coordinator
+        self._command = [
+            *as_user(WORKER_UID, *capabilities),
+            *(sys.executable, "-c", "from leasehold_worker.agent.cli import command; command()"),
+            f"--coordinator={coordinator.address}",
+            f"--state-dir={self.state}",
+            f"--credentials={give_credentials(folder, WORKER_UID)}",
+            f"--config={config}",
+            "--name=alpha",
+            "--stop-workloads=leave",
+        ]
+        self._variables = {**os.environ, **variables, "HOME": str(self.state)}
+
+    def start(self) -> None:
+        """Starts the worker, and waits for its session."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, env=self._variables, stdout=log, stderr=log)
+        self.session: Session = self._coordinator.next_session()
+
+    def stop(self) -> None:
+        """Ends the worker. Its workloads continue."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(timeout=30) == 0, self.log.read_text()
+
+    def restart(self) -> None:
+        """Kills the worker, and starts it again."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait(timeout=30)
+        self.start()

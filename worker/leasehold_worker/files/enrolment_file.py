@@ -1,0 +1,92 @@
+"""The worker's own credential: one file, so that key and certificate are replaced together."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from leasehold_worker.errors import StartError
+
+NAME: Final = "enrolment.json"
+MODE: Final = 0o600
+SIZE_LIMIT_BYTES: Final = 262_144
+
+
+class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker has from its enrolment. Keys and certificates are PEM."""
+
+    identity: str = ""
+    """The identity of the certificate, ``worker/NAME``. Empty: the worker has not joined yet."""
+    coordinator: str = ""
+    """HOST:PORT of the coordinator's listener for workers."""
+    key: str = ""
+    """The private key."""
+    certificate: str = ""
+    """The client certificate."""
+    authorities: str = ""
+    """The certificates by which the coordinator is verified."""
+    renew_s: float = 0.0
+    """When the certificate is due to be renewed, in seconds of the Unix epoch."""
+    next_key: str = ""
+    """The key of a join or a renewal whose answer is not here yet. The same key gets the same answer."""
+    ticket_digest: str = ""
+    """SHA-256 of the join token that was used last, in hexadecimal."""
+
+    @property
+    def name(self) -> str:
+        """The name of the identity. Empty: none yet."""
+        return self.identity.partition("/")[2]
+
+
+def read_enrolment(directory: Path) -> Enrolment | None:
+    """The enrolment in a state directory. None: there is none.
+
+    Raises:
+        StartError: The file is damaged, or others could read it.
+        OSError: The file can't be read.
+    """
+    path = directory / NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise StartError(
+                f"{path} is not a file of the worker's user with mode 0600: others may have its key; delete "
+                "it, and join again with a token of `leasehold token create --replace`"
+            )
+        data = file.read(SIZE_LIMIT_BYTES)
+    try:
+        return msgspec.json.decode(data, type=Enrolment)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StartError(
+            f"{path} is damaged ({error}): delete it, and join again with a token of `leasehold token create "
+            "--replace`"
+        ) from error
+
+
+def write_enrolment(directory: Path, enrolment: Enrolment) -> None:
+    """Replaces the enrolment. It is on disk before this returns, whole or not at all.
+
+    Raises:
+        OSError: The file can't be written. The old one stays.
+    """
+    path = directory / NAME
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, MODE)
+        file.write(msgspec.json.encode(enrolment))
+        file.flush()
+        os.fsync(descriptor)
+    fresh.replace(path)
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,31 @@
+"""The child that becomes the program of a command hook.
+
+A program or a directory can be on a volume that does not answer. The worker itself would wait for that volume
+with Python's lock held, between vfork and exec.
+"""
+
+import os
+import signal
+import sys
+
+from leasehold_worker.programs.user_change import take_on
+
+
+def main() -> None:
+    """Executes a program: ``ERRORS_FD USER WORKING_DIRECTORY ENVIRONMENT_FD PROGRAM [ARGUMENT…]``.
+
+    The variables of the environment act only after the change of the user.
+    """
+    errors, user, directory, environment_fd, *arguments = sys.argv[1:]
+    os.set_inheritable(int(errors), False)
+    with os.fdopen(int(environment_fd), "rb") as file:
+        entries = file.read().split(b"\0")
+    environment = {entry[:at]: entry[at + 1 :] for entry in entries if (at := entry.find(b"=")) > 0}
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        take_on(user)
+        os.chdir(directory)
+        os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - what the workload's owner asked for
+    except (OSError, ValueError) as error:
+        os.write(int(errors), str(error).encode())

@@ -1,0 +1,76 @@
+"""The change of a process to a workload's Unix user, right before it executes a program.
+
+The shim and other children of the worker call this between fork and exec. The module imports little, because
+one shim lives as long as each workload.
+"""
+
+import ctypes
+import os
+
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+CAPABILITY_VERSION_3 = 0x20080522
+
+
+def take_on(user: str) -> None:
+    """Changes to a Unix user for good, and verifies the change by the kernel's own report.
+
+    Args:
+        user: ``UID:GID:GROUP,GROUP``. Empty: the worker's own user, which only loses its capabilities,
+            unless it is root.
+
+    Raises:
+        OSError: The user can't be taken on. The process must not execute anything.
+    """
+    if not user:
+        if os.geteuid() != 0:
+            drop_capabilities()
+        return
+    uid, gid, groups = parse(user)
+    if 0 in (uid, gid, *groups):
+        raise OSError("a program never becomes root, nor a member of root's group")
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    # A change between two users that are not root clears no capability (capabilities(7)).
+    drop_capabilities()
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs can't be set")
+    require(uid, gid, groups)
+
+
+def parse(user: str) -> tuple[int, int, list[int]]:
+    """The ids of a user, its group and its supplementary groups."""
+    uid, gid, groups = user.split(":")
+    return int(uid), int(gid), [int(group) for group in groups.split(",") if group]
+
+
+def drop_capabilities() -> None:
+    """Gives up all capabilities. Ambient ones of a worker without root would pass exec."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    if libc.capset(header, none):
+        raise OSError(ctypes.get_errno(), "the worker's capabilities can't be dropped")
+    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)  # empty already, as the permitted set is
+
+
+def require(uid: int, gid: int, groups: list[int]) -> None:
+    """Compares the kernel's report of this process with what was intended.
+
+    Raises:
+        OSError: The process has another user, another group, or a capability.
+    """
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        facts = dict(line.split(":", 1) for line in file if ":" in line)
+    wanted = {
+        "Uid": [str(uid)] * 4,
+        "Gid": [str(gid)] * 4,
+        "NoNewPrivs": ["1"],
+        **{name: ["0" * 16] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")},
+    }
+    found = {name: facts.get(name, "").split() for name in wanted}
+    if found != wanted:
+        raise OSError(f"the kernel reports {found}, and the intent was {wanted}")
+    if {int(group) for group in facts.get("Groups", "").split()} != set(groups):
+        raise OSError(f"the kernel reports the groups {facts.get('Groups', '').split()}, not {groups}")

@@ -1,0 +1,196 @@
+"""Enrolment: the worker's first certificate for a join token, and the renewal of its certificate.
+
+The worker stores a new key before it sends a request for the key. After a crash or a lost answer, a request
+for the same key gets the same certificate. A request for another key would look like that of a clone.
+"""
+
+import base64
+import binascii
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar, cast
+
+import grpc
+import msgspec
+from google.protobuf.message import DecodeError
+from leasehold.v1.enrolment_service_pb2 import (
+    IssuedCertificate,
+    JoinRequest,
+    JoinTicket,
+    RenewCertificateRequest,
+)
+from leasehold.v1.enrolment_service_pb2_grpc import JoinServiceStub, RenewalServiceStub
+
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.enrolment_file import Enrolment
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.session.channel import OPTIONS, open_enrolled_channel
+from leasehold_worker.session.client_keys import as_pem, new_key, signing_request
+from leasehold_worker.session.tls_failures import explain
+
+logger = logging.getLogger(__name__)
+
+TICKET_PREFIX: Final = "leasehold-join-"
+TICKET_LIMIT: Final = 65_536
+"""Most characters of a join token."""
+
+CALL_TIMEOUT_S: Final = 20.0
+WORKER_KIND: Final = "worker"
+
+Answer = TypeVar("Answer")
+
+
+class RefusedError(Exception):
+    """A join or a renewal failed. The text has the reason and the remedy.
+
+    Attributes:
+        is_final: Whether the coordinator refused, so that another attempt is refused too.
+    """
+
+    def __init__(self, text: str, *, is_final: bool) -> None:
+        super().__init__(text)
+        self.is_final = is_final
+
+
+def read_ticket(text: str) -> JoinTicket:
+    """The ticket in a join token.
+
+    Raises:
+        StartError: The text is no join token for a worker.
+    """
+    word = text.strip()
+    try:
+        if not word.startswith(TICKET_PREFIX) or len(word) > TICKET_LIMIT:
+            raise ValueError("it does not begin like one")
+        data = word.removeprefix(TICKET_PREFIX)
+        ticket = JoinTicket.FromString(base64.b64decode(data + "=" * (-len(data) % 4), b"-_", validate=True))
+        if not (ticket.address and ticket.secret and ticket.ca_certificates):
+            raise ValueError("a part of it is missing")
+        as_pem(ticket.ca_certificates)
+    except (ValueError, binascii.Error, DecodeError) as error:
+        raise StartError(
+            f"what was given is no join token ({error}): copy the whole word that `leasehold token create "
+            "--worker NAME` prints"
+        ) from None
+    if not ticket.identity.startswith(f"{WORKER_KIND}/"):
+        raise StartError(
+            f"the join token is for {ticket.identity}, and not for a worker: use `leasehold login` with it, "
+            "or create one with `leasehold token create --worker NAME`"
+        )
+    return ticket
+
+
+def ticket_name(ticket: JoinTicket) -> str:
+    """The name in a ticket. Empty: the ticket has a pattern."""
+    name = ticket.identity.partition("/")[2]
+    return "" if set(name) & set("*?") else name
+
+
+def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uuids: Sequence[str]) -> None:
+    """Gets the worker's first certificate, and stores it. Does nothing if this ticket was used before.
+
+    Args:
+        ticket: The ticket of a join token.
+        state_directory: Keeps the key and the certificate.
+        name: The worker's name.
+        gpu_uuids: UUIDs of the worker's GPUs.
+
+    Raises:
+        StartError: The coordinator refused or does not answer, or the answer can't be stored.
+    """
+    digest = hashlib.sha256(ticket.secret).hexdigest()
+    enrolment = state_directory.enrolment() or Enrolment()
+    if enrolment.ticket_digest == digest and not enrolment.next_key:
+        logger.info("joined as %s before: the join token is not used again", enrolment.identity)
+        return
+    if enrolment.ticket_digest != digest or not enrolment.next_key:
+        enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), ticket_digest=digest)
+    request = JoinRequest(
+        secret=ticket.secret,
+        identity=f"{WORKER_KIND}/{name}",
+        csr=signing_request(enrolment.next_key),
+        worker_id=state_directory.worker_id(),
+        gpu_uuids=gpu_uuids,
+        last_epoch=state_directory.last_epoch(),
+    )
+    authorities = as_pem(ticket.ca_certificates)
+    credentials = grpc.ssl_channel_credentials(authorities.encode())
+    try:
+        state_directory.save_enrolment(enrolment)
+        with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
+            response = _call(
+                lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S), ticket.address
+            )
+        joined = msgspec.structs.replace(
+            _with_certificate(enrolment, response.certificate),
+            identity=request.identity,
+            coordinator=response.coordinator,
+        )
+        state_directory.save_enrolment(joined)
+    except RefusedError as error:
+        raise StartError(f"{request.identity} can't join: {error}") from None
+    except OSError as error:
+        raise StartError(f"the certificate can't be stored ({error.strerror}): check the disk") from error
+    logger.info("joined as %s; the certificate is in the state directory", joined.identity)
+
+
+def renew(state_directory: StateDirectory, coordinator: str) -> None:
+    """Renews the worker's certificate, and stores the new one.
+
+    Raises:
+        RefusedError: The coordinator refused or does not answer.
+        OSError: The key or the certificate can't be stored.
+        StartError: The stored enrolment is damaged.
+    """
+    enrolment = state_directory.enrolment()
+    if enrolment is None:
+        return
+    if not enrolment.next_key:
+        enrolment = msgspec.structs.replace(enrolment, next_key=new_key())
+        state_directory.save_enrolment(enrolment)
+    request = RenewCertificateRequest(csr=signing_request(enrolment.next_key))
+    with open_enrolled_channel(coordinator, enrolment) as channel:
+        response = _call(
+            lambda: RenewalServiceStub(channel).RenewCertificate(request, timeout=CALL_TIMEOUT_S), coordinator
+        )
+    state_directory.save_enrolment(_with_certificate(enrolment, response.certificate))
+    logger.info("renewed the certificate of %s", enrolment.identity)
+
+
+def _with_certificate(enrolment: Enrolment, issued: IssuedCertificate) -> Enrolment:
+    """The enrolment with the certificate for its next key.
+
+    Raises:
+        RefusedError: The answer has no valid certificates.
+    """
+    try:
+        certificate, authorities = as_pem([issued.certificate]), as_pem(issued.ca_certificates)
+    except ValueError as error:
+        raise RefusedError(f"the coordinator sent no valid certificate ({error})", is_final=False) from None
+    return msgspec.structs.replace(
+        enrolment,
+        key=enrolment.next_key,
+        next_key="",
+        certificate=certificate,
+        authorities=authorities or enrolment.authorities,
+        renew_s=issued.renew_time.ToNanoseconds() / 1e9,
+    )
+
+
+def _call(call: Callable[[], Answer], address: str) -> Answer:
+    """Makes a call.
+
+    Raises:
+        RefusedError: It failed.
+    """
+    try:
+        return call()
+    except grpc.RpcError as error:
+        status = cast("grpc.Call", error)  # every error of a stub is its call too
+        code, details = status.code(), status.details() or ""
+        why = explain(f"{code.name}: {details}", address)
+        if why is None and code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            why = f"no coordinator answers at {address} ({details})"
+        final = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+        raise RefusedError(why or details, is_final=code in final) from None

@@ -1,0 +1,65 @@
+"""Keeps the worker's certificate valid. Sessions go on: the coordinator knows both certificates."""
+
+import logging
+import random
+import time
+from typing import Final, final
+
+import trio
+
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.session.enrolment import RefusedError, renew
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S: Final = 600.0
+"""Longest time between two looks at the clock, which may jump."""
+
+RETRY_S: Final = (30.0, 90.0)
+"""Least and most wait after a failed renewal."""
+
+REFUSED_RETRY_S: Final = (1_800.0, 5_400.0)
+"""Least and most wait after a refused renewal."""
+
+
+@final
+class Renewal:
+    """Renews the certificate of an enrolled worker when it is due.
+
+    Args:
+        state_directory: Keeps the key and the certificate.
+        coordinator: HOST:PORT of the coordinator's listener for workers.
+    """
+
+    def __init__(self, state_directory: StateDirectory, coordinator: str) -> None:
+        self._state_directory = state_directory
+        self._coordinator = coordinator
+
+    async def run(self) -> None:
+        """Renews the certificate again and again, until cancelled. Returns if the worker is not enrolled."""
+        while (wait_s := self._due_in_s()) is not None:
+            if wait_s > 0:
+                await trio.sleep(min(wait_s, LOOK_INTERVAL_S))
+                continue
+            try:
+                await trio.to_thread.run_sync(
+                    renew, self._state_directory, self._coordinator, abandon_on_cancel=True
+                )
+            except RefusedError as error:
+                logger.error("the certificate can't be renewed: %s", error)
+                await trio.sleep(random.uniform(*(REFUSED_RETRY_S if error.is_final else RETRY_S)))
+            except (OSError, StartError) as error:
+                logger.error("the renewed certificate can't be stored: %s", error)
+                await trio.sleep(random.uniform(*RETRY_S))
+
+    def _due_in_s(self) -> float | None:
+        """Seconds until the certificate is due. None: there is none."""
+        try:
+            enrolment = self._state_directory.enrolment()
+        except (OSError, StartError) as error:
+            logger.error("the certificate can't be read: %s", error)
+            return LOOK_INTERVAL_S
+        if enrolment is None or not enrolment.certificate:
+            return None
+        return enrolment.renew_s - time.time()

@@ -1,11 +1,13 @@
 """Every field of a message has a row, and views show the permitted fields only."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.errors_pb2 import ERROR_REASON_INTERNAL
 from leasehold.v1.event_pb2 import EVENT_KIND_GPU_FOREIGN, EVENT_KIND_WORKER_CONNECTED, Event
 from leasehold.v1.operation_pb2 import Operation, RunOperation, StopOperation
 from leasehold.v1.worker_pb2 import FleetGpu
@@ -33,12 +35,15 @@ TABLES = [
 ]
 
 
-def gaps(message: Descriptor, rows: Rows, path: str = "") -> list[str]:
+def gaps(message: Descriptor | None, rows: Rows, path: str = "") -> list[str]:
     """Fields without a row, and rows without a field."""
+    assert message is not None
     found = [f"{path}{name}" for name in set(message.fields_by_name) ^ set(rows)]
     for name, row in rows.items():
         if isinstance(row, Mapping) and row and name in message.fields_by_name:
-            found += gaps(message.fields_by_name[name].message_type, row, f"{path}{name}.")
+            found += gaps(
+                cast("Descriptor", message.fields_by_name[name].message_type), row, f"{path}{name}."
+            )
     return found
 
 
@@ -50,12 +55,13 @@ def test_every_field_has_a_row(kind: type[Message], rows: Rows) -> None:
 def fill(message: Message, depth: int = 0) -> None:
     """Sets every field, of a oneof the last one."""
     for field in message.DESCRIPTOR.fields:
-        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        kind = cast("Descriptor | None", field.message_type)
+        is_map = kind is not None and kind.GetOptions().map_entry
         if depth > 6 or field.full_name == "leasehold.v1.Error.metadata":
             continue
-        if is_map:
-            if field.message_type.fields_by_name["value"].message_type is None:
-                value = field.message_type.fields_by_name["value"]
+        if kind is not None and is_map:
+            value = kind.fields_by_name["value"]
+            if value.message_type is None:
                 getattr(message, field.name)["SECRET"] = "SECRET" if value.type == value.TYPE_STRING else 7
         elif field.message_type is not None:
             inner = getattr(message, field.name)
@@ -135,7 +141,7 @@ def command(*owners: str, actor: str = "local/root", on_behalf_of: str = "") -> 
         request_id="r-1",
     )
     found.error.message = "SECRET"
-    found.error.reason = 1
+    found.error.reason = ERROR_REASON_INTERNAL
     return found
 
 
@@ -161,7 +167,7 @@ def test_a_command_about_workloads_of_two_owners_tells_neither_about_the_other()
     for views, sees_request in ((ANN, True), (BEN, False)):
         seen = views.command(both)
         assert b"SECRET" not in seen.SerializeToString()
-        assert seen.error.reason == 1
+        assert seen.error.reason == ERROR_REASON_INTERNAL
         assert bool(seen.request_id) == sees_request == bool(seen.operation.run.name)
     assert OwnerViews("local/eve").command(both).owners == []
     assert ALL.command(both) is both

@@ -137,7 +137,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         worker = coordinator.connect(make_hello(gpu_count=4))
         stack.callback(worker.close)
         worker.welcome()
-        yield Scene(client_of(coordinator.channel), *map(client_of, channels), worker)
+        ann, ben = map(client_of, channels)
+        yield Scene(client_of(coordinator.channel), ann, ben, worker)
     assert coordinator.end(signal.SIGTERM) == 0
     assert "Traceback" not in coordinator.log()
 
@@ -179,11 +180,12 @@ def everything(client: Client) -> list[Message]:
             watched = client.commands.WatchCommand(WatchCommandRequest(command_id=command.command_id))
             read.append(next(watched))
             watched.cancel()
-    for watch in (
+    watches: tuple[Any, ...] = (
         client.workloads.WatchWorkloads(WatchWorkloadsRequest(), timeout=20),
         client.commands.WatchCommands(WatchCommandsRequest(), timeout=20),
         client.fleet.WatchFleet(WatchFleetRequest(), timeout=20),
-    ):
+    )
+    for watch in watches:
         while not (response := next(watch)).bookmark.snapshot_end:
             read.append(response)
         watch.cancel()
@@ -280,7 +282,7 @@ def test_every_operation_on_a_workload_of_others_is_refused(scene: Scene) -> Non
             known = {
                 name: value for name, value in wrong.items() if name in request.DESCRIPTOR.fields_by_name
             }
-            asked = type(request)(**known)  # type: ignore[arg-type]  # fields by name
+            asked = type(request)(**known)
             asked.MergeFrom(request)
             call = getattr(scene.ben.workloads, method)
             assert reason_of(lambda: call(asked)) == "NOT_PERMITTED", (method, known)  # noqa: B023

@@ -110,7 +110,8 @@ class Authentication:
         if found.identity.kind not in kinds:
             expected = " or ".join(f"{kind}/NAME" for kind in kinds)
             refuse(f"the certificate is of {found.identity}, and this address is for {expected}")
-        if self._certificates.registry.find(found.fingerprint) is None:
+        known = self._certificates.registry.find(found.fingerprint)
+        if known is None and not self._certificates.is_external:
             refuse(
                 f"the coordinator's store does not know certificate {found.serial} of {found.identity}: ask "
                 "an admin for a join token"

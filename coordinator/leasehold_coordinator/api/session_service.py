@@ -41,7 +41,7 @@ from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=5)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=6)
 STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_STORAGE_DAMAGED,

@@ -56,7 +56,6 @@ from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
-from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
@@ -259,7 +258,7 @@ class WorkloadService(WorkloadServiceServicer):
             )
             return None
         command = await self._requests.operate(
-            key=RequestKey.of(request.request_id, request),
+            key=self._requests.key(request.request_id, request),
             workload=workload,
             operation=operation,
             expected_generation=generation,

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeAlias, final
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import operation_pb2, workload_pb2
+from google.protobuf.message import Message
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
@@ -47,8 +48,10 @@ from leasehold_coordinator.core.operation_rules import (
     check_gpus_of_worker,
     check_one_worker,
     check_operation,
+    check_size,
     check_state,
 )
+from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
@@ -64,6 +67,9 @@ SHORT_TIMEOUT_S: Final = 60.0
 
 LONG_TIMEOUT_S: Final = 600.0
 """Default timeout of commands that move memory. A suspend of 80 GB takes 40 s."""
+
+SECRETS_MINOR: Final = 6
+"""The first minor version of the protocol in which a worker knows secret variables."""
 
 WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest | DeleteCheckpointsRequest
 
@@ -86,13 +92,17 @@ class CommandCreation:
         self._dispatcher = dispatcher
         self.decisions = Decisions(fleet.store.health)
 
+    def key(self, request_id: str, request: Message) -> RequestKey:
+        """The key of a request, which has this id. Empty: it has none."""
+        return RequestKey.of(self._fleet.vault, request_id, request)
+
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         """Creates a workload and the command that starts the workload.
 
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        key = RequestKey.of("" if request.validate_only else request.request_id, request)
+        key = self.key("" if request.validate_only else request.request_id, request)
         return await self.decisions.once(key.scoped_id, partial(self._create_workload, request, key))
 
     async def _create_workload(
@@ -128,7 +138,11 @@ class CommandCreation:
             return workload, command
 
         return await self._decide_new(
-            draft, key, is_checked=bool(request.spec.hooks), is_real=not request.validate_only
+            draft,
+            key,
+            is_checked=bool(request.spec.hooks),
+            is_real=not request.validate_only,
+            secrets=request.spec.secret_environment,
         )
 
     async def _decide_new(
@@ -138,6 +152,7 @@ class CommandCreation:
         *,
         is_checked: bool,
         is_real: bool,
+        secrets: Mapping[str, str] | None = None,
     ) -> tuple[Workload, Command | None]:
         """Creates a workload and its command, after the worker has checked the request where needed.
 
@@ -148,6 +163,7 @@ class CommandCreation:
             key: The request's key.
             is_checked: Whether the worker is asked whether the request breaks a rule.
             is_real: False creates nothing, and the worker checks everything. The workload then has no id.
+            secrets: Secret variables of the program. Only the command gets the values, encrypted.
         """
 
         async def preview() -> Decision[tuple[Workload, Command]]:
@@ -155,6 +171,7 @@ class CommandCreation:
 
         async def create() -> Decision[tuple[Workload, Command | None]]:
             workload, command = await draft()
+            self._seal(command, secrets or {})
             return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
         if is_checked or not is_real:
@@ -173,6 +190,26 @@ class CommandCreation:
         for field in ("workload_id", "status", "create_time"):
             workload.ClearField(field)
         return workload, None
+
+    def _seal(self, command: Command, secrets: Mapping[str, str]) -> None:
+        """Puts encrypted values of secret variables into a run.
+
+        Raises:
+            FleetError: UNSUPPORTED_CAPABILITY: the worker is older than such variables; or INVALID_ARGUMENT.
+        """
+        if not secrets:
+            return
+        hello = self._fleet.reader.contact(command.worker_id).hello
+        if hello.protocol_version.minor < SECRETS_MINOR:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                f"worker {hello.name} is too old for secret variables: update it, or choose another worker",
+                field="spec.secret_environment",
+            )
+        sealed = command.operation.run.spec.secret_environment
+        for name, value in secrets.items():
+            sealed[name] = self._fleet.vault.seal(command.workload_id, name, value)
+        check_size(command.ByteSize())
 
     async def _holders(self, request: CreateWorkloadRequest) -> set[str] | None:
         """Ids of the workers that have the checkpoint of a request. None: the choice is not limited.
@@ -196,7 +233,7 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        key = RequestKey.of("" if request.validate_only else request.request_id, request)
+        key = self.key("" if request.validate_only else request.request_id, request)
         return await self.decisions.once(key.scoped_id, partial(self._adopt, request, key))
 
     async def _adopt(self, request: AdoptProcessRequest, key: RequestKey) -> tuple[Workload, Command | None]:
@@ -249,7 +286,7 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        key = RequestKey.of(request.request_id, request)
+        key = self.key(request.request_id, request)
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
@@ -426,6 +463,7 @@ class CommandCreation:
             labels=request.labels,
             annotations=request.annotations,
         )
+        blank_secrets(workload.spec)
         if request.gpu_uuids:
             workload.spec.resources.gpu_count = len(request.gpu_uuids)
         return workload

@@ -9,11 +9,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.workload_pb2 import Workload
-from leasehold.worker.v1.session_pb2 import CommandAck, CommandUpdate, ConnectResponse
+from leasehold.worker.v1.session_pb2 import CommandAck, CommandFrame, CommandUpdate, ConnectResponse
 
+from leasehold_coordinator.access.secret_vault import SealError
 from leasehold_coordinator.core.command_effects import Acknowledge, Effect, Note, Send, Store, frame_of
 from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
 from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
+from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import command_rows
@@ -325,6 +327,8 @@ class Dispatcher:
                         frame = frame_of(effect, to.epoch, now_timestamp(), jumped_ns())
                         workload = self._fleet.workloads.get(stored.command.workload_id)
                         frame.command.owner = workload.owner if workload is not None else ""
+                        if not self._reveal(frame):
+                            continue
                         to.send(ConnectResponse(command=frame))
                         crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):
@@ -332,6 +336,24 @@ class Dispatcher:
                     if to is not None:
                         to.send(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
                         crash_point("outcome-acknowledged")
+
+    def _reveal(self, frame: CommandFrame) -> bool:
+        """Decrypts the secret variables of a run in its frame. False: they can't be decrypted.
+
+        A frame that only cancels or asks carries no value.
+        """
+        command, spec = frame.command, frame.command.operation.run.spec
+        if frame.cancel or frame.ask:
+            blank_secrets(spec)
+            return True
+        try:
+            for name, sealed in list(spec.secret_environment.items()):
+                value = self._fleet.vault.reveal(command.workload_id, name, sealed)
+                spec.secret_environment[name] = value
+        except SealError as error:
+            logger.error("command %s is not sent: %s", command.command_id, error)
+            return False
+        return True
 
     async def _store(self, effect: Store, rows: Sequence[Change], workloads: Sequence[Workload]) -> None:
         stored = self._fleet.ledger.current(effect)

@@ -42,6 +42,7 @@ from leasehold_coordinator.core.command_states import (
 )
 from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.core.request_ids import scoped_id
+from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.errors import FleetError
 
 SENT_LIMIT: Final = 8
@@ -311,6 +312,8 @@ class CommandLedger:
         self._drop(stored)
         command = _changed(stored.command, state, now)
         command.end_time.CopyFrom(now)
+        if command.operation.run.spec.secret_environment:
+            blank_secrets(command.operation.run.spec)
         if error is not None:
             command.error.CopyFrom(error)
         if result is not None:

@@ -40,11 +40,13 @@ class ClientCertificates:
     Args:
         store: The store.
         authority: Signs certificates.
+        is_external: Whether a PKI of others issues the certificates, so that the store knows none.
     """
 
-    def __init__(self, store: Store, authority: Authority) -> None:
+    def __init__(self, store: Store, authority: Authority, *, is_external: bool = False) -> None:
         self._store = store
         self._authority = authority
+        self.is_external = is_external
         self.registry = CertificateRegistry()
 
     async def load(self) -> None:
@@ -123,8 +125,14 @@ class ClientCertificates:
             rows: Other rows of the transaction.
 
         Raises:
-            FleetError: NOT_PERMITTED, the identity is blocked. STORAGE_UNAVAILABLE. Nothing has changed.
+            FleetError: NOT_PERMITTED, the identity is blocked. UNSUPPORTED_CAPABILITY. STORAGE_UNAVAILABLE.
+                Nothing has changed.
         """
+        if self.is_external:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                "a PKI of others issues the certificates, by the setting tls_certificate: get one there",
+            )
         if self.is_blocked(identity):
             raise FleetError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,

@@ -5,21 +5,26 @@ check of :class:`~leasehold_coordinator.fleet.live_calls.LiveCalls`.
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
 
-from leasehold_coordinator.access.certificates import CertificateRegistry, Revocation
+from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone, revocation_row
 from leasehold_coordinator.storage.store import Store
 
 logger = logging.getLogger(__name__)
+
+_SERIAL: Final = re.compile(r"[1-9a-f][0-9a-f]{0,39}")
+"""A serial number, which has at most 20 bytes (RFC 5280)."""
 
 BLOCK_LIMIT: Final = 10_000
 """Most blocked identities. A list of them fits into one response."""
@@ -31,15 +36,18 @@ class Revocations:
 
     Args:
         store: The store.
-        registry: The certificates in memory.
+        certificates: The client certificates.
     """
 
-    def __init__(self, store: Store, registry: CertificateRegistry) -> None:
+    def __init__(self, store: Store, certificates: ClientCertificates) -> None:
         self._store = store
-        self._registry = registry
+        self._is_external = certificates.is_external
+        self._registry = certificates.registry
 
     async def revoke(self, serial: str) -> list[str]:
         """Revokes a certificate, and all certificates that descend from it by renewal.
+
+        A certificate of a PKI of others need not be known, and nobody knows which descend from it.
 
         Returns:
             The serial numbers of all of them.
@@ -47,7 +55,8 @@ class Revocations:
         Raises:
             FleetError: UNKNOWN_CERTIFICATE. STORAGE_UNAVAILABLE, and they are revoked until a restart.
         """
-        if self._registry.get(serial) is None:
+        is_unknown = self._registry.get(serial) is None
+        if is_unknown and not (self._is_external and _SERIAL.fullmatch(serial)):
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_CERTIFICATE,
                 f"no certificate has the serial number {serial[:64]!r}: `leasehold ca list --all` lists them",

@@ -15,6 +15,7 @@ from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.access.bearer_tokens import OidcSettings
 from leasehold_coordinator.access.key_source import check_url
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.own_pki import PkiFiles
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
@@ -79,6 +80,13 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Serve clients and workers without TLS. Whoever is on the network path can read and steal the tokens."""
     user_priority_limit: int = 0
     """The highest priority of users' workloads. Operators may give any."""
+    tls_certificate: str = ""
+    """File with the server's certificate of a PKI of others, as PEM, for addresses off loopback. With it, the
+    coordinator signs no certificate, and nobody enrols. Empty: the CA of the state directory."""
+    tls_key: str = ""
+    """File with the private key of ``tls_certificate``, as PEM."""
+    tls_client_ca: str = ""
+    """File with the certificates of the authorities of clients and workers, as PEM."""
     load_interval_s: float = 5.0
     """Time between two loads of a worker."""
     retention_s: float = 30 * 86_400.0
@@ -101,9 +109,16 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return IssueRules(self.trust_domain, *(datetime.timedelta(days=one) for one in days))
 
     @property
+    def pki_files(self) -> PkiFiles | None:
+        """The files of a PKI of others. None: there is none."""
+        if not self.tls_certificate:
+            return None
+        return PkiFiles(Path(self.tls_certificate), Path(self.tls_key), Path(self.tls_client_ca))
+
+    @property
     def join_address(self) -> str:
         """``join_listen``, or its default. Empty: there is no listener for enrolment."""
-        if self.join_listen or self.insecure:
+        if self.join_listen or self.insecure or self.tls_certificate:
             return self.join_listen
         for address in (self.listen, self.worker_listen):
             host, _, port = address.rpartition(":")
@@ -189,6 +204,14 @@ def _check_oidc(config: CoordinatorConfig) -> None:
 
 
 def _check_certificates(config: CoordinatorConfig) -> None:
+    files = (config.tls_certificate, config.tls_key, config.tls_client_ca)
+    if any(files) and not all(files):
+        raise StartError("tls_certificate, tls_key and tls_client_ca belong together: give all, or none")
+    if all(files) and (config.join_listen or config.insecure):
+        raise StartError(
+            "with tls_certificate the coordinator signs no certificate, so nobody can enrol, and all is "
+            "encrypted: leave out join_listen and insecure"
+        )
     if not TRUST_DOMAIN.fullmatch(config.trust_domain):
         raise StartError(
             f"trust_domain {config.trust_domain[:100]!r} is not a domain: give 1 to 255 lower-case letters, "

@@ -16,7 +16,7 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.server.channel_options import server_options
 from leasehold_coordinator.server.ports import add_port
-from leasehold_coordinator.server.transport import WILDCARDS, ServerTls
+from leasehold_coordinator.server.transport import WILDCARDS, PortTls
 
 CONNECTIONS: Final = 256
 """Most connections for enrolment, and most of their calls."""
@@ -46,7 +46,7 @@ class EnrolmentListener:
         JoinService(self.enrolment).add_to(self._server)
 
     async def start(
-        self, address: str, tls: ServerTls, *, clients: str, workers: str, server_names: Sequence[str]
+        self, address: str, tls: PortTls, *, clients: str, workers: str, server_names: Sequence[str]
     ) -> str:
         """Serves on an address, with a port number in the place of port 0.
 

@@ -65,8 +65,9 @@ from leasehold_coordinator.server.channel_options import (
 from leasehold_coordinator.server.client_socket import ClientSocket
 from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
+from leasehold_coordinator.server.own_pki import OwnPki, OwnPkiTls
 from leasehold_coordinator.server.ports import add_port
-from leasehold_coordinator.server.transport import ServerTls
+from leasehold_coordinator.server.transport import PortTls, ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,13 @@ class Listeners:
         WorkerRenewals(enrolment.enrolment, authentication).add_to(self._workers)
 
     async def start(
-        self, clients: str, workers: str, oidc: str, authority: Authority, names: frozenset[str]
+        self,
+        clients: str,
+        workers: str,
+        oidc: str,
+        authority: Authority,
+        names: frozenset[str],
+        pki: OwnPki | None,
     ) -> Addresses:
         """Serves on the addresses, with port numbers in the place of port 0.
 
@@ -185,19 +192,25 @@ class Listeners:
             oidc: Address for OpenID Connect, HOST:PORT. Empty: none.
             authority: Issues the certificates.
             names: Names and addresses by which clients and workers call the server.
+            pki: The PKI of others, for ports off loopback. None: the CA of the state directory.
 
         Raises:
             StartError: An address can't be used.
         """
 
-        def tls(address: str) -> ServerTls | None:
-            if self._is_insecure:
-                return None
-            return ServerTls(authority, names, is_mutual=not is_loopback(address.rpartition(":")[0]))
+        def tls(address: str, *, is_mutual: bool) -> PortTls:
+            if is_loopback(address.rpartition(":")[0]):
+                return ServerTls(authority, names)
+            if pki is not None:
+                return OwnPkiTls(pki, is_mutual=is_mutual)
+            return ServerTls(authority, names, is_mutual=is_mutual)
+
+        def main_tls(address: str) -> PortTls | None:
+            return None if self._is_insecure else tls(address, is_mutual=True)
 
         addresses = Addresses(
-            add_port(self._clients, clients, "--listen", tls(clients)),
-            add_port(self._workers, workers, "--worker-listen", tls(workers)),
+            add_port(self._clients, clients, "--listen", main_tls(clients)),
+            add_port(self._workers, workers, "--worker-listen", main_tls(workers)),
         )
         try:
             self._clients.add_insecure_port(self._socket.inner_address)
@@ -207,7 +220,7 @@ class Listeners:
                 "--state-dir"
             ) from error
         if self._oidc is not None:
-            address = add_port(self._oidc, oidc, "oidc_listen", ServerTls(authority, names))
+            address = add_port(self._oidc, oidc, "oidc_listen", tls(oidc, is_mutual=False))
             logger.info("listening on %s for OpenID Connect", address)
         await asyncio.gather(*(server.start() for server in self._servers))
         return addresses
@@ -254,7 +267,7 @@ def _add_client_services(
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
-    revocations = Revocations(fleet.store, certificates.registry)
+    revocations = Revocations(fleet.store, certificates)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
         CertificateService(certificates, revocations), services
     )

@@ -7,13 +7,13 @@ from typing import Final
 import grpc
 
 from leasehold_coordinator.errors import StartError
-from leasehold_coordinator.server.transport import ServerTls
+from leasehold_coordinator.server.transport import PortTls
 
 INSECURE_SCHEME: Final = "insecure:"
 """Beginning of an address without TLS, for clients and workers too."""
 
 
-def add_port(server: grpc.aio.Server, address: str, option: str, tls: ServerTls | None) -> str:
+def add_port(server: grpc.aio.Server, address: str, option: str, tls: PortTls | None) -> str:
     """Adds a port to a server, with a port number in the place of port 0.
 
     Args:

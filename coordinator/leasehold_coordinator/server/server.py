@@ -16,6 +16,7 @@ from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.access.secret_vault import open_vault
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
@@ -33,6 +34,7 @@ from leasehold_coordinator.server.health_reports import (
     set_health,
 )
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
+from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
@@ -73,16 +75,18 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
+    vault = open_vault(Path(config.state_dir))
     names = server_names(
         [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
     )
+    pki = OwnPki(config.pki_files) if config.pki_files is not None else None
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s, is_store_restored=config.store_restored)
+        fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         began = time.monotonic()
-        certificates = ClientCertificates(store, authority)
+        certificates = ClientCertificates(store, authority, is_external=pki is not None)
         bindings = Bindings()
         await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
@@ -110,7 +114,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             user_priority_limit=config.user_priority_limit,
         )
         addresses = await listeners.start(
-            config.listen, config.worker_listen, config.oidc_listen, authority, names
+            config.listen, config.worker_listen, config.oidc_listen, authority, names, pki
         )
         if config.join_address:
             await enrolment.start(
@@ -136,6 +140,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                     _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
                 ),
                 *([tasks.create_task(source.run())] if source is not None else []),
+                *([tasks.create_task(pki.watch())] if pki is not None else []),
             ]
             if config.audit_file:
                 told = partial(set_audit_file, health_servicer)

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Final, cast, final
+from typing import Final, Protocol, cast, final
 
 import grpc
 
@@ -24,6 +24,13 @@ PRESENT: Final = partial(datetime.datetime.now, datetime.UTC)
 """The present time."""
 
 WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - addresses that are no names of the server
+
+
+class PortTls(Protocol):
+    """TLS of one listener."""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Credentials for the port."""
 
 
 @final

@@ -16,7 +16,7 @@ from tests.coordinator.fleet.test_client_certificates import ALICE, FULL, WORKER
 def test_a_full_disk_keeps_nobody_from_being_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(store: Store, certificates: ClientCertificates) -> None:
         issued = await certificates.issue(new_key(), WORKER)
-        revocations = Revocations(store, certificates.registry)
+        revocations = Revocations(store, certificates)
 
         async def write(*rows: Change) -> None:
             raise FULL
@@ -44,7 +44,7 @@ def test_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("leasehold_coordinator.fleet.revocations.BLOCK_LIMIT", 1)
 
     async def scenario(store: Store, certificates: ClientCertificates) -> None:
-        revocations = Revocations(store, certificates.registry)
+        revocations = Revocations(store, certificates)
         await revocations.block(ALICE)
         await revocations.block(ALICE)
         with pytest.raises(FleetError, match="which is the limit"):

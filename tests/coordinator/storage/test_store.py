@@ -53,6 +53,7 @@ from leasehold_coordinator.storage.schema import METADATA, NEWEST
 from leasehold_coordinator.storage.statements import _old_keys
 from leasehold_coordinator.storage.store import Store
 
+from tests.coordinator.bench import VAULT
 from tests.coordinator.pages import all_events, as_is, page_of, some_workloads
 
 
@@ -401,7 +402,7 @@ def test_retention_counts_from_the_end(tmp_path: Path, monkeypatch: pytest.Monke
     clock = Clock(monkeypatch)
 
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         await store.write(workload_row(workload(1, RUNNING)), command_row(StoredCommand(command(1, PENDING))))
         clock.served_s += 2 * RETENTION_S
         await prune(fleet.reader, RETENTION_S)
@@ -424,7 +425,7 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
     clock = Clock(monkeypatch)
 
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         await store.write(workload_row(workload(0, RUNNING)))
         for number in range(1, 7):
             ended = workload(number, EXITED)
@@ -451,7 +452,7 @@ def test_a_flood_of_events_costs_no_history_of_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         for number in range(4):
             await store.write(
                 workload_row(workload(number, EXITED)), command_row(StoredCommand(command(number, SUCCEEDED)))
@@ -472,7 +473,7 @@ def test_a_flood_of_events_costs_no_history_of_commands(
 
 def test_a_flood_of_deletions_costs_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         for number in range(4):
             await store.write(
                 workload_row(workload(number, EXITED)), command_row(StoredCommand(command(number, SUCCEEDED)))
@@ -531,7 +532,7 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
     clock, path = Clock(monkeypatch), tmp_path / "store.sqlite3"
 
     async def begin(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         await store.write(*ENDED)
         await store.write(event_row(fleet.events.of_workload(workload(1, EXITED))))
         await fleet.events.flush()
@@ -540,7 +541,7 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
 
     async def go_on(store: Store) -> None:
         assert 86_400 <= store.served_s < 90_000
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         for jump_s in (31 * 86_400, -62 * 86_400):
             clock.wall_s += jump_s
             await prune(fleet.reader, RETENTION_S)

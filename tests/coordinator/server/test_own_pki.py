@@ -1,0 +1,167 @@
+"""A coordinator with certificates of a PKI of others."""
+
+import datetime
+import signal
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import grpc
+import pytest
+from leasehold.v1.access_service_pb2 import ROLE_VIEWER, RoleBinding
+from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.worker.v1.session_pb2 import ConnectRequest
+from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import LeaseholdError
+from leasehold_coordinator.access.authority import DEFAULT_RULES, Authority, open_authority
+from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.own_pki import OwnPki, PkiFiles
+from leasehold_coordinator.storage.rows import binding_row
+
+from tests.certificates import Holder, issue, write_rows
+from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+
+ANYWHERE = "0.0.0.0:0"
+OFTEN = "from leasehold_coordinator.server import own_pki; own_pki.POLL_INTERVAL_S = 0.05"
+
+
+class Pki:
+    """A PKI of others, and the files of a coordinator."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("authority", "tls"):
+            (folder / name).mkdir(mode=0o700)
+        self.authority = open_authority(folder / "authority")
+        self.files = PkiFiles(
+            *(folder / "tls" / name for name in ("server.pem", "server.key", "clients.pem"))
+        )
+        self.files.client_ca.write_bytes(self.authority.pem)
+        self.replace(self.authority)
+
+    def replace(self, authority: Authority) -> bytes:
+        """Gives the server another certificate, and returns it."""
+        pair = authority.issue_server(["localhost", "127.0.0.1"])
+        self.files.key.touch(0o600)
+        self.files.key.write_bytes(pair.key)
+        self.files.certificate.write_bytes(pair.chain)
+        return pair.chain
+
+    def issue(self, identity: str, life_s: float = 600) -> Holder:
+        """A certificate of a user or a worker."""
+        return issue(self.authority, identity, life=datetime.timedelta(seconds=life_s))
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    return Pki(tmp_path)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, pki: Pki) -> Iterator[CoordinatorProcess]:
+    """A coordinator off loopback with the PKI."""
+    names = ("tls_certificate", "tls_key", "tls_client_ca")
+    settings = tmp_path / "coordinator.toml"
+    settings.write_text(
+        "".join(f"{name} = {str(path)!r}\n" for name, path in zip(names, pki.files, strict=True))
+    )
+    database = tmp_path / "store.sqlite3"
+    write_rows(database, binding_row(RoleBinding(identity="user/alice", role=ROLE_VIEWER)))
+    started = CoordinatorProcess(
+        tmp_path, ANYWHERE, ANYWHERE, prelude=OFTEN, options=["--config", str(settings)]
+    )
+    started.start()
+    yield started
+    for worker in started.workers:
+        worker.close()
+    assert started.end(signal.SIGTERM) == 0
+    assert "Traceback" not in started.log()
+
+
+def near(address: str) -> str:
+    """An address on all interfaces, as this host calls it."""
+    return f"127.0.0.1:{address.rpartition(':')[2]}"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_its_certificates_need_no_record_and_can_be_revoked(
+    coordinator: CoordinatorProcess, pki: Pki
+) -> None:
+    alice = pki.issue("user/alice")
+    with (
+        alice.open_channel(near(coordinator.address)) as channel,
+        Client(f"unix:{coordinator.folder / 'store.sock'}") as admin,
+    ):
+        fleet = FleetServiceStub(channel)
+        worker = ScriptedWorker(
+            pki.issue("worker/alpha").open_channel(near(coordinator.worker_address)),
+            ConnectRequest(hello=make_hello("alpha")),
+        )
+        coordinator.workers.append(worker)
+        worker.welcome()
+        assert [one.name for one in fleet.ListWorkers(ListWorkersRequest(), timeout=20).workers] == ["alpha"]
+        watch = fleet.WatchFleet(WatchFleetRequest(), timeout=60)
+        next(watch)
+        assert admin.certificates.revoke(alice.issued.serial) == [alice.issued.serial]
+        with pytest.raises(grpc.RpcError) as error:
+            for _ in watch:
+                pass
+        assert "is revoked" in (cast("grpc.Call", error.value).details() or "")
+        with pytest.raises(LeaseholdError, match="no certificate has the serial number"):
+            admin.certificates.revoke("no-serial")
+        admin.certificates.block("worker/alpha")
+        assert "is blocked" in worker.wait_end().goodbye.error.message
+        with pytest.raises(LeaseholdError, match="no listener for enrolment"):
+            admin.enrolment.create_join_token("worker/beta")
+
+
+def test_changed_files_are_read_and_wrong_ones_ignored(
+    coordinator: CoordinatorProcess, pki: Pki, tmp_path: Path
+) -> None:
+    host, _, port = near(coordinator.address).rpartition(":")
+
+    def shown() -> str:
+        return ssl.get_server_certificate((host, int(port)))
+
+    first = shown()
+    pki.files.certificate.write_bytes(open_authority(tmp_path).issue_server(["localhost"]).chain)
+    wait_until(lambda: "the changed TLS files are ignored" in coordinator.log())
+    assert shown() == first
+    second = pki.replace(pki.authority)
+    wait_until(lambda: shown().encode() == second)
+    with pki.issue("user/alice").open_channel(near(coordinator.address)) as channel:
+        FleetServiceStub(channel).ListWorkers(ListWorkersRequest(), timeout=20)
+
+
+@pytest.mark.parametrize("name", ["certificate", "key", "client_ca"])
+def test_files_that_are_no_pki_are_refused(pki: Pki, name: str) -> None:
+    path: Path = getattr(pki.files, name)
+    path.write_text("nothing")
+    with pytest.raises(StartError, match=f"{path} holds no"):
+        OwnPki(pki.files)
+    path.unlink()
+    with pytest.raises(StartError, match="No such file"):
+        OwnPki(pki.files)
+
+
+def test_a_pair_that_does_not_fit_is_refused(pki: Pki, tmp_path: Path) -> None:
+    pki.files.key.write_bytes(pki.authority.issue_server(["localhost"]).key)
+    with pytest.raises(StartError, match="is not the key of the first certificate"):
+        OwnPki(pki.files)
+    rules = DEFAULT_RULES._replace(server_life=datetime.timedelta(minutes=-1))
+    pki.replace(open_authority(tmp_path / "authority", rules))
+    with pytest.raises(StartError, match="is not valid now"):
+        OwnPki(pki.files)
+    pki.replace(pki.authority)
+    pki.files.key.chmod(0o644)
+    with pytest.raises(StartError, match="every user of this host may read"):
+        OwnPki(pki.files)

@@ -127,7 +127,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A coordinator with the worker alpha and two users."""
-    coordinator = CoordinatorProcess(tmp_path_factory.mktemp("owners"))
+    coordinator = CoordinatorProcess(tmp_path_factory.mktemp("owners"), load_interval_s=600)
     coordinator.start()
     with ExitStack() as stack:
         channels = []

@@ -22,14 +22,19 @@ from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
 SETTINGS = 'server_names = ["localhost"]\n'
 
 
+def set_directories(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Gives daemons and verbs directories of their own."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
+        (folder / name).mkdir(mode=0o700)
+        patch.setenv(name, str(folder / name))
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A coordinator that other hosts reach, with directories of its own. Verbs use its socket."""
     folder = tmp_path_factory.mktemp("enrolment")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
-            (folder / name).mkdir(mode=0o700)
-            patch.setenv(name, str(folder / name))
+        set_directories(folder, patch)
         settings = folder / "coordinator.toml"
         settings.write_text(SETTINGS)
         listen = ("--listen", "0.0.0.0:0", "--worker-listen", "0.0.0.0:0", "--config", str(settings))
@@ -191,3 +196,14 @@ def test_the_server_is_verified_before_it_gets_the_secret(fleet: Fleet, tmp_path
     said = by_context(fleet, "login", "--token", str(file), code=1)
     assert "is not from the authority" in said
     assert tokens(fleet)["user/carol"]["uses_left"] == 1
+
+
+def test_a_deleted_worker_is_out_and_its_name_is_free(fleet: Fleet) -> None:
+    join(fleet, "gpu-06")
+    fleet.end_worker("gpu-06", signal.SIGTERM)
+    fleet.cli("rm", "worker", "gpu-06")
+    fleet.join_worker("gpu-06")
+    fleet.wait(lambda: "is revoked" in fleet.log("gpu-06"))
+    fleet.end_worker("gpu-06", signal.SIGTERM)
+    (fleet.folder / "gpu-06" / "worker_id").write_text("worker-reinstalled\n")
+    join(fleet, "gpu-06")

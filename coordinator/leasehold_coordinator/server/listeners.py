@@ -256,7 +256,8 @@ def _add_client_services(
 ) -> None:
     services = cast(grpc.aio.Server, _Services(servers))
     reader, requests = fleet.reader, CommandCreation(fleet, dispatcher, user_priority_limit)
-    records = RecordChanges(fleet, requests.decisions)
+    revocations = Revocations(fleet.store, certificates)
+    records = RecordChanges(fleet, requests.decisions, revocations)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
         FleetService(reader, requests, records), services
     )
@@ -267,7 +268,6 @@ def _add_client_services(
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
-    revocations = Revocations(fleet.store, certificates)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
         CertificateService(certificates, revocations), services
     )

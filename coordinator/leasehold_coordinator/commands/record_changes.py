@@ -19,6 +19,7 @@ from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.core.workload_metadata import check_etag, updated
 from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.permissions import require_own
 from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone
@@ -46,12 +47,14 @@ class RecordChanges:
         after a lost response, and its own change gave the workload another etag (RFC 9110, 13.1.1).
 
         Raises:
-            FleetError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT, ETAG_MISMATCH or STORAGE_UNAVAILABLE.
+            FleetError: UNKNOWN_WORKLOAD, NOT_PERMITTED, INVALID_ARGUMENT, ETAG_MISMATCH or
+                STORAGE_UNAVAILABLE.
         """
 
         async def update() -> Workload:
             async with self._changing:
                 known = await self._find_current(request.workload.workload_id)
+                require_own([known])
                 mask = request.update_mask if request.HasField("update_mask") else None
                 workload = updated(known, request.workload, mask)
                 if workload != known:
@@ -89,12 +92,14 @@ class RecordChanges:
         """Deletes the record of a workload that has ended, and of its commands.
 
         Raises:
-            FleetError: UNKNOWN_WORKLOAD, ETAG_MISMATCH, WRONG_STATE, WORKLOAD_BUSY or STORAGE_UNAVAILABLE.
+            FleetError: UNKNOWN_WORKLOAD, NOT_PERMITTED, ETAG_MISMATCH, WRONG_STATE, WORKLOAD_BUSY or
+                STORAGE_UNAVAILABLE.
         """
 
         async def delete() -> DeleteWorkloadResponse:
             async with self._changing, self._decisions.alone():
                 workload = await self._fleet.reader.find_workload(request.workload)
+                require_own([workload])
                 check_etag(workload, request.etag)
                 last = self._fleet.reader.view(workload)
                 count = await self._fleet.delete_workload(workload)

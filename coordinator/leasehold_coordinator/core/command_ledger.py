@@ -41,6 +41,7 @@ from leasehold_coordinator.core.command_states import (
     may_follow,
 )
 from leasehold_coordinator.core.operation_rules import workload_ids
+from leasehold_coordinator.core.request_ids import scoped_id
 from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.errors import FleetError
 
@@ -88,7 +89,7 @@ class CommandLedger:
             for workload_id in workload_ids(command):
                 self._by_workload.setdefault(workload_id, {})[command.command_id] = None
             if command.request_id:
-                self._by_request[command.request_id] = command.command_id
+                self._by_request[scoped_id(command)] = command.command_id
         self.commands[command.command_id] = stored
         return stored
 
@@ -96,7 +97,7 @@ class CommandLedger:
         command = stored.command
         if self.commands.pop(command.command_id, None) is None:
             return
-        self._by_request.pop(command.request_id, None)
+        self._by_request.pop(scoped_id(command), None)
         self._clients.pop(command.command_id, None)
         places = [(self._by_worker, command.worker_id)]
         places += [(self._by_workload, workload_id) for workload_id in workload_ids(command)]
@@ -118,7 +119,7 @@ class CommandLedger:
         return [self.commands[command_id] for command_id in self._by_workload.get(workload_id, ())]
 
     def of_request(self, request_id: str) -> StoredCommand | None:
-        """The unfinished command that a request created."""
+        """The unfinished command that a request created, by the request's scoped id."""
         command_id = self._by_request.get(request_id)
         return self.commands[command_id] if command_id is not None else None
 

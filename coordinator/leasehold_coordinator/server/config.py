@@ -78,6 +78,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """How long certificates of workers, users and services are valid."""
     insecure: bool = False
     """Serve clients and workers without TLS. Whoever is on the network path can read and steal the tokens."""
+    user_priority_limit: int = 0
+    """The highest priority of users' workloads. Operators may give any."""
     tls_certificate: str = ""
     """File with the server's certificate of a PKI of others, as PEM, for addresses off loopback. With it, the
     coordinator signs no certificate, and nobody enrols. Empty: the CA of the state directory."""

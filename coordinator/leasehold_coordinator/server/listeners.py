@@ -122,6 +122,7 @@ class Listeners:
         oidc: Establishes callers with tokens of an OpenID Connect issuer. None: there is no listener for
             them.
         is_insecure: Whether the ports have no TLS, except for OpenID Connect.
+        user_priority_limit: The highest priority of users' workloads.
 
     Raises:
         StartError: The socket can't be created.
@@ -142,6 +143,7 @@ class Listeners:
         oidc: TokenAuthentication | None,
         *,
         is_insecure: bool,
+        user_priority_limit: int,
     ) -> None:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
@@ -155,7 +157,15 @@ class Listeners:
         self._oidc = _client_server(border.beside(oidc)) if oidc is not None else None
         servers = [server for server in (self._clients, self._oidc) if server is not None]
         _add_client_services(
-            servers, fleet, dispatcher, health_servicer, bindings, certificates, enrolment, live
+            servers,
+            fleet,
+            dispatcher,
+            health_servicer,
+            bindings,
+            certificates,
+            enrolment,
+            live,
+            user_priority_limit,
         )
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
@@ -242,9 +252,10 @@ def _add_client_services(
     certificates: ClientCertificates,
     enrolment: EnrolmentListener,
     live: LiveStreams,
+    user_priority_limit: int,
 ) -> None:
     services = cast(grpc.aio.Server, _Services(servers))
-    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
+    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher, user_priority_limit)
     revocations = Revocations(fleet.store, certificates)
     records = RecordChanges(fleet, requests.decisions, revocations)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(

@@ -111,6 +111,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             enrolment,
             oidc,
             is_insecure=config.insecure,
+            user_priority_limit=config.user_priority_limit,
         )
         addresses = await listeners.start(
             config.listen, config.worker_listen, config.oidc_listen, authority, names, pki

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeAlias, final
 
@@ -27,15 +27,21 @@ from leasehold.v1.workload_service_pb2 import (
     WorkloadRefusal,
 )
 
-from leasehold_coordinator.commands.checkpoint_list import find_holders
+from leasehold_coordinator.commands.checkpoint_list import find_holders, require_own_checkpoints
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
+from leasehold_coordinator.commands.holds import Room, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
 from leasehold_coordinator.commands.request_keys import RequestKey, find_repeated
-from leasehold_coordinator.commands.targets import find_target
+from leasehold_coordinator.commands.targets import find_hold_worker, find_target
+from leasehold_coordinator.commands.user_rules import (
+    USER_PRIORITY_LIMIT,
+    check_priority,
+    check_queue,
+    taken_gpus,
+)
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.core.operation_rules import (
     check_generation,
@@ -50,7 +56,7 @@ from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.callers import owner
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.timestamps import duration, now_timestamp
 
@@ -70,10 +76,19 @@ WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthReque
 
 @final
 class CommandCreation:
-    """Creates commands: each is checked, decided, stored and sent."""
+    """Creates commands: each is checked, decided, stored and sent.
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    Args:
+        fleet: The fleet.
+        dispatcher: Sends commands.
+        user_priority_limit: The highest priority of users' workloads.
+    """
+
+    def __init__(
+        self, fleet: Fleet, dispatcher: Dispatcher, user_priority_limit: int = USER_PRIORITY_LIMIT
+    ) -> None:
         self._fleet = fleet
+        self._user_priority_limit = user_priority_limit
         self._dispatcher = dispatcher
         self.decisions = Decisions(fleet.store.health)
 
@@ -87,9 +102,8 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        request_id = "" if request.validate_only else request.request_id
-        key = self.key(request_id, request)
-        return await self.decisions.once(request_id, partial(self._create_workload, request, key))
+        key = self.key("" if request.validate_only else request.request_id, request)
+        return await self.decisions.once(key.scoped_id, partial(self._create_workload, request, key))
 
     async def _create_workload(
         self, request: CreateWorkloadRequest, key: RequestKey
@@ -102,6 +116,7 @@ class CommandCreation:
         async def draft() -> tuple[Workload, Command]:
             room = await find_room(self._fleet.reader, request)
             workload = self._new_workload(request, holders, room)
+            check_queue(self._fleet.reader, workload.worker_id, request.gpu_uuids)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id, *room.preempted_ids])
             run = operation_pb2.RunOperation(
                 name=workload.name,
@@ -118,6 +133,7 @@ class CommandCreation:
                 Operation(run=run),
                 request.timeout if request.HasField("timeout") else duration(default_s),
                 workload.workload_id,
+                [workload.owner, *room.owners],
             )
             return workload, command
 
@@ -204,8 +220,10 @@ class CommandCreation:
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
         """
-        named = request.worker or request.gpu_uuids or request.hold_id or request.preempt
-        if not request.checkpoint_id or named:
+        if not request.checkpoint_id:
+            return None
+        if request.worker or request.gpu_uuids or request.hold_id or request.preempt:
+            await require_own_checkpoints(self._fleet.reader, request.worker, [request.checkpoint_id])
             return None
         return await find_holders(self._fleet.reader, request.checkpoint_id)
 
@@ -215,9 +233,8 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        request_id = "" if request.validate_only else request.request_id
-        key = self.key(request_id, request)
-        return await self.decisions.once(request_id, partial(self._adopt, request, key))
+        key = self.key("" if request.validate_only else request.request_id, request)
+        return await self.decisions.once(key.scoped_id, partial(self._adopt, request, key))
 
     async def _adopt(self, request: AdoptProcessRequest, key: RequestKey) -> tuple[Workload, Command | None]:
         before = await self._created_before(key)
@@ -235,7 +252,7 @@ class CommandCreation:
             workload = Workload(
                 workload_id=workload_id,
                 name=operation.name,
-                owner=caller(),
+                owner=owner(),
                 worker_id=self._fleet.registry.find(request.worker).hello.worker_id,
                 status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
                 create_time=now_timestamp(),
@@ -249,6 +266,7 @@ class CommandCreation:
                 Operation(adopt=operation),
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
+                [workload.owner],
             )
             return workload, command
 
@@ -286,18 +304,34 @@ class CommandCreation:
             command = new_command(request.request_id, worker_id, operation, timeout)
             return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(key, decide)
+        worker = "" if isinstance(request, ReleaseHoldRequest) else request.worker
+        return await self._create_command(key, decide, worker, operation.delete_checkpoints.checkpoint_ids)
 
     async def _create_command(
-        self, key: RequestKey, decide: Callable[[], Awaitable[Decision[Command]]]
+        self,
+        key: RequestKey,
+        decide: Callable[[], Awaitable[Decision[Command]]],
+        worker: str,
+        checkpoint_ids: Iterable[str],
     ) -> Command:
-        """Decides on a command, unless an earlier request with this id has created a command."""
+        """Decides on a command, unless an earlier request with this id has created a command.
+
+        Args:
+            key: The request's key.
+            decide: Decides.
+            worker: The worker with the checkpoints. Empty: any worker.
+            checkpoint_ids: The checkpoints, which must be the caller's.
+        """
 
         async def create() -> Command:
             before = await find_repeated(self._fleet.reader, key)
-            return before if before is not None else await self.decisions.decide(decide)
+            if before is not None:
+                return before
+            # Before the decision, so no other request waits for the worker's answer.
+            await require_own_checkpoints(self._fleet.reader, worker, checkpoint_ids)
+            return await self.decisions.decide(decide)
 
-        return await self.decisions.once(key.request_id, create)
+        return await self.decisions.once(key.scoped_id, create)
 
     async def operate(
         self,
@@ -324,6 +358,7 @@ class CommandCreation:
         async def decide() -> Decision[Command]:
             target = await find_target(self._fleet.reader, workload, operation)
             check_one_worker(target.workloads)
+            check_queue(self._fleet.reader, target.first.worker_id, taken_gpus(target))
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
@@ -336,12 +371,13 @@ class CommandCreation:
                 target.operation,
                 timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
                 target.first.workload_id,
+                target.owners,
             )
             if expected_generation is not None:
                 command.expected_generation = expected_generation
             return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(key, decide)
+        return await self._create_command(key, decide, "", [operation.restore.checkpoint_id])
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
         """Creates a suspend for each workload that holds GPUs of a worker, oldest first.
@@ -385,7 +421,9 @@ class CommandCreation:
         try:
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             check_state(workload, operation)
-            command = new_command("", workload.worker_id, operation, timeout, workload.workload_id)
+            command = new_command(
+                "", workload.worker_id, operation, timeout, workload.workload_id, [workload.owner]
+            )
             await self._dispatcher.create(command)
         except FleetError as error:
             return WorkloadRefusal(
@@ -407,6 +445,7 @@ class CommandCreation:
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None, room: Room) -> Workload:
         spec = request.spec
         check_spec(spec)
+        check_priority(spec, self._user_priority_limit)
         check_metadata("", request.labels, request.annotations)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
         if not request.gpu_uuids:
@@ -415,7 +454,7 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
-            owner=caller(),
+            owner=owner(),
             worker_id=room.worker_id or place(self._fleet.reader, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),

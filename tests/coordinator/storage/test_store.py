@@ -21,6 +21,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.core.request_ids import scoped
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import retention
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -53,7 +54,7 @@ from leasehold_coordinator.storage.statements import _old_keys
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import VAULT
-from tests.coordinator.pages import all_events, page_of, some_workloads
+from tests.coordinator.pages import all_events, as_is, page_of, some_workloads
 
 
 def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
@@ -108,7 +109,7 @@ def test_what_was_written_is_there_after_a_new_start(tmp_path: Path) -> None:
         assert (worker.epoch, worker.hello.name, len(worker.hello.workloads)) == (4, "alpha", 0)
         assert await store.live_workloads() == [workload(1, RUNNING)]
         (stored,) = await store.open_commands()
-        assert stored == await store.find_request("r1") == of_request
+        assert stored == await store.find_request(scoped("", "", "r1")) == of_request
         assert await store.find_command("c-2") == command(2, SUCCEEDED)
         assert await store.find_command("c-3") is None
 
@@ -174,9 +175,11 @@ def test_lists_are_read_in_the_order_of_an_index(tmp_path: Path) -> None:
             commands = page_of(list_orders.COMMANDS, after=(5, "c-1") if begin else None)
             events = page_of(list_orders.EVENTS, after=("e-5",) if begin else None)
             for workload_id in (None, "w-1"):
-                await store.list_commands(commands, Filter(), workload_id=workload_id)
+                await store.list_commands(commands, Filter(), as_is, workload_id=workload_id)
                 for worker_id in (None, "worker-1"):
-                    await store.list_events(events, Filter(), worker_id=worker_id, workload_id=workload_id)
+                    await store.list_events(
+                        events, Filter(), as_is, worker_id=worker_id, workload_id=workload_id
+                    )
             after = (5, "w-1") if begin else None
             for worker_id in (None, "worker-1"):
                 for include_ended in (False, True):
@@ -635,7 +638,9 @@ def test_other_reads_never_wait_for_the_pages_of_lists(
         asked = page_request(ListWorkloadsRequest(), list_orders.WORKLOADS.parse(""), "")
         async with asyncio.TaskGroup() as lists:
             for _ in range(2 * READERS):
-                lists.create_task(store.list_workloads(asked, Filter(), include_ended=True, worker_id=None))
+                lists.create_task(
+                    store.list_workloads(asked, Filter(), as_is, include_ended=True, worker_id=None)
+                )
             await asyncio.sleep(0)  # the pages are asked for
             try:
                 assert await store.find_workload("w-1")

@@ -242,7 +242,11 @@ def require_user(user: str, leader: int) -> None:
     restored = [pid for pid in children_of(os.getpid()) if pid != leader]
     for pid in restored:  # grows by the children of each
         restored += children_of(pid)
+    for pid in restored:
         if why := difference(process_status(str(pid)), uid, gid, groups):
+            # Before CRIU, which traces the processes: at its end they would run on.
+            for each in restored:
+                os.kill(each, signal.SIGKILL)
             raise RestoreError(f"its process {pid} is not the user's of run_as: {why}")
 
 

@@ -20,7 +20,7 @@ LOOK_UP_TIMEOUT_S: Final = 10.0
 """Timeout of the host's directory of users (NSS), which may ask a server."""
 
 TOLD_LIMIT: Final = 128
-"""Characters of an owner or a login name in a message."""
+"""Characters of an owner in a message."""
 
 _look_ups: Final = trio.CapacityLimiter(4)
 """Threads that ask the directory, including those that hang."""
@@ -97,7 +97,7 @@ class RunAs:
             why = getattr(error, "strerror", None) or f"no answer within {LOOK_UP_TIMEOUT_S:g} s"
             raise OperationError(
                 errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-                f"the Unix user {name[:TOLD_LIMIT]!r} can't be looked up ({why}): check the host's directory of users",
+                f"the Unix user {name!r} can't be looked up ({why}): check the host's directory of users",
             ) from None
         self._require_permitted(told, account)
         return None if account.uid == os.geteuid() else account
@@ -108,10 +108,12 @@ class RunAs:
             return self._setting.get(owner)
         if self._setting != SAME_NAME:
             return self._setting
+        if not _OWNER.fullmatch(owner):  # no name has the form of UID:GID
+            return None
         kind, _, name = owner.partition("/")
         # Another host's LOGIN can be another person.
         permitted = ("user", "local") if self._on_loopback else ("user",)
-        return name if kind in permitted and name else None
+        return name if kind in permitted else None
 
     def _require_own(self, owner: str) -> None:
         """Refuses an owner who does not have the rights of the worker's user anyway."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import eviction_pb2, hook_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, hook_pb2, workload_pb2
 
-from leasehold_worker.errors import invalid
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.host.peers import Peer
 
@@ -26,6 +26,9 @@ TEXT_LIMIT: Final = 128
 
 UNITS_LIMIT: Final = 64
 """Number of unit values that a claim may accept."""
+
+USER_PRIORITY_LIMIT: Final = 0
+"""Default of the highest priority of claims of users other than root and the worker's."""
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
@@ -60,6 +63,21 @@ def check_claim_hooks(hooks: Sequence[hook_pb2.Hook], peer: Peer) -> None:
     check_hooks(hooks)
     if not peer.is_trusted:
         check_foreign_hooks(hooks)
+
+
+def check_priority(priority: int, peer: Peer, limit: int) -> None:
+    """Refuses a priority that only root and the worker's user may give.
+
+    Raises:
+        OperationError: NOT_PERMITTED.
+    """
+    if priority > limit and not peer.is_trusted:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_NOT_PERMITTED,
+            f"priority {priority} is for root and the worker's user: others give at most {limit} "
+            "(user_priority_limit in the worker's settings)",
+            {"field": "spec.priority"},
+        )
 
 
 def check_helper(helper: workload_pb2.HelperTerms) -> None:

@@ -99,9 +99,8 @@ class SharedHost:
         self.python, self.two_users = self._choose_python()
         self.program = [self.python, *COUNTER]
         self._count = 0
-        config = f'socket = "{self.socket}"\nuser_priority_limit = 1\n'
-        config += f'socket_group = "{GROUP}"\n' if os.geteuid() == 0 else ""
-        (folder / "worker.toml").write_text(config)
+        config = f'socket = "{self.socket}"\n' + (f'socket_group = "{GROUP}"\n' if os.geteuid() == 0 else "")
+        (folder / "worker.toml").write_text(f"{config}user_priority_limit = 1\n")
 
     def _open_to_all(self) -> dict[str, str]:
         """The environment of the host's programs, with files that other users can read and write."""

@@ -52,6 +52,7 @@ from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
@@ -116,6 +117,7 @@ class Listeners:
         certificates: The client certificates.
         calls: The calls under way.
         bindings: The role bindings.
+        bounds: The requests and streams of each caller.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
         enrolment: Creates join tokens, and issues certificates.
@@ -137,6 +139,7 @@ class Listeners:
         certificates: ClientCertificates,
         calls: LiveCalls,
         bindings: Bindings,
+        bounds: CallerBounds,
         socket_path: Path,
         state_directory: Path,
         enrolment: EnrolmentListener,
@@ -152,7 +155,7 @@ class Listeners:
         )
         authorization = Authorization(bindings)
         live = LiveStreams(authorization.role)
-        border = Border(authentication, authorization, live, fleet.audit)
+        border = Border(authentication, authorization, live, fleet.audit, bounds)
         self._clients = _client_server(border)
         self._oidc = _client_server(border.beside(oidc)) if oidc is not None else None
         servers = [server for server in (self._clients, self._oidc) if server is not None]
@@ -171,7 +174,7 @@ class Listeners:
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
-        WorkerRenewals(enrolment.enrolment, authentication).add_to(self._workers)
+        WorkerRenewals(enrolment.enrolment, authentication, fleet.audit).add_to(self._workers)
 
     async def start(
         self,

@@ -21,6 +21,7 @@ from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_follower import AuditFollower
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
@@ -90,7 +91,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         bindings = Bindings()
         await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
-        dispatcher = Dispatcher(fleet)
+        dispatcher = Dispatcher(fleet, config.caller_commands)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
@@ -107,6 +108,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             certificates,
             calls,
             bindings,
+            CallerBounds(config.caller_limits),
             *paths,
             enrolment,
             oidc,

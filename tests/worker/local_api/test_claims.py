@@ -205,16 +205,6 @@ async def test_terms_that_can_not_be_kept_are_refused(
         raise refusal
 
 
-async def test_only_root_and_the_workers_user_give_high_priorities(local: Local, peer: Peer) -> None:
-    other = Peer(peer.identity, 65_534, "nobody")
-    refusal = await local.refused(other, wanted(priority=1))
-    assert (refusal.reason, refusal.metadata) == (
-        errors_pb2.ERROR_REASON_NOT_PERMITTED,
-        {"field": "spec.priority"},
-    )
-    await local.grant(peer, wanted(priority=1))
-
-
 async def test_another_user_gets_no_command_run_as_the_workers_user(local: Local, peer: Peer) -> None:
     command = hook_pb2.CommandHook(arguments=["id"])
     hooks = [hook_pb2.Hook(name="a", phase=hook_pb2.HOOK_PHASE_AFTER_RESTORE, command=command)]

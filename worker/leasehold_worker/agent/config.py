@@ -77,8 +77,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Disk kept free on the state directory's volume: bytes, or a size. At least a tenth is kept free."""
     socket: Path | None = None
     """Socket of the local API. None: worker.sock in the state directory."""
-    user_priority_limit: int = 0
-    """The highest priority of claims of local users other than root and the worker's."""
     socket_group: str = ""
     """Group that may use the local API, besides root and the worker's user. Empty: the worker's own group."""
     output_limit: str | int = DEFAULT_LIMIT_BYTES
@@ -93,6 +91,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     UID:GID. Empty: only the worker's own user starts programs, for a coordinator on loopback."""
     run_as_min_uid: int = MIN_UID
     """Smallest user id of run_as."""
+    user_priority_limit: int = 0
+    """Highest priority of claims of users other than root and the worker's."""
     image_dir: Path | None = None
     """Directory for process images and application checkpoints; workers may share it. None: images in the
     state directory."""

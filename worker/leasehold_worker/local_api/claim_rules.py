@@ -27,9 +27,6 @@ TEXT_LIMIT: Final = 128
 UNITS_LIMIT: Final = 64
 """Number of unit values that a claim may accept."""
 
-USER_PRIORITY_LIMIT: Final = 0
-"""Default of the highest priority of claims of users other than root and the worker's."""
-
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
@@ -65,17 +62,17 @@ def check_claim_hooks(hooks: Sequence[hook_pb2.Hook], peer: Peer) -> None:
         check_foreign_hooks(hooks)
 
 
-def check_priority(priority: int, peer: Peer, limit: int) -> None:
-    """Refuses a priority that only root and the worker's user may give.
+def check_priority(spec: workload_pb2.WorkloadSpec, peer: Peer, limit: int) -> None:
+    """Refuses a user a priority that would overtake the claims of everybody else.
 
     Raises:
         OperationError: NOT_PERMITTED.
     """
-    if priority > limit and not peer.is_trusted:
+    if spec.priority > limit and not peer.is_trusted:
         raise OperationError(
             errors_pb2.ERROR_REASON_NOT_PERMITTED,
-            f"priority {priority} is for root and the worker's user: others give at most {limit} "
-            "(user_priority_limit in the worker's settings)",
+            f"priority {spec.priority} is above {limit}, the limit of users at this worker: give {limit} at "
+            "most, or see user_priority_limit in the worker's settings",
             {"field": "spec.priority"},
         )
 

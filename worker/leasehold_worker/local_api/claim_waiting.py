@@ -22,7 +22,6 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api.claim_rules import (
     NAME,
     TEXT_LIMIT,
-    USER_PRIORITY_LIMIT,
     WAIT_LIMIT_S,
     check_claim_hooks,
     check_duration,
@@ -61,7 +60,7 @@ class ClaimWaiting:
         resources: Resources of the host.
         workloads: The registry.
         foreign: Finds other processes on the GPUs.
-        user_priority_limit: The highest priority of claims of users other than root and the worker's.
+        user_priority_limit: The highest priority of users other than root and the worker's.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ClaimWaiting:
         resources: Resources,
         workloads: Workloads,
         foreign: ForeignWatch,
-        user_priority_limit: int = USER_PRIORITY_LIMIT,
+        user_priority_limit: int = 0,
     ) -> None:
         self._user_priority_limit = user_priority_limit
         self._pool = pool
@@ -148,7 +147,7 @@ class ClaimWaiting:
     def _check(self, claimant: ClaimStream, wanted: ClaimOpen) -> None:
         peer = claimant.peer
         check_claim_hooks(wanted.spec.hooks, peer)
-        check_priority(wanted.spec.priority, peer, self._user_priority_limit)
+        check_priority(wanted.spec, peer, self._user_priority_limit)
         resolve(None, wanted.spec.eviction)
         if wanted.HasField("wait"):
             check_duration("wait", wanted.wait, WAIT_LIMIT_S)

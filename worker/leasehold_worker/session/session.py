@@ -169,7 +169,8 @@ class CoordinatorSession:
             return SessionEndError(str(error), REFUSED_BACKOFF_S)
         with channel:
             end = await self._session(channel)
-        cause = explain(end.why, self._coordinator) or explain_closed(end.why, self._coordinator)
+        cause = await trio.to_thread.run_sync(explain, end.why, self._coordinator, abandon_on_cancel=True)
+        cause = cause or explain_closed(end.why, self._coordinator)
         end.why = cause or end.why
         return end
 

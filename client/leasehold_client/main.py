@@ -47,7 +47,7 @@ VERBS: Final = {
     "audit": "Verify that nobody changed the audit.",
     "gpu": "Manage the recorded health of GPUs, and the GPUs of enrolled workers.",
     "token": "Create, list and delete join tokens of workers, users and services.",
-    "ca": "List and revoke client certificates, and block identities.",
+    "ca": "List and revoke client certificates, block identities, and rotate the authority.",
     "cancel": "Cancel a command that has not ended.",
     "access": "Give roles to users and services, and take them away.",
     "whoami": "Show the identity and the role that the coordinator sees.",

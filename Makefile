@@ -53,6 +53,8 @@ check: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m bench.checked -m bench.command_latency
+	$(BIN)/python -m bench.checked -m bench.transports
+	$(BIN)/python -m bench.checked -m bench.attack_latency
 	$(BIN)/python -m bench.checked -m bench.cli_start
 	$(BIN)/python -m bench.checked -m bench.operation_overhead
 	$(BIN)/python -m bench.checked -m bench.coordinator_restart

@@ -1,11 +1,12 @@
 """Channels to coordinators with this user's credentials, and servers that have them."""
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import grpc
-from leasehold_client.config import credentials_directory
+from leasehold_client.config import INSECURE_SCHEME, credentials_directory
+from leasehold_client.coordinator import channels
 from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE
 from leasehold_coordinator.api.authentication import Authentication
@@ -37,6 +38,8 @@ def token(token_file: str) -> str:
 
 def open_channel(address: str, options: Options = ()) -> grpc.Channel:
     """A client's channel."""
+    if address.startswith(INSECURE_SCHEME):
+        return channels.open_channel(address, options)
     return grpc.secure_channel(address, credentials(), options=options)
 
 
@@ -47,12 +50,62 @@ def open_worker_channel(address: str, options: Options = ()) -> grpc.Channel:
 
 def open_aio_channel(address: str, options: Options = ()) -> grpc.aio.Channel:
     """A client's channel, for asyncio."""
+    if address.startswith(INSECURE_SCHEME):
+        return _open_insecure(address, CLIENT_FILE, options)
     return grpc.aio.secure_channel(address, credentials(), options=options)
 
 
 def open_aio_worker_channel(address: str, options: Options = ()) -> grpc.aio.Channel:
     """A worker's channel, for asyncio."""
+    if address.startswith(INSECURE_SCHEME):
+        return _open_insecure(address, WORKER_FILE, options)
     return grpc.aio.secure_channel(address, credentials(WORKER_FILE), options=options)
+
+
+Details = grpc.aio.ClientCallDetails
+Continuation = Callable[[Details, Any], Any]
+
+
+class _Token:
+    """Adds a token to calls. gRPC's own call credentials need TLS."""
+
+    def __init__(self, token_file: str) -> None:
+        self._header = ("authorization", f"Bearer {token(token_file)}")
+
+    def added(self, details: Details) -> Details:
+        """The details of a call with the token."""
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
+        return Details(details.method, details.timeout, metadata, details.credentials, details.wait_for_ready)
+
+
+class _UnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self, continuation: Continuation, client_call_details: Details, request: Any
+    ) -> Any:
+        return await continuation(self.added(client_call_details), request)
+
+
+class _WatchToken(_Token, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(
+        self, continuation: Continuation, client_call_details: Details, request: Any
+    ) -> Any:
+        return await continuation(self.added(client_call_details), request)
+
+
+class _SessionToken(_Token, grpc.aio.StreamStreamClientInterceptor):
+    async def intercept_stream_stream(
+        self, continuation: Continuation, client_call_details: Details, request_iterator: Any
+    ) -> Any:
+        return await continuation(self.added(client_call_details), request_iterator)
+
+
+def _open_insecure(address: str, token_file: str, options: Options) -> grpc.aio.Channel:
+    """A channel to a coordinator without TLS."""
+    return grpc.aio.insecure_channel(
+        address.removeprefix(INSECURE_SCHEME),
+        options=options,
+        interceptors=[kind(token_file) for kind in (_UnaryToken, _WatchToken, _SessionToken)],
+    )
 
 
 def server_credentials() -> grpc.ServerCredentials:

@@ -2,7 +2,8 @@
 
 For each size: CPU time and memory of the coordinator, latency of frames, of changes to a watcher and of
 commands, commands per second, the detection of a silent worker, and the return of all workers after a kill.
-In the same run the same streams send the same loads to a bare grpc.aio server that echoes each message. With
+In the same run idle workers connect without TLS, and the same streams send the same loads to a bare grpc.aio
+server that echoes each message. With
 ``--others`` the schedulers of Dask and Ray are measured as well. Prints one JSON document.
 
 ``--workers 100 --clients 64`` measures commands alone: commands per second, their latency, the coordinator's
@@ -70,6 +71,23 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
         return found
 
 
+def measure_idle(count: int, seconds: float, *, is_insecure: bool) -> dict[str, float]:
+    """CPU time and memory of a coordinator with idle workers, over TLS or without."""
+    with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
+        coordinator = Coordinator(Path(folder), is_insecure=is_insecure)
+        coordinator.start()
+        stack.callback(lambda: coordinator.kill())
+        time.sleep(1.0)
+        idle_bytes = memory_bytes(coordinator.process.pid, "VmRSS")
+        swarm = Swarm(coordinator.worker_address, count)
+        stack.callback(swarm.stop)
+        connect_s = wait_for(lambda: swarm.welcomed == count, f"the welcome of {count} workers")
+        settle(count)
+        found = {"connect_s": round(connect_s, 1), **steady(coordinator.process.pid, swarm, seconds)}
+        resident = memory_bytes(coordinator.process.pid, "VmRSS")
+        return found | {"kib_per_worker": round((resident - idle_bytes) / count / 1024, 1)}
+
+
 def measure_others(python: str) -> list[dict[str, Any]]:
     """The cost of idle workers in the schedulers of Dask and Ray, run by another Python that has both."""
     found = []
@@ -104,6 +122,7 @@ def main() -> None:
             continue
         found = measure(count, options.seconds)
         sys.stderr.write(json.dumps(found) + "\n")
+        found["idle_without_tls"] = measure_idle(count, options.seconds, is_insecure=True)
         found["echo"] = measure_echo(count, options.seconds)
         sizes.append(found)
     document = {"machine": machine("grpcio"), "gpus_per_worker": 8, "sizes": sizes}

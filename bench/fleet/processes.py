@@ -56,13 +56,15 @@ def wait_for(condition: Callable[[], bool], what: str) -> float:
 class Coordinator:
     """A coordinator process, which keeps its address and its store over restarts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_insecure: bool = False) -> None:
         self._database = folder / "store.sqlite3"
+        self._more = ["--insecure"] if is_insecure else []
         self.address = self.worker_address = "127.0.0.1:0"
 
     def start(self) -> None:
         """Starts it."""
-        options = ["--listen", self.address, "--worker-listen", self.worker_address]
+        addresses = (text.removeprefix("insecure:") for text in (self.address, self.worker_address))
+        options = ["--listen", next(addresses), "--worker-listen", next(addresses), *self._more]
         options += ["--database", str(self._database), "--log-level", "error"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "leasehold_client", "coordinator", *options],

@@ -46,6 +46,8 @@ VERBS: Final = {
     "uncordon": "Put GPUs or whole workers back into service.",
     "audit": "Verify that nobody changed the audit.",
     "gpu": "Manage the recorded health of GPUs, and the GPUs of enrolled workers.",
+    "login": "Get a client certificate by a join token, and keep it in a context.",
+    "context": "List, choose and delete contexts, which `leasehold login` makes.",
     "token": "Create, list and delete join tokens of workers, users and services.",
     "ca": "List and revoke client certificates, block identities, and rotate the authority.",
     "cancel": "Cancel a command that has not ended.",

@@ -146,6 +146,11 @@ def duration_s(duration: Duration) -> float:
     return duration.ToNanoseconds() / 1e9
 
 
+def seconds_text(time_s: float) -> str:
+    """Formats a time, in seconds of the Unix epoch, like :func:`time_text`."""
+    return time_text(Timestamp(seconds=int(time_s)))
+
+
 def time_text(moment: Timestamp) -> str:
     """Formats a time in UTC to the second. "-": unset; "?": outside of the calendar."""
     try:

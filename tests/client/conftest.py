@@ -67,6 +67,6 @@ def leasehold(
 @pytest.fixture
 def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits 30 s for a coordinator."""
-    monkeypatch.setattr(retry, "OUTAGE_LIMIT_S", 0.3)
-    monkeypatch.setattr(retry, "REPEAT_LIMIT_S", 0.1)
+    monkeypatch.setattr(retry, "OUTAGE_LIMIT_S", 0.8)
+    monkeypatch.setattr(retry, "REPEAT_LIMIT_S", 0.8)
     monkeypatch.setattr(retry, "RETRY_INTERVAL_S", 0.01)

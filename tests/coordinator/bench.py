@@ -15,6 +15,7 @@ from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectResponse
+from leasehold_coordinator.access.secret_vault import SecretVault
 from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
@@ -30,6 +31,8 @@ from .scripted_worker import make_hello
 CONNECT = "/leasehold.worker.v1.SessionService/Connect"
 
 FULL = FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
+
+VAULT = SecretVault(bytes(32), bytes(32))
 
 
 class Gate:
@@ -49,7 +52,7 @@ class Bench:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.fleet = Fleet(store, load_interval_s=5)
+        self.fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         self.dispatcher = Dispatcher(self.fleet)
         self.service = SessionService(self.fleet, self.dispatcher, authentication(store))
         self.session = Session(make_hello())

@@ -31,6 +31,7 @@ import grpc
 from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 
 from tests.channels import authentication
+from tests.coordinator.bench import VAULT
 from tests.coordinator.scripted_worker import make_hello
 
 from .messages import fill
@@ -72,7 +73,7 @@ def fuzz_coordinator(folder: Path) -> Any:
     """Feeds frames to the coordinator's side of a stream, over a real store."""
     loop = asyncio.new_event_loop()
     store = Store.open(str(folder / "store.sqlite3"))
-    fleet = Fleet(store, load_interval_s=5.0)
+    fleet = Fleet(store, load_interval_s=5.0, vault=VAULT)
     service = SessionService(fleet, Dispatcher(fleet), authentication(store))
     hello = ConnectRequest(hello=make_hello("alpha")).SerializeToString()
 

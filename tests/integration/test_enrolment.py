@@ -1,6 +1,7 @@
 """A coordinator off loopback: who gets a join token, and what it is worth."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +9,24 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
+from leasehold_coordinator.access.authority import open_authority
+from leasehold_coordinator.access.join_tokens import ticket_text
 
 from tests.coordinator.commands.test_enrolment import read_ticket
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
-from tests.integration.fleets import Fleet, make_fleet
+from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
 
 SETTINGS = 'server_names = ["localhost"]\n'
+
+
+def set_directories(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Gives daemons and verbs directories of their own."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
+        (folder / name).mkdir(mode=0o700)
+        patch.setenv(name, str(folder / name))
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +34,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A coordinator that other hosts reach, with directories of its own. Verbs use its socket."""
     folder = tmp_path_factory.mktemp("enrolment")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
-            (folder / name).mkdir(mode=0o700)
-            patch.setenv(name, str(folder / name))
+        set_directories(folder, patch)
         settings = folder / "coordinator.toml"
         settings.write_text(SETTINGS)
         listen = ("--listen", "0.0.0.0:0", "--worker-listen", "0.0.0.0:0", "--config", str(settings))
@@ -122,3 +131,79 @@ def test_a_certificate_gives_nothing_of_another_worker(fleet: Fleet) -> None:
     assert refusal(fleet, "gpu-02", forged) == "PROTOCOL_VIOLATION"
     events = fleet.cli("get", "events").stdout
     assert f"GPU {foreign.uuid} belongs to worker/gpu-03" in events
+
+
+def login(fleet: Fleet, identity: str, *options: str, code: int = 0) -> str:
+    """Logs a user in by a new token, and returns what the verb says."""
+    kind, _, name = identity.partition("/")
+    file = fleet.folder / f"{name}.token"
+    file.write_text(fleet.cli("token", "create", f"--{kind}", name).stdout)
+    done = fleet.cli("login", "--token", str(file), *options, code=code)
+    return done.stdout + done.stderr
+
+
+def by_context(fleet: Fleet, *arguments: str, code: int = 0, **environment: str) -> str:
+    """What a verb says that gets its coordinator from a context."""
+    done = fleet.cli(*arguments, code=code, LEASEHOLD_COORDINATOR="", **environment)
+    return done.stdout + done.stderr
+
+
+def test_a_user_logs_in_and_later_verbs_need_no_option(fleet: Fleet) -> None:
+    assert "user/alice: logged in to localhost:" in login(fleet, "user/alice")
+    contexts = fleet.folder / "XDG_CONFIG_HOME/leasehold/contexts.json"
+    assert contexts.stat().st_mode & 0o777 == 0o600
+    assert by_context(fleet, "whoami").startswith("user/alice: no role")
+    assert "service/slurm: logged in" in login(fleet, "service/slurm", "--context", "batch")
+    assert by_context(fleet, "whoami").startswith("service/slurm:")
+    assert by_context(fleet, "whoami", "--context", "alice").startswith("user/alice:")
+    assert by_context(fleet, "whoami", LEASEHOLD_CONTEXT="alice").startswith("user/alice:")
+    assert fleet.cli("whoami").stdout.startswith("local/"), "--coordinator leaves out the current context"
+    by_context(fleet, "context", "use", "alice")
+    assert re.search(r"^\* +alice +user/alice", by_context(fleet, "context", "list"), re.MULTILINE)
+    by_context(fleet, "context", "delete", "alice")
+    assert "alice" not in by_context(fleet, "context", "list")
+    assert "no context is named 'alice'" in by_context(fleet, "whoami", "--context", "alice", code=2)
+
+
+def end(fleet: Fleet, name: str) -> None:
+    """Waits until a worker has ended by itself, because it can't start."""
+    process = fleet.processes.pop(name)
+    assert process.wait(TIMEOUT_S) == 2
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_stolen_token_and_one_for_others_get_no_certificate(fleet: Fleet) -> None:
+    login(fleet, "user/bob")
+    assert "(JOIN_REFUSED)" in by_context(
+        fleet, "login", "--token", str(fleet.folder / "bob.token"), XDG_CONFIG_HOME=str(fleet.folder), code=1
+    )
+    token = join(fleet, "gpu-04")
+    fleet.join_worker("gpu-05", token, "--name", "gpu-04")
+    end(fleet, "gpu-05")
+    assert "worker/gpu-04 can't join: the join token is unknown, expired or used up" in fleet.log("gpu-05")
+    file = fleet.folder / "gpu.token"
+    file.write_text(token)
+    assert "the join token is for worker/gpu-04" in by_context(fleet, "login", "--token", str(file), code=2)
+
+
+def test_the_server_is_verified_before_it_gets_the_secret(fleet: Fleet, tmp_path: Path) -> None:
+    real = read_ticket(fleet.cli("token", "create", "--user", "carol").stdout.strip())
+    other = open_authority(tmp_path).certificate.public_bytes(Encoding.DER)
+    real.ca_certificates[:] = [other]
+    file = fleet.folder / "carol.token"
+    file.write_text(ticket_text(real))
+    said = by_context(fleet, "login", "--token", str(file), code=1)
+    assert "is not from the authority" in said
+    assert tokens(fleet)["user/carol"]["uses_left"] == 1
+
+
+def test_a_deleted_worker_is_out_and_its_name_is_free(fleet: Fleet) -> None:
+    join(fleet, "gpu-06")
+    fleet.end_worker("gpu-06", signal.SIGTERM)
+    fleet.cli("rm", "worker", "gpu-06")
+    fleet.join_worker("gpu-06")
+    fleet.wait(lambda: "is revoked" in fleet.log("gpu-06"))
+    fleet.end_worker("gpu-06", signal.SIGTERM)
+    (fleet.folder / "gpu-06" / "worker_id").write_text("worker-reinstalled\n")
+    join(fleet, "gpu-06")

@@ -70,8 +70,10 @@ def share(host: SimulatedHost, folder: Path) -> dict[str, str]:
 def give_credentials(folder: Path, uid: int) -> Path:
     """A copy of the run's credentials that a user can read."""
     copy = folder / "credentials"
-    shutil.copytree(credentials_directory(), copy)
-    for path in (copy, *copy.rglob("*")):
+    copy.mkdir()
+    for name in ("ca.pem", "worker.token"):
+        shutil.copy2(credentials_directory() / name, copy)
+    for path in (copy, *copy.iterdir()):
         os.chown(path, uid, uid)
     return copy
 

@@ -51,6 +51,16 @@ if TYPE_CHECKING:
     metavar="NAME=VALUE",
     help="Set an environment variable; may be repeated.",
 )
+@click.option(
+    "--env-secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME[=@FILE]",
+    help=(
+        "Set an environment variable with the value of this environment or of a file, which no response, "
+        "report or log shows; may be repeated."
+    ),
+)
 @click.option("--wait-ready", is_flag=True, help="Return once the workload is ready, not just started.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
 @command_options
@@ -66,6 +76,7 @@ def run(
     worker: str,
     name: str,
     environment: Sequence[str],
+    secrets: Sequence[str],
     wait_ready: bool,
     arguments: Sequence[str],
     options: CommandOptions,
@@ -73,6 +84,7 @@ def run(
     """Start a workload on a worker. The workload keeps running after this command has returned."""
     from leasehold.v1.workload_pb2 import WorkloadSpec
 
+    from leasehold_client.arguments.secret_variables import secret_variables
     from leasehold_client.cli.conclusion import conclude, conclude_ready
 
     if wait_ready and not options.wait:
@@ -80,6 +92,7 @@ def run(
     spec = WorkloadSpec(
         arguments=arguments,
         environment=dict(_variable(text) for text in environment),
+        secret_environment=secret_variables(secrets),
         resources=resources,
         helper=helper,
         eviction=eviction.policy,

@@ -17,6 +17,7 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client.contexts import find_context
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -62,6 +63,12 @@ coordinator_option = click.option(
     metavar="HOST:PORT",
     envvar="LEASEHOLD_COORDINATOR",
     help="HOST:PORT, insecure:HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
+)
+context_option = click.option(
+    "--context",
+    metavar="NAME",
+    envvar="LEASEHOLD_CONTEXT",
+    help="Context with a client certificate.  [default: without --coordinator, the current one]",
 )
 output_option = click.option(
     "-o",
@@ -182,15 +189,21 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
     """Connects a verb to the coordinator, and turns any error into one line and an exit code."""
 
     @coordinator_option
+    @context_option
     @wraps(function)
-    def call(coordinator: str | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
+    def call(
+        coordinator: str | None, context: str | None, *positional: Arguments.args, **named: Arguments.kwargs
+    ) -> None:
         from leasehold_client.cli.lookups import with_short_names
         from leasehold_client.coordinator.client import Client
 
         interrupts.raise_in_verb()
         try:
-            address = parse_address(coordinator or configured_coordinator())
-            with Client(address, _announced(address)) as client:
+            found = find_context(context, coordinator)
+            default = found.coordinator if found is not None else None
+            address = parse_address(coordinator or default or configured_coordinator())
+            name = found.name if found is not None else None
+            with Client(address, _announced(address), name) as client:
                 try:
                     function(client, *positional, **named)
                 except LeaseholdError as error:

@@ -47,6 +47,8 @@ class Client(WorkerChanges, AccessChanges):
         address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
             user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
+        context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
+            or the current context.
     """
 
     def run(
@@ -67,7 +69,8 @@ class Client(WorkerChanges, AccessChanges):
         """Creates a workload and the command that starts the workload.
 
         Args:
-            spec: The program, its resources and its policy.
+            spec: The program, its resources and its policy. No response has values of
+                ``secret_environment``.
             name: Name of the workload. Empty: generated.
             worker: Id or name of the worker. Empty: the one with most free GPUs, or with the checkpoint.
             gpu_uuids: Exactly these GPUs. Empty: any that satisfy the spec.

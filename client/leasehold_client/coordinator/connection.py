@@ -8,7 +8,9 @@ from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
+from leasehold_client.contexts import Context
 from leasehold_client.coordinator.channels import open_channel
+from leasehold_client.coordinator.renewing_channel import RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
 from leasehold_client.coordinator.tls_failures import explain, explain_closed
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
@@ -56,15 +58,25 @@ class Connection:
     Args:
         address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
+        context: The client certificate. None: a token, or the user of a socket.
 
     Raises:
         LeaseholdError: There are no credentials for the coordinator.
     """
 
-    def __init__(self, address: str, on_wait: Callable[[LeaseholdError], None] = lambda error: None) -> None:
+    def __init__(
+        self,
+        address: str,
+        on_wait: Callable[[LeaseholdError], None] = lambda error: None,
+        context: Context | None = None,
+    ) -> None:
         self.address = address
         self._on_wait = on_wait
-        self.channel = repeat(partial(open_channel, address, OPTIONS), on_wait)
+        self.channel: grpc.Channel
+        if context is not None:
+            self.channel = RenewingChannel(context, address, OPTIONS)
+        else:
+            self.channel = repeat(partial(open_channel, address, OPTIONS), on_wait)
 
     def close(self) -> None:
         """Closes the channel within a second, even if gRPC hangs.

@@ -30,6 +30,7 @@ from leasehold.v1.workload_service_pb2 import ListCheckpointsResponse, PlanReque
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import default_coordinator
+from leasehold_client.contexts import find_context
 from leasehold_client.coordinator.certificates import CertificateCalls
 from leasehold_client.coordinator.connection import PAGE_SIZE, Connection
 from leasehold_client.coordinator.enrolment import EnrolmentCalls
@@ -55,15 +56,19 @@ class Reader:
         address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
             user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
+        context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
+            or the current context.
     """
 
     def __init__(
         self,
         address: str | None = None,
         on_wait: Callable[[LeaseholdError], None] = lambda error: None,
+        context: str | None = None,
     ) -> None:
-        self.address = address or default_coordinator()
-        self._connection = Connection(self.address, on_wait)
+        found = find_context(context, address)
+        self.address = address or (found.coordinator if found is not None else default_coordinator())
+        self._connection = Connection(self.address, on_wait, found)
         channel = self._connection.channel
         self._fleet = FleetServiceStub(channel)
         self._workloads = WorkloadServiceStub(channel)

@@ -9,18 +9,19 @@ _NO_CONNECTION: Final = "failed to connect to all addresses"
 
 _OTHER_AUTHORITY: Final = (
     "its certificate is not from the authority in ca.pem: another coordinator listens there, or its keys "
-    "were made anew; copy ca.pem and the token from its state directory"
+    "were made anew; join again with a token of `leasehold token create --replace`, or copy ca.pem and the "
+    "token from its state directory"
 )
 _CAUSES: Final = {
     "unable to get local issuer certificate": _OTHER_AUTHORITY,
     "self signed certificate": _OTHER_AUTHORITY,
     "certificate has expired": (
-        "its certificate has expired, or this host's clock is ahead: compare both clocks, and restart the "
-        "coordinator"
+        "its certificate has expired{when}, or this host's clock is ahead: compare both clocks, and restart "
+        "the coordinator"
     ),
     "certificate is not yet valid": (
-        "its certificate is not valid yet: this host's clock is behind, or the coordinator's was ahead at "
-        "its start; compare both clocks"
+        "its certificate is not valid yet{when}: this host's clock is behind, or the coordinator's was ahead "
+        "at its start; compare both clocks"
     ),
     "Hostname Verification Check failed": (
         "its certificate does not name that host: use the address of --listen, the host's name, or a name "
@@ -36,7 +37,7 @@ _CLOSED: Final = ("Socket closed", "Connection reset by peer")
 
 
 def explain(details: str, address: str) -> str | None:
-    """A sentence about a failed handshake.
+    """A sentence about a failed handshake. Blocks for up to 4 s if dates are wrong.
 
     Args:
         details: gRPC's text about a failed call.
@@ -49,8 +50,15 @@ def explain(details: str, address: str) -> str | None:
         return None  # a coordinator answered, perhaps with a text of its own
     for text, cause in _CAUSES.items():
         if text in details:
-            return f"TLS with {address} failed: {cause.format(address=address)}"
+            when = _validity(address) if "{when}" in cause else ""
+            return f"TLS with {address} failed: {cause.format(address=address, when=when)}"
     return None
+
+
+def _validity(address: str) -> str:
+    from leasehold_client.coordinator.server_certificate import validity_text  # late: imports cryptography
+
+    return validity_text(address)
 
 
 def explain_closed(details: str, address: str) -> str | None:
@@ -69,8 +77,9 @@ def explain_closed(details: str, address: str) -> str | None:
         return None
     if not address.startswith(INSECURE_SCHEME):
         return (
-            f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate: "
-            "get one with a join token of an admin, unless the coordinator was just stopped"
+            f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate of "
+            "its own authority: `leasehold login --token -` with a token of "
+            "`leasehold token create --user NAME` gets one, unless the coordinator was just stopped"
         )
     secure = address.removeprefix(INSECURE_SCHEME)
     return (

@@ -92,7 +92,8 @@ def gpu_reason(lease: GpuLease) -> str:
     parts = []
     if lease.HasField("hold"):
         by = f" by {one_line(lease.hold.held_by)}" if lease.hold.held_by else ""
-        parts.append(f"held{by} until {time_text(lease.hold.expire_time)}, hold {lease.hold.hold_id}")
+        name = f", hold {lease.hold.hold_id}" if lease.hold.hold_id else ""
+        parts.append(f"held{by} until {time_text(lease.hold.expire_time)}{name}")
     if lease.health not in UNREMARKABLE:
         health = enum_name(gpu_pb2.GpuHealth.Name, lease.health, "GPU_HEALTH_")
         parts.append(f"{health}: {one_line(lease.health_reason)}" if lease.health_reason else health)
@@ -125,7 +126,7 @@ def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> N
     """Prints a table of workloads, with their GPUs as worker/slot.
 
     The column ORIGIN is shown if a worker did not start all of the workloads, USER then too and for several
-    users, and EVICTION if a workload has a policy.
+    users, OWNER for several owners, and EVICTION if a workload has a policy.
     """
     places = gpu_places(gpus)
     listed = list(workloads)
@@ -145,6 +146,8 @@ def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> N
     is_mixed = any(workload.origin not in STARTED_HERE for workload in listed)
     if is_mixed or len({workload.user for workload in listed if workload.user}) > 1:
         columns.insert(2, ("USER", [workload.user or "-" for workload in listed]))
+    if len({workload.owner for workload in listed if workload.owner}) > 1:
+        columns.insert(2, ("OWNER", [workload.owner or "-" for workload in listed]))
     if is_mixed:
         columns.insert(2, ("ORIGIN", [_origin(workload) for workload in listed]))
     cells = [cells for _, cells in columns]

@@ -43,10 +43,19 @@ def echo_events(events: Iterable[Event]) -> None:
     echo_table(
         ["TIME", "KIND", "MESSAGE"],
         [
-            [time_text(event.time), enum_name(EventKind.Name, event.kind, "EVENT_KIND_"), event.message]
+            [
+                time_text(event.time),
+                enum_name(EventKind.Name, event.kind, "EVENT_KIND_"),
+                event.message or _subject(event),
+            ]
             for event in events
         ],
     )
+
+
+def _subject(event: Event) -> str:
+    """What an event is about, if its message is for others."""
+    return event.workload_name or (f"worker {event.worker_name}" if event.worker_name else "-")
 
 
 def echo_audit(entries: Iterable[AuditEntry]) -> None:

@@ -29,6 +29,7 @@ from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.permissions import current_views, require_cancellable
 from leasehold_coordinator.lists import list_fields, list_orders
 from leasehold_coordinator.lists.filters import matches
 from leasehold_coordinator.lists.pages import page_request
@@ -43,7 +44,7 @@ class CommandService(CommandServiceServicer):
         self._dispatcher = dispatcher
 
     async def GetCommand(self, request: GetCommandRequest, context: Context) -> GetCommandResponse:
-        return GetCommandResponse(command=command_view(await self._find(request.command_id)))
+        return GetCommandResponse(command=_seen(await self._find(request.command_id)))
 
     async def ListCommands(self, request: ListCommandsRequest, context: Context) -> ListCommandsResponse:
         wanted = await read_filter(self.fleet, request.filter, list_fields.COMMANDS)
@@ -51,17 +52,16 @@ class CommandService(CommandServiceServicer):
         if request.workload:
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
         asked = page_request(request, list_orders.COMMANDS.parse(request.order_by), workload_id or "")
-        page = await self.fleet.store.list_commands(asked, wanted, workload_id=workload_id)
-        return ListCommandsResponse(
-            commands=map(command_view, page.items), next_page_token=asked.token(page.last)
-        )
+        views = current_views()
+        page = await self.fleet.store.list_commands(asked, wanted, views.command, workload_id=workload_id)
+        return ListCommandsResponse(commands=map(_seen, page.items), next_page_token=asked.token(page.last))
 
     async def WatchCommand(
         self, request: WatchCommandRequest, context: Context
     ) -> AsyncIterator[WatchCommandResponse]:
         with self.fleet.command_hub.subscribe(request.command_id) as subscription:
             command = await self._find(request.command_id)
-            yield WatchCommandResponse(command=command_view(command))
+            yield WatchCommandResponse(command=_seen(command))
             if is_terminal(command.state):
                 return
             async for change in subscription.changes():
@@ -71,7 +71,7 @@ class CommandService(CommandServiceServicer):
                 if newer.revision <= command.revision and not is_terminal(newer.state):
                     continue
                 command = newer
-                yield WatchCommandResponse(command=command)
+                yield WatchCommandResponse(command=current_views().command(command))
                 if is_terminal(command.state):
                     return
 
@@ -80,6 +80,13 @@ class CommandService(CommandServiceServicer):
     ) -> AsyncIterator[WatchCommandsResponse]:
         wanted = await read_filter(self.fleet, request.filter, list_fields.COMMANDS)
         worker_id, workload_id = await self.fleet.find_parents(request.worker, request.workload)
+
+        views = current_views()
+
+        def view(response: WatchCommandsResponse) -> WatchCommandsResponse:
+            if views.are_whole or not response.HasField("command"):
+                return response
+            return WatchCommandsResponse(command=views.command(response.command))
 
         def wants(response: WatchCommandsResponse) -> bool:
             if not response.HasField("command"):
@@ -100,6 +107,8 @@ class CommandService(CommandServiceServicer):
             request.resume_token,
             self._snapshot(wants),
             wants=wants,
+            scope=views.scope,
+            view=view,
             shown=shown,
         )
         async with aclosing(responses):
@@ -119,8 +128,9 @@ class CommandService(CommandServiceServicer):
 
     async def CancelCommand(self, request: CancelCommandRequest, context: Context) -> CancelCommandResponse:
         command = await self._find(request.command_id)
+        require_cancellable(command)
         cancelled = await self.fleet.store.health.unless_stalled(self._dispatcher.cancel(command))
-        return CancelCommandResponse(command=command_view(cancelled))
+        return CancelCommandResponse(command=_seen(cancelled))
 
     async def _find(self, command_id: str) -> Command:
         command = await self.fleet.find_command(command_id)
@@ -131,3 +141,8 @@ class CommandService(CommandServiceServicer):
                 field="command_id",
             )
         return command
+
+
+def _seen(command: Command) -> Command:
+    """A command as the caller sees it."""
+    return current_views().command(command_view(command))

@@ -38,6 +38,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter, read_fleet_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.memory_lists import MemoryLists
+from leasehold_coordinator.fleet.permissions import current_views
 from leasehold_coordinator.lists import list_fields, list_orders
 from leasehold_coordinator.lists.filters import matches_fleet
 from leasehold_coordinator.lists.pages import PAGE_LIMIT_BYTES, Position, page_request
@@ -69,7 +70,7 @@ class FleetService(FleetServiceServicer):
         owner = self.fleet.registry.owner(request.uuid)
         for gpu in self.fleet.gpus(owner) if owner is not None else ():
             if gpu.gpu.uuid == request.uuid:
-                return GetGpuResponse(gpu=gpu)
+                return GetGpuResponse(gpu=current_views().gpu(gpu))
         raise FleetError(
             errors_pb2.ERROR_REASON_UNKNOWN_GPU,
             f"no worker has reported the GPU {request.uuid!r}: `leasehold get gpus` lists the GPUs",
@@ -87,7 +88,7 @@ class FleetService(FleetServiceServicer):
             unreachable=[known.hello.worker_id for known in workers if not known.reported]
         )
         page = await self._lists.page(
-            self._gpus(_after(workers, asked.after if is_sorted else None)),
+            map(current_views().gpu, self._gpus(_after(workers, asked.after if is_sorted else None))),
             asked,
             wanted,
             is_sorted=is_sorted,
@@ -101,6 +102,12 @@ class FleetService(FleetServiceServicer):
         self, request: WatchFleetRequest, context: Context
     ) -> AsyncIterator[WatchFleetResponse]:
         wanted = await read_fleet_filter(self.fleet, request.filter)
+        views = current_views()
+
+        def view(response: WatchFleetResponse) -> WatchFleetResponse:
+            if views.are_whole or not response.HasField("gpu"):
+                return response
+            return WatchFleetResponse(gpu=views.gpu(response.gpu))
 
         def shown(response: WatchFleetResponse) -> WatchFleetResponse:
             if response.HasField("worker") and not matches_fleet(wanted, response.worker):
@@ -110,7 +117,13 @@ class FleetService(FleetServiceServicer):
             return response
 
         responses = watch(
-            self.fleet.fleet_hub, WatchFleetResponse, request.resume_token, self._snapshot(), shown=shown
+            self.fleet.fleet_hub,
+            WatchFleetResponse,
+            request.resume_token,
+            self._snapshot(),
+            scope=views.scope,
+            view=view,
+            shown=shown,
         )
         async with aclosing(responses):
             async for response in responses:

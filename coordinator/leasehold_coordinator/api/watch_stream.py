@@ -25,6 +25,8 @@ async def watch(
     *,
     key: str | None = None,
     wants: Callable[[Response], bool] | None = None,
+    scope: str = "",
+    view: Callable[[Response], Response] = lambda response: response,
     shown: Callable[[Response], Response] = lambda response: response,
 ) -> AsyncGenerator[Response]:
     """Yields the responses of a watch, until the watcher leaves or is too slow.
@@ -40,33 +42,37 @@ async def watch(
         snapshot: The entries with their keys, some at a time. Each item is built when it is asked for.
         key: Only changes of this key. None: of all keys.
         wants: Whether a response is for this watcher. None: each is.
-        shown: The response as this watcher gets it: itself, or the deletion of an entry that does not match.
+        scope: Distinguishes the tokens of different views.
+        view: The part of a response that this watcher may see.
+        shown: The view as this watcher gets it: itself, or the deletion of an entry that does not match.
 
     Raises:
         FleetError: INVALID_TOKEN, the token is of another coordinator or too old, or the watcher is too slow.
     """
     with hub.subscribe(key, wants) as subscription:
         if resume_token:
-            for change in hub.since(resume_token):
+            for change in hub.since(resume_token, scope):
                 if subscription.is_for_watcher(change):
-                    yield _with_token(kind, shown(change.message), hub.token(change.revision))
+                    yield _with_token(kind, shown(view(change.message)), hub.token(change.revision, scope))
         else:
             for entries in snapshot:
                 for entry_key, _ in entries:
                     subscription.drop(entry_key)
                 for _, response in entries:
-                    if shown(response) is response:
-                        yield response
+                    seen = view(response)
+                    if shown(seen) is seen:
+                        yield seen
                 await asyncio.sleep(0)  # a filter may match no entry, and the fleet may be large
             complete = hub.revision
             for change in subscription.until(complete):
-                yield shown(change.message)
-            yield kind(bookmark=Bookmark(snapshot_end=True), resume_token=hub.token(complete))
+                yield shown(view(change.message))
+            yield kind(bookmark=Bookmark(snapshot_end=True), resume_token=hub.token(complete, scope))
         async for next_change in subscription.changes():
             if next_change is not None:
-                yield _with_token(kind, shown(next_change.message), hub.token(next_change.revision))
+                seen = shown(view(next_change.message))
+                yield _with_token(kind, seen, hub.token(next_change.revision, scope))
             else:  # no change waits, so all up to now were delivered
-                yield kind(bookmark=Bookmark(), resume_token=hub.token(hub.revision))
+                yield kind(bookmark=Bookmark(), resume_token=hub.token(hub.revision, scope))
 
 
 def _with_token(kind: type[Response], shared: Response, token: str) -> Response:

@@ -56,10 +56,10 @@ from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.output import read_output
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
-from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.permissions import current_views, require_own
 from leasehold_coordinator.lists import list_fields, list_orders
 from leasehold_coordinator.lists.filters import matches
 from leasehold_coordinator.lists.pages import page_request
@@ -91,27 +91,41 @@ class WorkloadService(WorkloadServiceServicer):
     ) -> CreateWorkloadResponse:
         workload, command = await self._requests.create_workload(request)
         return CreateWorkloadResponse(
-            workload=self.fleet.view(workload), command=command and command_view(command)
+            workload=self._seen(workload), command=command and current_views().command(command_view(command))
         )
 
+    def _seen(self, workload: Workload) -> Workload:
+        """A workload as the caller sees it."""
+        return current_views().workload(self.fleet.view(workload))
+
     async def GetWorkload(self, request: GetWorkloadRequest, context: Context) -> GetWorkloadResponse:
-        return GetWorkloadResponse(workload=self.fleet.view(await self.fleet.find_workload(request.workload)))
+        return GetWorkloadResponse(workload=self._seen(await self.fleet.find_workload(request.workload)))
 
     async def ListWorkloads(self, request: ListWorkloadsRequest, context: Context) -> ListWorkloadsResponse:
         wanted = await read_filter(self.fleet, request.filter, list_fields.WORKLOADS)
         worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
         asked = page_request(request, list_orders.WORKLOADS.parse(request.order_by), worker_id or "")
         page = await self.fleet.store.list_workloads(
-            asked, wanted, include_ended=request.include_ended, worker_id=worker_id
+            asked,
+            wanted,
+            current_views().workload,
+            include_ended=request.include_ended,
+            worker_id=worker_id,
         )
         return ListWorkloadsResponse(
-            workloads=map(self.fleet.view, page.items), next_page_token=asked.token(page.last)
+            workloads=map(self._seen, page.items), next_page_token=asked.token(page.last)
         )
 
     async def WatchWorkloads(
         self, request: WatchWorkloadsRequest, context: Context
     ) -> AsyncIterator[WatchWorkloadsResponse]:
         matching = await read_filter(self.fleet, request.filter, list_fields.WORKLOADS)
+        views = current_views()
+
+        def view(response: WatchWorkloadsResponse) -> WatchWorkloadsResponse:
+            if views.are_whole or not response.HasField("workload"):
+                return response
+            return WatchWorkloadsResponse(workload=views.workload(response.workload))
 
         def shown(response: WatchWorkloadsResponse) -> WatchWorkloadsResponse:
             if response.HasField("workload") and not matches(matching, response.workload):
@@ -126,6 +140,8 @@ class WorkloadService(WorkloadServiceServicer):
             request.resume_token,
             self._snapshot(wanted),
             key=wanted.workload_id if wanted is not None else None,
+            scope=views.scope,
+            view=view,
             shown=shown,
         )
         async with aclosing(responses):
@@ -241,17 +257,19 @@ class WorkloadService(WorkloadServiceServicer):
                 workload=workload, operation=operation, expected_generation=generation, timeout=timeout
             )
             return None
-        return await self._requests.operate(
-            key=RequestKey.of(request.request_id, request),
+        command = await self._requests.operate(
+            key=self._requests.key(request.request_id, request),
             workload=workload,
             operation=operation,
             expected_generation=generation,
             timeout=timeout,
         )
+        return current_views().command(command)
 
     async def ReadWorkloadOutput(
         self, request: ReadWorkloadOutputRequest, context: Context
     ) -> AsyncIterator[ReadWorkloadOutputResponse]:
         workload = await self.fleet.find_workload(request.workload)
+        require_own([workload])
         async for piece in read_output(self.fleet, workload, request.offset, follow=request.follow):
             yield piece

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -15,6 +16,7 @@ from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import NAMED_LIMIT, FleetReader
+from leasehold_coordinator.fleet.permissions import is_operator, is_own, require_own
 from leasehold_coordinator.lists import list_fields
 from leasehold_coordinator.lists.filters import matches
 from leasehold_coordinator.lists.pages import page_within
@@ -46,21 +48,26 @@ class Listed:
 
 
 async def list_checkpoints(fleet: FleetReader, request: ListCheckpointsRequest) -> ListCheckpointsResponse:
-    """The newest checkpoints of the workers that are in contact.
+    """The newest checkpoints of the workers that are in contact, of users their own.
 
     Args:
         fleet: The fleet.
         request: Which checkpoints. The workload may have ended.
 
     Raises:
-        FleetError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or INVALID_ARGUMENT for the filter.
+        FleetError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, NOT_PERMITTED for another owner's workload, or
+            INVALID_ARGUMENT for the filter.
     """
     workers = [fleet.registry.find(request.worker)] if request.worker else fleet.registry.all()
-    workload_id = (await fleet.find_workload(request.workload)).workload_id if request.workload else ""
+    workload_id = ""
+    if request.workload:
+        workload = await fleet.find_workload(request.workload)
+        require_own([workload])
+        workload_id = workload.workload_id
     wanted = await read_filter(fleet, request.filter, list_fields.CHECKPOINTS)
     listed = await _ask_all(fleet, workers, workload_id)
     response = ListCheckpointsResponse(unreachable=listed.unreachable)
-    found = [checkpoint for checkpoint in listed.checkpoints if matches(wanted, checkpoint)]
+    found = [one for one in listed.checkpoints if is_own(one.owner) and matches(wanted, one)]
     response.checkpoints.extend(page_within(found, LIST_LIMIT, LIST_LIMIT_BYTES - response.ByteSize()))
     return response
 
@@ -69,11 +76,36 @@ async def find_holders(fleet: FleetReader, checkpoint_id: str) -> set[str]:
     """Ids of the workers in contact that have a checkpoint. Workers that share a directory are several.
 
     Raises:
-        FleetError: UNKNOWN_CHECKPOINT, no worker has the checkpoint.
+        FleetError: UNKNOWN_CHECKPOINT, no worker has the checkpoint, or it belongs to another owner.
     """
     listed = await _ask_all(fleet, fleet.registry.all(), "")
-    holders = {one.worker_id for one in listed.checkpoints if one.checkpoint_id == checkpoint_id}
-    if not holders:
+    return _holders(fleet, listed, checkpoint_id)
+
+
+async def require_own_checkpoints(fleet: FleetReader, worker: str, checkpoint_ids: Iterable[str]) -> None:
+    """Refuses checkpoints of others. Asks the worker, if the caller is a user.
+
+    Args:
+        fleet: The fleet.
+        worker: Id or name of the worker. Empty: all workers.
+        checkpoint_ids: Ids of the checkpoints. Empty ids are ignored.
+
+    Raises:
+        FleetError: UNKNOWN_CHECKPOINT, or UNKNOWN_WORKER.
+    """
+    wanted = [checkpoint_id for checkpoint_id in checkpoint_ids if checkpoint_id]
+    if not wanted or is_operator():
+        return
+    listed = await _ask_all(fleet, [fleet.registry.find(worker)] if worker else fleet.registry.all(), "")
+    for checkpoint_id in wanted:
+        _holders(fleet, listed, checkpoint_id)
+
+
+def _holders(fleet: FleetReader, listed: Listed, checkpoint_id: str) -> set[str]:
+    """Ids of the workers that have a checkpoint of the caller."""
+    found = [one for one in listed.checkpoints if one.checkpoint_id == checkpoint_id]
+    holders = {one.worker_id for one in found}
+    if not holders or not all(is_own(one.owner) for one in found):
         silent = [_name(fleet, worker_id) for worker_id in listed.unreachable]
         more = f" and {len(silent) - NAMED_LIMIT} more" if len(silent) > NAMED_LIMIT else ""
         unasked = f" ({', '.join(silent[:NAMED_LIMIT])}{more} could not be asked)" if silent else ""
@@ -90,10 +122,24 @@ async def _ask_all(fleet: FleetReader, workers: list[KnownWorker], workload_id: 
     """Asks workers concurrently. A failed worker does not delay the others."""
     answers = await asyncio.gather(*(_try(fleet, known, workload_id) for known in workers))
     found = [one for answer in answers if answer is not None for one in answer]
+    await _set_owners(fleet, found)
     found.sort(key=lambda one: (one.worker_id, one.checkpoint_id))
     found.sort(key=lambda one: (one.create_time.seconds, one.create_time.nanos), reverse=True)
     silent = [known.hello.worker_id for known, answer in zip(workers, answers, strict=True) if answer is None]
     return Listed(tuple(found), tuple(silent))
+
+
+async def _set_owners(fleet: FleetReader, checkpoints: list[Checkpoint]) -> None:
+    """Sets the owners of checkpoints: those of their workloads, as far as the coordinator knows them.
+
+    The worker's word counts only for a workload that nobody remembers.
+    """
+    ids = {one.workload_id for one in checkpoints if one.workload_id}
+    owners = {one: fleet.workloads[one].owner for one in ids if one in fleet.workloads}
+    for workload in await fleet.store.find_workloads([one for one in ids if one not in owners]):
+        owners[workload.workload_id] = workload.owner
+    for one in checkpoints:
+        one.owner = owners.get(one.workload_id, one.owner)
 
 
 async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> list[Checkpoint] | None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeAlias, final
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import operation_pb2, workload_pb2
+from google.protobuf.message import Message
+from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.fleet_service_pb2 import (
     CordonRequest,
@@ -26,28 +27,36 @@ from leasehold.v1.workload_service_pb2 import (
     WorkloadRefusal,
 )
 
-from leasehold_coordinator.commands.checkpoint_list import find_holders
+from leasehold_coordinator.commands.checkpoint_list import find_holders, require_own_checkpoints
 from leasehold_coordinator.commands.decisions import Decision, Decisions
 from leasehold_coordinator.commands.dispatcher import Dispatcher
-from leasehold_coordinator.commands.holds import Room, find_hold_worker, find_room
+from leasehold_coordinator.commands.holds import Room, find_room
 from leasehold_coordinator.commands.new_commands import new_command, new_name, new_workload_id
 from leasehold_coordinator.commands.placement import place
 from leasehold_coordinator.commands.plans import check_on_worker
 from leasehold_coordinator.commands.request_keys import RequestKey, find_repeated
-from leasehold_coordinator.commands.targets import find_target
+from leasehold_coordinator.commands.targets import find_hold_worker, find_target
+from leasehold_coordinator.commands.user_rules import (
+    USER_PRIORITY_LIMIT,
+    check_priority,
+    check_queue,
+    taken_gpus,
+)
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list
 from leasehold_coordinator.core.operation_rules import (
     check_generation,
     check_gpus_of_worker,
     check_one_worker,
     check_operation,
+    check_size,
     check_state,
 )
+from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.callers import owner
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.timestamps import duration, now_timestamp
 
@@ -59,17 +68,33 @@ SHORT_TIMEOUT_S: Final = 60.0
 LONG_TIMEOUT_S: Final = 600.0
 """Default timeout of commands that move memory. A suspend of 80 GB takes 40 s."""
 
+SECRETS_MINOR: Final = 6
+"""The first minor version of the protocol in which a worker knows secret variables."""
+
 WorkerRequest: TypeAlias = CordonRequest | UncordonRequest | ResetGpuHealthRequest | DeleteCheckpointsRequest
 
 
 @final
 class CommandCreation:
-    """Creates commands: each is checked, decided, stored and sent."""
+    """Creates commands: each is checked, decided, stored and sent.
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher) -> None:
+    Args:
+        fleet: The fleet.
+        dispatcher: Sends commands.
+        user_priority_limit: The highest priority of users' workloads.
+    """
+
+    def __init__(
+        self, fleet: Fleet, dispatcher: Dispatcher, user_priority_limit: int = USER_PRIORITY_LIMIT
+    ) -> None:
         self._fleet = fleet
+        self._user_priority_limit = user_priority_limit
         self._dispatcher = dispatcher
         self.decisions = Decisions(fleet.store.health)
+
+    def key(self, request_id: str, request: Message) -> RequestKey:
+        """The key of a request, which has this id. Empty: it has none."""
+        return RequestKey.of(self._fleet.vault, request_id, request)
 
     async def create_workload(self, request: CreateWorkloadRequest) -> tuple[Workload, Command | None]:
         """Creates a workload and the command that starts the workload.
@@ -77,9 +102,8 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        request_id = "" if request.validate_only else request.request_id
-        key = RequestKey.of(request_id, request)
-        return await self.decisions.once(request_id, partial(self._create_workload, request, key))
+        key = self.key("" if request.validate_only else request.request_id, request)
+        return await self.decisions.once(key.scoped_id, partial(self._create_workload, request, key))
 
     async def _create_workload(
         self, request: CreateWorkloadRequest, key: RequestKey
@@ -92,6 +116,7 @@ class CommandCreation:
         async def draft() -> tuple[Workload, Command]:
             room = await find_room(self._fleet.reader, request)
             workload = self._new_workload(request, holders, room)
+            check_queue(self._fleet.reader, workload.worker_id, request.gpu_uuids)
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id, *room.preempted_ids])
             run = operation_pb2.RunOperation(
                 name=workload.name,
@@ -108,11 +133,16 @@ class CommandCreation:
                 Operation(run=run),
                 request.timeout if request.HasField("timeout") else duration(default_s),
                 workload.workload_id,
+                [workload.owner, *room.owners],
             )
             return workload, command
 
         return await self._decide_new(
-            draft, key, is_checked=bool(request.spec.hooks), is_real=not request.validate_only
+            draft,
+            key,
+            is_checked=bool(request.spec.hooks),
+            is_real=not request.validate_only,
+            secrets=request.spec.secret_environment,
         )
 
     async def _decide_new(
@@ -122,6 +152,7 @@ class CommandCreation:
         *,
         is_checked: bool,
         is_real: bool,
+        secrets: Mapping[str, str] | None = None,
     ) -> tuple[Workload, Command | None]:
         """Creates a workload and its command, after the worker has checked the request where needed.
 
@@ -132,6 +163,7 @@ class CommandCreation:
             key: The request's key.
             is_checked: Whether the worker is asked whether the request breaks a rule.
             is_real: False creates nothing, and the worker checks everything. The workload then has no id.
+            secrets: Secret variables of the program. Only the command gets the values, encrypted.
         """
 
         async def preview() -> Decision[tuple[Workload, Command]]:
@@ -139,6 +171,7 @@ class CommandCreation:
 
         async def create() -> Decision[tuple[Workload, Command | None]]:
             workload, command = await draft()
+            self._seal(command, secrets or {})
             return Decision((workload, command), self._dispatcher.create(command, workload, key.digest))
 
         if is_checked or not is_real:
@@ -158,6 +191,26 @@ class CommandCreation:
             workload.ClearField(field)
         return workload, None
 
+    def _seal(self, command: Command, secrets: Mapping[str, str]) -> None:
+        """Puts encrypted values of secret variables into a run.
+
+        Raises:
+            FleetError: UNSUPPORTED_CAPABILITY: the worker is older than such variables; or INVALID_ARGUMENT.
+        """
+        if not secrets:
+            return
+        hello = self._fleet.reader.contact(command.worker_id).hello
+        if hello.protocol_version.minor < SECRETS_MINOR:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                f"worker {hello.name} is too old for secret variables: update it, or choose another worker",
+                field="spec.secret_environment",
+            )
+        sealed = command.operation.run.spec.secret_environment
+        for name, value in secrets.items():
+            sealed[name] = self._fleet.vault.seal(command.workload_id, name, value)
+        check_size(command.ByteSize())
+
     async def _holders(self, request: CreateWorkloadRequest) -> set[str] | None:
         """Ids of the workers that have the checkpoint of a request. None: the choice is not limited.
 
@@ -167,8 +220,10 @@ class CommandCreation:
         Raises:
             FleetError: UNKNOWN_CHECKPOINT.
         """
-        named = request.worker or request.gpu_uuids or request.hold_id or request.preempt
-        if not request.checkpoint_id or named:
+        if not request.checkpoint_id:
+            return None
+        if request.worker or request.gpu_uuids or request.hold_id or request.preempt:
+            await require_own_checkpoints(self._fleet.reader, request.worker, [request.checkpoint_id])
             return None
         return await find_holders(self._fleet.reader, request.checkpoint_id)
 
@@ -178,9 +233,8 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        request_id = "" if request.validate_only else request.request_id
-        key = RequestKey.of(request_id, request)
-        return await self.decisions.once(request_id, partial(self._adopt, request, key))
+        key = self.key("" if request.validate_only else request.request_id, request)
+        return await self.decisions.once(key.scoped_id, partial(self._adopt, request, key))
 
     async def _adopt(self, request: AdoptProcessRequest, key: RequestKey) -> tuple[Workload, Command | None]:
         before = await self._created_before(key)
@@ -198,7 +252,7 @@ class CommandCreation:
             workload = Workload(
                 workload_id=workload_id,
                 name=operation.name,
-                owner=caller(),
+                owner=owner(),
                 worker_id=self._fleet.registry.find(request.worker).hello.worker_id,
                 status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
                 create_time=now_timestamp(),
@@ -212,6 +266,7 @@ class CommandCreation:
                 Operation(adopt=operation),
                 request.timeout if request.HasField("timeout") else duration(SHORT_TIMEOUT_S),
                 workload_id,
+                [workload.owner],
             )
             return workload, command
 
@@ -231,7 +286,7 @@ class CommandCreation:
         Raises:
             FleetError: The request is refused, and nothing was created.
         """
-        key = RequestKey.of(request.request_id, request)
+        key = self.key(request.request_id, request)
 
         async def decide() -> Decision[Command]:
             check_operation(operation)
@@ -249,18 +304,34 @@ class CommandCreation:
             command = new_command(request.request_id, worker_id, operation, timeout)
             return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(key, decide)
+        worker = "" if isinstance(request, ReleaseHoldRequest) else request.worker
+        return await self._create_command(key, decide, worker, operation.delete_checkpoints.checkpoint_ids)
 
     async def _create_command(
-        self, key: RequestKey, decide: Callable[[], Awaitable[Decision[Command]]]
+        self,
+        key: RequestKey,
+        decide: Callable[[], Awaitable[Decision[Command]]],
+        worker: str,
+        checkpoint_ids: Iterable[str],
     ) -> Command:
-        """Decides on a command, unless an earlier request with this id has created a command."""
+        """Decides on a command, unless an earlier request with this id has created a command.
+
+        Args:
+            key: The request's key.
+            decide: Decides.
+            worker: The worker with the checkpoints. Empty: any worker.
+            checkpoint_ids: The checkpoints, which must be the caller's.
+        """
 
         async def create() -> Command:
             before = await find_repeated(self._fleet.reader, key)
-            return before if before is not None else await self.decisions.decide(decide)
+            if before is not None:
+                return before
+            # Before the decision, so no other request waits for the worker's answer.
+            await require_own_checkpoints(self._fleet.reader, worker, checkpoint_ids)
+            return await self.decisions.decide(decide)
 
-        return await self.decisions.once(key.request_id, create)
+        return await self.decisions.once(key.scoped_id, create)
 
     async def operate(
         self,
@@ -287,6 +358,7 @@ class CommandCreation:
         async def decide() -> Decision[Command]:
             target = await find_target(self._fleet.reader, workload, operation)
             check_one_worker(target.workloads)
+            check_queue(self._fleet.reader, target.first.worker_id, taken_gpus(target))
             self._dispatcher.check_room(target.first.worker_id, target.workload_ids)
             check_generation(target.first, expected_generation)
             for found in target.workloads:
@@ -299,12 +371,13 @@ class CommandCreation:
                 target.operation,
                 timeout or duration(SHORT_TIMEOUT_S if is_short else LONG_TIMEOUT_S),
                 target.first.workload_id,
+                target.owners,
             )
             if expected_generation is not None:
                 command.expected_generation = expected_generation
             return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(key, decide)
+        return await self._create_command(key, decide, "", [operation.restore.checkpoint_id])
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
         """Creates a suspend for each workload that holds GPUs of a worker, oldest first.
@@ -348,7 +421,9 @@ class CommandCreation:
         try:
             self._dispatcher.check_room(workload.worker_id, [workload.workload_id])
             check_state(workload, operation)
-            command = new_command("", workload.worker_id, operation, timeout, workload.workload_id)
+            command = new_command(
+                "", workload.worker_id, operation, timeout, workload.workload_id, [workload.owner]
+            )
             await self._dispatcher.create(command)
         except FleetError as error:
             return WorkloadRefusal(
@@ -370,6 +445,7 @@ class CommandCreation:
     def _new_workload(self, request: CreateWorkloadRequest, among: set[str] | None, room: Room) -> Workload:
         spec = request.spec
         check_spec(spec)
+        check_priority(spec, self._user_priority_limit)
         check_metadata("", request.labels, request.annotations)
         check_gpu_list("gpu_uuids", request.gpu_uuids)
         if not request.gpu_uuids:
@@ -378,7 +454,7 @@ class CommandCreation:
         workload = Workload(
             workload_id=workload_id,
             name=new_name(self._fleet.workloads, "name", request.name, workload_id),
-            owner=caller(),
+            owner=owner(),
             worker_id=room.worker_id or place(self._fleet.reader, request, among).worker_id,
             spec=spec,
             status=workload_pb2.WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
@@ -387,6 +463,7 @@ class CommandCreation:
             labels=request.labels,
             annotations=request.annotations,
         )
+        blank_secrets(workload.spec)
         if request.gpu_uuids:
             workload.spec.resources.gpu_count = len(request.gpu_uuids)
         return workload

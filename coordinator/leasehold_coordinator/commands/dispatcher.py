@@ -9,15 +9,18 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.workload_pb2 import Workload
-from leasehold.worker.v1.session_pb2 import CommandAck, CommandUpdate, ConnectResponse
+from leasehold.worker.v1.session_pb2 import CommandAck, CommandFrame, CommandUpdate, ConnectResponse
 
+from leasehold_coordinator.access.secret_vault import SealError
 from leasehold_coordinator.core.command_effects import Acknowledge, Effect, Note, Send, Store, frame_of
 from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
 from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
+from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import command_rows
-from leasehold_coordinator.fleet.callers import caller_at_host
+from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
+from leasehold_coordinator.fleet.callers import caller_at_host, current_caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
@@ -44,8 +47,9 @@ OUT_OF_CONTACT: Final = (worker_pb2.WORKER_STATE_LOST, worker_pb2.WORKER_STATE_D
 class Dispatcher:
     """Moves commands through their states."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, caller_limit: int = COMMAND_LIMIT) -> None:
         self._fleet = fleet
+        self._caller_limit = caller_limit
         self._ends: dict[str, asyncio.Event] = {}
         """By command, while its outcome is being stored. The write may still fail."""
         self._noted: dict[str, None] = {}
@@ -76,6 +80,16 @@ class Dispatcher:
                 f"command {command_id} has not ended: wait for it, or `leasehold cancel {command_id}`",
                 command_id=command_id,
             )
+        caller = current_caller()
+        if caller is not None and not caller.is_local_admin:
+            unfinished = ledger.of_actor(str(caller.identity))
+            if unfinished >= self._caller_limit:
+                yield FleetError(
+                    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
+                    f"{unfinished} commands of {caller.identity} have not ended, of at most "
+                    f"{self._caller_limit} of one caller: try again later",
+                    bound="caller_commands",
+                )
         if not ledger.has_room(worker_id, caller_at_host()):
             yield FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
@@ -325,6 +339,8 @@ class Dispatcher:
                         frame = frame_of(effect, to.epoch, now_timestamp(), jumped_ns())
                         workload = self._fleet.workloads.get(stored.command.workload_id)
                         frame.command.owner = workload.owner if workload is not None else ""
+                        if not self._reveal(frame):
+                            continue
                         to.send(ConnectResponse(command=frame))
                         crash_point("command-sent")
                 case Acknowledge(worker_id, command_id):
@@ -332,6 +348,24 @@ class Dispatcher:
                     if to is not None:
                         to.send(ConnectResponse(command_ack=CommandAck(command_id=command_id)))
                         crash_point("outcome-acknowledged")
+
+    def _reveal(self, frame: CommandFrame) -> bool:
+        """Decrypts the secret variables of a run in its frame. False: they can't be decrypted.
+
+        A frame that only cancels or asks carries no value.
+        """
+        command, spec = frame.command, frame.command.operation.run.spec
+        if frame.cancel or frame.ask:
+            blank_secrets(spec)
+            return True
+        try:
+            for name, sealed in list(spec.secret_environment.items()):
+                value = self._fleet.vault.reveal(command.workload_id, name, sealed)
+                spec.secret_environment[name] = value
+        except SealError as error:
+            logger.error("command %s is not sent: %s", command.command_id, error)
+            return False
+        return True
 
     async def _store(self, effect: Store, rows: Sequence[Change], workloads: Sequence[Workload]) -> None:
         stored = self._fleet.ledger.current(effect)

@@ -6,12 +6,11 @@ A run or a restore that preempts makes a hold of its own on the worker.
 from dataclasses import dataclass
 from typing import final
 
-from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 
-from leasehold_coordinator.commands.targets import find_preempted
+from leasehold_coordinator.commands.targets import find_hold_worker, find_preempted
 from leasehold_coordinator.core.operation_rules import check_preempt
-from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.errors import invalid
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
 
@@ -23,29 +22,12 @@ class Room:
     Attributes:
         worker_id: Its worker, which alone knows what is free. Empty: the request names no such GPUs.
         preempted_ids: Ids of the workloads that are suspended first.
+        owners: Their owners.
     """
 
     worker_id: str = ""
     preempted_ids: tuple[str, ...] = ()
-
-
-async def find_hold_worker(fleet: FleetReader, hold_id: str) -> str:
-    """The id of the worker on which a hold was made, whether or not the hold still exists.
-
-    A hold has the id of the suspend's command, which names the worker. The worker's last load may be older
-    than the hold.
-
-    Raises:
-        FleetError: UNKNOWN_HOLD, or STORAGE_UNAVAILABLE.
-    """
-    command = await fleet.find_command(hold_id)
-    if command is None or not command.operation.suspend.HasField("hold_for"):
-        raise FleetError(
-            errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
-            f"there is no hold {hold_id!r}: give the hold_id of the result of a suspend with hold_for",
-            field="hold_id",
-        )
-    return command.worker_id
+    owners: tuple[str, ...] = ()
 
 
 async def find_room(fleet: FleetReader, request: CreateWorkloadRequest) -> Room:
@@ -64,4 +46,5 @@ async def find_room(fleet: FleetReader, request: CreateWorkloadRequest) -> Room:
         what = f"workload {preempted[0].name}" if preempted else f"hold {request.hold_id}"
         raise invalid("worker", f"{what} is not on worker {request.worker}: leave out the worker")
     fleet.contact(worker_id)
-    return Room(worker_id, tuple(workload.workload_id for workload in preempted))
+    ids, owners = ([one.workload_id for one in preempted], [one.owner for one in preempted])
+    return Room(worker_id, tuple(ids), tuple(owners))

@@ -3,6 +3,7 @@
 import re
 import secrets
 import uuid
+from collections.abc import Iterable
 from typing import Final
 
 from google.protobuf import duration_pb2
@@ -13,7 +14,7 @@ from leasehold.v1.operation_pb2 import Operation
 from leasehold_coordinator.core.field_rules import check_duration
 from leasehold_coordinator.core.operation_rules import check_size
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.callers import caller, on_behalf_of
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
@@ -53,8 +54,17 @@ def new_command(
     operation: Operation,
     timeout: duration_pb2.Duration,
     workload_id: str = "",
+    owners: Iterable[str] = (),
 ) -> Command:
     """A new command of the present caller, without state.
+
+    Args:
+        request_id: The request's id. Empty: none.
+        worker_id: The worker that carries out the command.
+        operation: The operation.
+        timeout: Limit for wait and execution together.
+        workload_id: The workload. Empty: none.
+        owners: The owners of the workloads.
 
     Raises:
         FleetError: INVALID_ARGUMENT, the timeout is out of range, or the command is too large.
@@ -63,6 +73,8 @@ def new_command(
     command = Command(
         command_id=f"c-{uuid.uuid4().hex[:16]}",
         actor=caller(),
+        on_behalf_of=on_behalf_of(),
+        owners=dict.fromkeys(owners),
         request_id=request_id,
         worker_id=worker_id,
         workload_id=workload_id,

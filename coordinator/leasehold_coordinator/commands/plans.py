@@ -10,6 +10,7 @@ from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.plan_pb2 import Plan
 from leasehold.worker.v1.session_pb2 import PlanQuery
 
+from leasehold_coordinator.commands.checkpoint_list import require_own_checkpoints
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.targets import Target, find_target
 from leasehold_coordinator.core.field_rules import check_duration
@@ -64,6 +65,7 @@ class Plans:
         if operation.restore.preempt:
             raise invalid("operation.preempt", "a preempt has no plan: ask for the plan of each suspend")
         target = await find_target(self._fleet, workload, operation)
+        await require_own_checkpoints(self._fleet, target.first.worker_id, [operation.restore.checkpoint_id])
         refusals = self._refusals(target, expected_generation)
         if _is_out_of_sight(target):
             return Plan(refusals=[refusal.to_proto() for refusal in refusals])

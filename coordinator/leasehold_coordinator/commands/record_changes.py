@@ -5,6 +5,7 @@ import logging
 from typing import final
 
 from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest, DeleteWorkerResponse
+from leasehold.v1.worker_pb2 import Worker
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import (
     DeleteWorkloadRequest,
@@ -12,9 +13,16 @@ from leasehold.v1.workload_service_pb2 import (
     UpdateWorkloadRequest,
 )
 
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.core.workload_metadata import check_etag, updated
+from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.permissions import require_own
+from leasehold_coordinator.fleet.revocations import Revocations
+from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.rows import Gone
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +34,9 @@ class RecordChanges:
     A change that has begun is finished, also if its caller leaves, or is refused since the disk hangs.
     """
 
-    def __init__(self, fleet: Fleet, decisions: Decisions) -> None:
+    def __init__(self, fleet: Fleet, decisions: Decisions, revocations: Revocations | None = None) -> None:
         self._fleet = fleet
+        self._revocations = revocations
         self._decisions = decisions
         self._changing = asyncio.Lock()
 
@@ -38,12 +47,14 @@ class RecordChanges:
         after a lost response, and its own change gave the workload another etag (RFC 9110, 13.1.1).
 
         Raises:
-            FleetError: UNKNOWN_WORKLOAD, INVALID_ARGUMENT, ETAG_MISMATCH or STORAGE_UNAVAILABLE.
+            FleetError: UNKNOWN_WORKLOAD, NOT_PERMITTED, INVALID_ARGUMENT, ETAG_MISMATCH or
+                STORAGE_UNAVAILABLE.
         """
 
         async def update() -> Workload:
             async with self._changing:
                 known = await self._find_current(request.workload.workload_id)
+                require_own([known])
                 mask = request.update_mask if request.HasField("update_mask") else None
                 workload = updated(known, request.workload, mask)
                 if workload != known:
@@ -81,12 +92,14 @@ class RecordChanges:
         """Deletes the record of a workload that has ended, and of its commands.
 
         Raises:
-            FleetError: UNKNOWN_WORKLOAD, ETAG_MISMATCH, WRONG_STATE, WORKLOAD_BUSY or STORAGE_UNAVAILABLE.
+            FleetError: UNKNOWN_WORKLOAD, NOT_PERMITTED, ETAG_MISMATCH, WRONG_STATE, WORKLOAD_BUSY or
+                STORAGE_UNAVAILABLE.
         """
 
         async def delete() -> DeleteWorkloadResponse:
             async with self._changing, self._decisions.alone():
                 workload = await self._fleet.reader.find_workload(request.workload)
+                require_own([workload])
                 check_etag(workload, request.etag)
                 last = self._fleet.reader.view(workload)
                 count = await self._fleet.delete_workload(workload)
@@ -98,16 +111,38 @@ class RecordChanges:
     async def delete_worker(self, request: DeleteWorkerRequest) -> DeleteWorkerResponse:
         """Deletes the record of a worker that is not connected, and fails its open workloads and commands.
 
+        The certificates of an enrolled worker are revoked, and its name is free for another worker.
+
         Raises:
             FleetError: UNKNOWN_WORKER, WORKER_CONNECTED or STORAGE_UNAVAILABLE.
         """
 
         async def delete() -> DeleteWorkerResponse:
             async with self._changing, self._decisions.alone():
+                bound = self._fleet.bindings.get(request.worker)
+                if bound is not None and self._fleet.registry.get(bound.worker_id) is None:
+                    return await self._delete_binding(bound)
                 known = self._fleet.registry.find(request.worker)
                 last = self._fleet.reader.worker(known)
+                bound = self._fleet.bindings.of_worker(last.worker_id)
                 failed = await self._fleet.delete_worker(known)
+                if bound is not None:
+                    await self._revoke(bound)
                 logger.info("worker %s (%s) was deleted", last.name, last.worker_id)
                 return DeleteWorkerResponse(worker=last, failed_workload_ids=failed)
 
         return await self._fleet.store.health.unless_stalled(delete())
+
+    async def _delete_binding(self, bound: WorkerBinding) -> DeleteWorkerResponse:
+        """Deletes the binding of a worker that joined, and has never connected."""
+        worker_id = bound.worker_id
+        gone = Gone(schema.worker_bindings, bound.name)
+        await self._fleet.store.write(gone, *change_rows(f"worker/{worker_id}"))
+        self._fleet.bindings.remove(bound.name)
+        await self._revoke(bound)
+        logger.info("worker %s (%s), which never connected, was deleted", bound.name, worker_id)
+        return DeleteWorkerResponse(worker=Worker(worker_id=worker_id, name=bound.name))
+
+    async def _revoke(self, bound: WorkerBinding) -> None:
+        if self._revocations is not None:
+            await self._revocations.revoke_all(Identity(Kind.WORKER, bound.name))

@@ -1,15 +1,18 @@
-"""Resolves the names of workloads in a request to ids."""
+"""Finds the workloads and holds that a request names, if the caller may act on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from leasehold.v1 import errors_pb2
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.operation_rules import check_operation, check_state
-from leasehold_coordinator.errors import invalid
+from leasehold_coordinator.core.owner_views import acting
+from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.permissions import is_own, require_own, require_preemptible
 
 
 @final
@@ -33,6 +36,11 @@ class Target:
         return self.workloads[0]
 
     @property
+    def owners(self) -> list[str]:
+        """Owners of all workloads, preempted ones included."""
+        return [workload.owner for workload in (*self.workloads, *self.preempted)]
+
+    @property
     def workload_ids(self) -> list[str]:
         """Ids of all workloads, preempted ones included."""
         return [workload.workload_id for workload in (*self.workloads, *self.preempted)]
@@ -47,13 +55,17 @@ async def find_target(fleet: FleetReader, workload: str, operation: Operation) -
         operation: The requested operation, which is not changed.
 
     Raises:
-        FleetError: UNKNOWN_WORKLOAD, or INVALID_ARGUMENT for an invalid operation.
+        FleetError: UNKNOWN_WORKLOAD; NOT_PERMITTED, one belongs to another owner; UNKNOWN_HOLD; or
+            INVALID_ARGUMENT for an invalid operation.
     """
     check_operation(operation)
     resolved = Operation()
     resolved.CopyFrom(operation)
     if not operation.HasField("remap"):
         first = await fleet.find_workload(workload)
+        require_own([first])
+        if operation.restore.hold_id:
+            await find_hold_worker(fleet, operation.restore.hold_id)
         preempted = await find_preempted(fleet, "operation.preempt", operation.restore.preempt)
         if any(found.workload_id == first.workload_id for found in preempted):
             raise invalid("operation.preempt", f"workload {first.name} can't preempt itself: leave it out")
@@ -67,6 +79,7 @@ async def find_target(fleet: FleetReader, workload: str, operation: Operation) -
             resolved.restore.preempt[:] = [found.workload_id for found in preempted]
         return Target(resolved, (first,), preempted)
     workloads = [await fleet.find_workload(move.workload_id) for move in operation.remap.moves]
+    require_own(workloads)
     seen: set[str] = set()
     for index, (move, found) in enumerate(zip(resolved.remap.moves, workloads, strict=True)):
         if found.workload_id in seen:
@@ -83,10 +96,11 @@ async def find_preempted(fleet: FleetReader, field: str, names: Sequence[str]) -
     """The workloads to preempt, by ids or names, in order.
 
     Raises:
-        FleetError: UNKNOWN_WORKLOAD; WRONG_STATE: one can't be suspended; INVALID_ARGUMENT: one is named
-            twice, or they are on several workers.
+        FleetError: UNKNOWN_WORKLOAD; NOT_PERMITTED: another owner has not made one preemptible; WRONG_STATE:
+            one can't be suspended; INVALID_ARGUMENT: one is named twice, or they are on several workers.
     """
     found = [await fleet.find_workload(name) for name in names]
+    require_preemptible(found)
     for index, workload in enumerate(found):
         if any(other.workload_id == workload.workload_id for other in found[:index]):
             raise invalid(field, f"workload {workload.name} is named twice: name it once")
@@ -96,3 +110,23 @@ async def find_preempted(fleet: FleetReader, field: str, names: Sequence[str]) -
             )
         check_state(workload, Operation(suspend=SuspendOperation()))
     return tuple(found)
+
+
+async def find_hold_worker(fleet: FleetReader, hold_id: str) -> str:
+    """The id of the worker on which a hold was made by the caller, whether or not the hold still exists.
+
+    A hold has the id of the suspend's command, which names the worker. The worker's last load may be older
+    than the hold.
+
+    Raises:
+        FleetError: UNKNOWN_HOLD, or STORAGE_UNAVAILABLE.
+    """
+    command = await fleet.find_command(hold_id)
+    is_hold = command is not None and command.operation.suspend.HasField("hold_for")
+    if command is None or not is_hold or not is_own(acting(command)):
+        raise FleetError(
+            errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
+            f"there is no hold {hold_id!r}: give the hold_id of the result of a suspend with hold_for",
+            field="hold_id",
+        )
+    return command.worker_id

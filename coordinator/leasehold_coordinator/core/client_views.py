@@ -11,6 +11,7 @@ from leasehold.v1.worker_pb2 import FleetGpu, Worker, WorkerState
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
 
 from leasehold_coordinator.core.known_worker import KnownWorker
+from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.core.workload_metadata import etag_of
 from leasehold_coordinator.core.workload_states import is_ended
 
@@ -104,7 +105,8 @@ def workload_view(workload: Workload, *, in_contact: bool, seen: Timestamp | Non
 
 def command_view(command: Command) -> Command:
     """A command as clients read it."""
-    if not command.operation.run.spec.environment:
+    spec = command.operation.run.spec
+    if not spec.environment and not spec.secret_environment:
         return command
     view = Command()
     view.CopyFrom(command)
@@ -115,3 +117,4 @@ def command_view(command: Command) -> Command:
 def _hide_values(spec: WorkloadSpec) -> None:
     for name in list(spec.environment):  # a map must not change during its iteration
         spec.environment[name] = ""
+    blank_secrets(spec)

@@ -41,6 +41,8 @@ from leasehold_coordinator.core.command_states import (
     may_follow,
 )
 from leasehold_coordinator.core.operation_rules import workload_ids
+from leasehold_coordinator.core.request_ids import scoped_id
+from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.errors import FleetError
 
 SENT_LIMIT: Final = 8
@@ -73,6 +75,8 @@ class CommandLedger:
         """Clock jumps since the coordinator started, in total. Ages of commands leave jumps out."""
         self._clients: dict[str, str] = {}
         """The client of each command that was created since the coordinator started."""
+        self._actors: Counter[str] = Counter()
+        """Number of the commands of each actor."""
         self.load(stored)
 
     def load(self, stored: Iterable[StoredCommand]) -> None:
@@ -87,7 +91,8 @@ class CommandLedger:
             for workload_id in workload_ids(command):
                 self._by_workload.setdefault(workload_id, {})[command.command_id] = None
             if command.request_id:
-                self._by_request[command.request_id] = command.command_id
+                self._by_request[scoped_id(command)] = command.command_id
+            self._actors[command.actor] += 1
         self.commands[command.command_id] = stored
         return stored
 
@@ -95,8 +100,11 @@ class CommandLedger:
         command = stored.command
         if self.commands.pop(command.command_id, None) is None:
             return
-        self._by_request.pop(command.request_id, None)
+        self._by_request.pop(scoped_id(command), None)
         self._clients.pop(command.command_id, None)
+        self._actors[command.actor] -= 1
+        if not self._actors[command.actor]:
+            del self._actors[command.actor]
         places = [(self._by_worker, command.worker_id)]
         places += [(self._by_workload, workload_id) for workload_id in workload_ids(command)]
         for index, key in places:
@@ -116,8 +124,12 @@ class CommandLedger:
         """Commands that name a workload, oldest first."""
         return [self.commands[command_id] for command_id in self._by_workload.get(workload_id, ())]
 
+    def of_actor(self, actor: str) -> int:
+        """Number of the commands that an identity asked for."""
+        return self._actors[actor]
+
     def of_request(self, request_id: str) -> StoredCommand | None:
-        """The unfinished command that a request created."""
+        """The unfinished command that a request created, by the request's scoped id."""
         command_id = self._by_request.get(request_id)
         return self.commands[command_id] if command_id is not None else None
 
@@ -310,6 +322,8 @@ class CommandLedger:
         self._drop(stored)
         command = _changed(stored.command, state, now)
         command.end_time.CopyFrom(now)
+        if command.operation.run.spec.secret_environment:
+            blank_secrets(command.operation.run.spec)
         if error is not None:
             command.error.CopyFrom(error)
         if result is not None:

@@ -12,6 +12,7 @@ REDACTED: Final = frozenset(
         "leasehold.v1.JoinRequest.secret",
         "leasehold.v1.RenewCertificateRequest.csr",
         "leasehold.v1.WorkloadSpec.environment",
+        "leasehold.v1.WorkloadSpec.secret_environment",
     }
 )
 """Full names of the fields with secrets. Maps keep their keys. A test compares the names of all fields."""

@@ -51,12 +51,20 @@ def check_spec(spec: WorkloadSpec) -> None:
     for index, argument in enumerate(spec.arguments):
         _check_no_nul(f"spec.arguments[{index}]", argument)
     _check_no_nul("spec.working_directory", spec.working_directory)
-    for name, value in spec.environment.items():
-        if not name or "=" in name:
+    for field, variables in (
+        ("spec.environment", spec.environment),
+        ("spec.secret_environment", spec.secret_environment),
+    ):
+        for name, value in variables.items():
+            if not name or "=" in name:
+                raise invalid(field, f"invalid environment variable {name!r}: give a name without '='")
+            _check_no_nul(field, name + value)
+    for name in spec.secret_environment:
+        if name in spec.environment:
             raise invalid(
-                "spec.environment", f"invalid environment variable {name!r}: give a name without '='"
+                "spec.secret_environment",
+                f"the variable {name} is in environment and in secret_environment: give it once",
             )
-        _check_no_nul("spec.environment", name + value)
     if spec.HasField("helper"):
         check_helper(spec.helper)
     check_parking("spec", spec)

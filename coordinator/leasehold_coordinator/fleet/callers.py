@@ -53,6 +53,18 @@ def caller() -> str:
     return str(found.identity) if found is not None else ""
 
 
+def owner() -> str:
+    """The identity that owns what the current task creates. Empty: no call."""
+    found = _CALLER.get()
+    return str(found.owner) if found is not None else ""
+
+
+def on_behalf_of() -> str:
+    """The user for whom the caller of the current task acts. Empty: none."""
+    found = _CALLER.get()
+    return str(found.on_behalf_of or "") if found is not None else ""
+
+
 def caller_at_host() -> str:
     """The caller with its host. Limits count by this: many programs of many hosts share an identity."""
     found = _CALLER.get()

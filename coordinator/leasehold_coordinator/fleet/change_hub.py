@@ -203,19 +203,19 @@ class Hub(Generic[Message]):
             kept.key == key for kept in self._history if kept.revision > revision
         )
 
-    def token(self, revision: int) -> str:
-        """The resume token for the changes after a revision."""
-        return f"{self._instance}.{revision}"
+    def token(self, revision: int, scope: str = "") -> str:
+        """The resume token for the changes after a revision, for one view of them."""
+        return f"{self._instance}{scope}.{revision}"
 
-    def since(self, token: str) -> Iterator[Change[Message]]:
+    def since(self, token: str, scope: str = "") -> Iterator[Change[Message]]:
         """The changes after a token, up to now. Each is read when it is its turn: hundreds may read none.
 
         Raises:
-            FleetError: INVALID_TOKEN, the token is too old or of another run of the coordinator. The iterator
-                raises it too, once it is so slow that its next change is no longer kept.
+            FleetError: INVALID_TOKEN, the token is too old, of another run of the coordinator, or of another
+                view. The iterator raises it too, once it is so slow that its next change is no longer kept.
         """
         instance, _, digits = token.partition(".")
-        known = instance == self._instance and digits.isdecimal() and len(digits) <= REVISION_DIGITS
+        known = instance == self._instance + scope and digits.isdecimal() and len(digits) <= REVISION_DIGITS
         revision = int(digits) if known else -1
         if not self._oldest <= revision + 1 <= self.revision + 1:
             raise _too_old(token)

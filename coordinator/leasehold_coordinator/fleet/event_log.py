@@ -22,6 +22,7 @@ from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.gpu_conditions import ConditionChange
 from leasehold_coordinator.core.known_worker import KnownWorker
+from leasehold_coordinator.core.owner_views import acting
 from leasehold_coordinator.core.workload_states import RUNNING, state_name
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
@@ -78,7 +79,7 @@ class Events:
             f"workload {workload.name} was deleted",
             workload.worker_id,
         )
-        event.workload_id, event.workload_name = workload.workload_id, workload.name
+        _name_workload(event, workload)
         return event
 
     def refused(self, error: FleetError, worker_id: str = "", worker_name: str = "") -> None:
@@ -112,7 +113,7 @@ class Events:
             f"workload {workload.name} is {state_name(status.state)}{ready}",
             workload.worker_id,
         )
-        event.workload_id, event.workload_name = workload.workload_id, workload.name
+        _name_workload(event, workload)
         return event
 
     def condition(
@@ -135,7 +136,7 @@ class Events:
         held = f"; workload {holder.name} has it" if holder is not None else ""
         event = self._add(change.kind, f"{what} {change.message}{held}", worker_id, name)
         if holder is not None:
-            event.workload_id, event.workload_name = holder.workload_id, holder.name
+            _name_workload(event, holder)
 
     def of_command(self, command: Command, *, workload_name: str, worker_name: str) -> Event | None:
         """The event of a command that was created, ended or became UNKNOWN. The caller stores both together.
@@ -158,6 +159,8 @@ class Events:
         event = self._event(kind, f"{operation} of {of_what} is {state}{why}", command.worker_id, worker_name)
         event.workload_id, event.workload_name = command.workload_id, workload_name
         event.command_id, event.actor = command.command_id, command.actor
+        owners = list(command.owners) or [acting(command)]
+        event.owner = owners[0] if len(owners) == 1 else ""
         return event
 
     def _add(
@@ -205,3 +208,9 @@ class Events:
                 self._waiting.clear()
                 self._waiting.extend([*batch, *later])
                 raise
+
+
+def _name_workload(event: Event, workload: Workload) -> None:
+    """Names the workload of an event, with its owner."""
+    event.workload_id, event.workload_name = workload.workload_id, workload.name
+    event.owner = workload.owner

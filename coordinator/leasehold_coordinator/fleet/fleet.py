@@ -20,6 +20,7 @@ from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.access.join_tokens import JoinTokens
+from leasehold_coordinator.access.secret_vault import SecretVault
 from leasehold_coordinator.access.worker_bindings import WorkerBinding, WorkerBindings
 from leasehold_coordinator.core.client_views import command_view
 from leasehold_coordinator.core.command_effects import StoredCommand
@@ -71,10 +72,14 @@ class Fleet:
     Args:
         store: The store.
         load_interval_s: Time between two loads of a worker, in a small fleet.
+        vault: Encrypts secret variables of workloads.
         is_store_restored: Whether the store is an older copy, so that workers may know later epochs.
     """
 
-    def __init__(self, store: Store, load_interval_s: float, *, is_store_restored: bool = False) -> None:
+    def __init__(
+        self, store: Store, load_interval_s: float, vault: SecretVault, *, is_store_restored: bool = False
+    ) -> None:
+        self.vault = vault
         self.is_store_restored = is_store_restored
         self.reader = FleetReader(store, load_interval_s)
         self.store = store

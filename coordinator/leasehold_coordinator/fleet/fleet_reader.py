@@ -18,8 +18,10 @@ from leasehold_coordinator.core.command_ledger import CommandLedger
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import LONG_AWAY_RETRY_S, FleetError
+from leasehold_coordinator.fleet.callers import owner
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
+from leasehold_coordinator.fleet.permissions import is_operator
 from leasehold_coordinator.fleet.recent_commands import RecentCommands
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage.store import Store
@@ -128,6 +130,9 @@ class FleetReader:
     async def find_workload(self, id_or_name: str) -> Workload:
         """The workload with this id, or the newest with this name.
 
+        Unfinished workloads go first, and the caller's own before others. A user's own workload that has
+        ended also goes before the unfinished workload of another owner.
+
         Raises:
             FleetError: UNKNOWN_WORKLOAD, no workload fits, or several unfinished ones have the name. Workers
                 choose names without asking the coordinator.
@@ -135,6 +140,12 @@ class FleetReader:
         live = self.workloads.get(id_or_name)
         if live is None:
             named = self.workloads.named(id_or_name)
+            own = [workload for workload in named if workload.owner == owner()]
+            if named and not own and not is_operator():
+                ended = await self.store.find_workload(id_or_name, owner())
+                if ended is not None and ended.owner == owner():
+                    return ended
+            named = own or named
             if len(named) > 1:
                 ids = sorted(workload.workload_id for workload in named)
                 raise FleetError(
@@ -144,7 +155,7 @@ class FleetReader:
                     field="workload",
                 )
             live = named[0] if named else None
-        found = live or await self.store.find_workload(id_or_name)
+        found = live or await self.store.find_workload(id_or_name, owner())
         if found is None:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,

@@ -66,6 +66,21 @@ class Revocations:
         await self._end(family, f"certificate/{serial}")
         return family
 
+    async def revoke_all(self, identity: Identity) -> list[str]:
+        """Revokes every certificate of an identity, which may join again.
+
+        Returns:
+            The serial numbers of those that were not revoked before.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE, and they are revoked until a restart.
+        """
+        serials = [one.serial for one in self._registry.of(identity)]
+        valid = [serial for serial in serials if not self._registry.is_revoked(serial)]
+        if valid:
+            await self._end(valid, str(identity))
+        return valid
+
     async def block(self, identity: Identity) -> Revocation:
         """Blocks an identity on every listener and with each credential.
 

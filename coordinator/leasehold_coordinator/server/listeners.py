@@ -53,6 +53,7 @@ from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
@@ -118,12 +119,14 @@ class Listeners:
         changes: Changes of the authorities.
         calls: The calls under way.
         bindings: The role bindings.
+        bounds: The requests and streams of each caller.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
         enrolment: Creates join tokens, and issues certificates.
         oidc: Establishes callers with tokens of an OpenID Connect issuer. None: there is no listener for
             them.
         is_insecure: Whether the ports have no TLS, except for OpenID Connect.
+        user_priority_limit: The highest priority of users' workloads.
 
     Raises:
         StartError: The socket can't be created.
@@ -139,12 +142,14 @@ class Listeners:
         changes: AuthorityChanges,
         calls: LiveCalls,
         bindings: Bindings,
+        bounds: CallerBounds,
         socket_path: Path,
         state_directory: Path,
         enrolment: EnrolmentListener,
         oidc: TokenAuthentication | None,
         *,
         is_insecure: bool,
+        user_priority_limit: int,
     ) -> None:
         self._is_insecure = is_insecure
         self._socket = ClientSocket(socket_path, state_directory)
@@ -153,18 +158,27 @@ class Listeners:
         )
         authorization = Authorization(bindings)
         live = LiveStreams(authorization.role)
-        border = Border(authentication, authorization, live, fleet.audit)
+        border = Border(authentication, authorization, live, fleet.audit, bounds)
         self._clients = _client_server(border)
         self._oidc = _client_server(border.beside(oidc)) if oidc is not None else None
         servers = [server for server in (self._clients, self._oidc) if server is not None]
         _add_client_services(
-            servers, fleet, dispatcher, health_servicer, bindings, certificates, changes, enrolment, live
+            servers,
+            fleet,
+            dispatcher,
+            health_servicer,
+            bindings,
+            certificates,
+            changes,
+            enrolment,
+            live,
+            user_priority_limit,
         )
         self._workers = grpc.aio.server(
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
-        WorkerRenewals(enrolment.enrolment, authentication).add_to(self._workers)
+        WorkerRenewals(enrolment.enrolment, authentication, fleet.audit).add_to(self._workers)
 
     async def start(
         self,
@@ -246,10 +260,12 @@ def _add_client_services(
     authority_changes: AuthorityChanges,
     enrolment: EnrolmentListener,
     live: LiveStreams,
+    user_priority_limit: int,
 ) -> None:
     services = cast(grpc.aio.Server, _Services(servers))
-    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher)
-    records = RecordChanges(fleet, requests.decisions)
+    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher, user_priority_limit)
+    revocations = Revocations(fleet.store, certificates)
+    records = RecordChanges(fleet, requests.decisions, revocations)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(
         FleetService(reader, requests, records), services
     )
@@ -260,7 +276,6 @@ def _add_client_services(
     )
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
-    revocations = Revocations(fleet.store, certificates)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
         CertificateService(certificates, revocations, authority_changes), services
     )

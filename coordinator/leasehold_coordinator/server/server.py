@@ -16,11 +16,13 @@ from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.access.secret_vault import open_vault
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_follower import AuditFollower
 from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
@@ -75,6 +77,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     authorities, tokens = open_state(Path(config.state_dir), config.issue_rules)
+    vault = open_vault(Path(config.state_dir))
     names = server_names(
         [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
     )
@@ -83,14 +86,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     try:
-        fleet = Fleet(store, config.load_interval_s, is_store_restored=config.store_restored)
+        fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authorities, is_external=pki is not None)
         changes = AuthorityChanges(store, certificates)
         bindings = Bindings()
         await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
-        dispatcher = Dispatcher(fleet)
+        dispatcher = Dispatcher(fleet, config.caller_commands)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
@@ -108,10 +111,12 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             changes,
             calls,
             bindings,
+            CallerBounds(config.caller_limits),
             *paths,
             enrolment,
             oidc,
             is_insecure=config.insecure,
+            user_priority_limit=config.user_priority_limit,
         )
         addresses = await listeners.start(
             config.listen, config.worker_listen, config.oidc_listen, authorities, names, pki

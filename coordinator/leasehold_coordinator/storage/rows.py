@@ -15,6 +15,7 @@ from leasehold_coordinator.access.certificates import ClientCertificate, Revocat
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.core.command_states import is_terminal
 from leasehold_coordinator.core.hello_rules import description
+from leasehold_coordinator.core.request_ids import scoped_id
 from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.timestamps import unix_ns
@@ -162,7 +163,7 @@ def command_row(stored: StoredCommand) -> Row:
         schema.commands,
         {
             "command_id": command.command_id,
-            "request_id": command.request_id or None,
+            "request_id": scoped_id(command) or None,
             "request_digest": stored.request_digest or None,
             "workload_id": command.workload_id,
             "worker_id": command.worker_id,

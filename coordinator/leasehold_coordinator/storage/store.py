@@ -49,6 +49,9 @@ LIST_READERS: Final = 2
 KEY_LIMIT: Final = 500
 """Most keys of one query."""
 
+NAMESAKE_LIMIT: Final = 50
+"""Most workloads of one name among which one of an owner is looked for."""
+
 TOLD_LIMIT: Final = 1_000
 """Most damaged rows that the log names, each once."""
 
@@ -242,8 +245,10 @@ class Store:
         rows = await self._select(_not_ended(schema.commands), deadline_s=None)
         return [self._stored_command(row) for row in rows]
 
-    async def find_workload(self, id_or_name: str) -> Workload | None:
+    async def find_workload(self, id_or_name: str, owner: str = "") -> Workload | None:
         """The workload with this id, or the newest with this name.
+
+        Among the newest 50 with the name, one of the owner goes first.
 
         Raises:
             FleetError: STORAGE_DAMAGED, its row is damaged.
@@ -253,9 +258,15 @@ class Store:
             sa.select(table)
             .where(sa.or_(table.c.workload_id == id_or_name, table.c.name == id_or_name))
             .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
-            .limit(1)
+            .limit(NAMESAKE_LIMIT)
         )
-        return self._decode(Workload, table, rows[0]) if rows else None
+        if not rows:
+            return None
+        newest = self._decode(Workload, table, rows[0])
+        if newest.workload_id == id_or_name or newest.owner == owner:
+            return newest
+        others = (self._decode_if_whole(Workload, table, row) for row in rows[1:])
+        return next((one for one in others if one is not None and one.owner == owner), newest)
 
     async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
         """The workloads with these ids. Damaged rows are skipped, since reports of workers replace them."""
@@ -287,6 +298,9 @@ class Store:
 
     async def find_request(self, request_id: str) -> StoredCommand | None:
         """The command that a request created, with the digest of the request.
+
+        Args:
+            request_id: The id with its identity: :func:`~leasehold_coordinator.core.request_ids.scoped`.
 
         Raises:
             FleetError: STORAGE_DAMAGED, its row is damaged.
@@ -321,49 +335,56 @@ class Store:
         self,
         page: PageRequest[Workload],
         wanted: Filter[Workload],
+        view: Callable[[Workload], Workload],
         *,
         include_ended: bool,
         worker_id: str | None,
     ) -> Page[Workload]:
-        """A page of workloads."""
+        """A page of workloads. The filter sees the view of each."""
         table = schema.workloads
         statement = sa.select(table)
         if not include_ended:
             statement = statement.where(~table.c.ended)
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
-        return await self._page(Workload, stored_lists.WORKLOADS, statement, page, wanted)
+        return await self._page(Workload, stored_lists.WORKLOADS, statement, page, wanted, view)
 
     async def list_commands(
-        self, page: PageRequest[Command], wanted: Filter[Command], *, workload_id: str | None
+        self,
+        page: PageRequest[Command],
+        wanted: Filter[Command],
+        view: Callable[[Command], Command],
+        *,
+        workload_id: str | None,
     ) -> Page[Command]:
-        """A page of commands."""
+        """A page of commands. The filter sees the view of each."""
         table = schema.commands
         statement = sa.select(table)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
-        return await self._page(Command, stored_lists.COMMANDS, statement, page, wanted)
+        return await self._page(Command, stored_lists.COMMANDS, statement, page, wanted, view)
 
     async def list_events(
         self,
         page: PageRequest[Event],
         wanted: Filter[Event],
+        view: Callable[[Event], Event],
         *,
         worker_id: str | None,
         workload_id: str | None,
     ) -> Page[Event]:
-        """A page of events."""
+        """A page of events. The filter sees the view of each."""
         table = schema.events
         statement = sa.select(table)
         if worker_id is not None:
             statement = statement.where(table.c.worker_id == worker_id)
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
-        return await self._page(Event, stored_lists.EVENTS, statement, page, wanted)
+        return await self._page(Event, stored_lists.EVENTS, statement, page, wanted, view)
 
     async def list_audit(self, page: PageRequest[AuditEntry], wanted: Filter[AuditEntry]) -> Page[AuditEntry]:
         """A page of the audit."""
-        return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted)
+        return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted, _whole)
 
     @property
     def last_audit_number(self) -> int | None:
@@ -393,9 +414,11 @@ class Store:
         statement: sa.Select[Any],
         page: PageRequest[Record],
         wanted: Filter[Record],
+        view: Callable[[Record], Record],
     ) -> Page[Record]:
         def decode(row: sa.Row[Any]) -> Record | None:
-            return self._decode_if_whole(kind, listed.table, row)
+            record = self._decode_if_whole(kind, listed.table, row)
+            return None if record is None else view(record)
 
         return await self._read(
             lambda connection: read_page(connection, listed, statement, page, wanted, decode),
@@ -426,6 +449,11 @@ class Store:
             self._told_damage.add(told)
             logger.error("%s; lists skip the row", error.message)
         raise error
+
+
+def _whole(entry: Record) -> Record:
+    """The view of an entry that is shown as it is."""
+    return entry
 
 
 def _count_ended(table: sa.Table) -> sa.Select[int]:

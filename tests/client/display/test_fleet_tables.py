@@ -101,6 +101,15 @@ def test_users_are_told_where_there_are_several(capsys: pytest.CaptureFixture[st
     assert columns(capsys.readouterr().out)[0][:4] == ["NAME", "STATE", "USER", "GPUS"]
 
 
+def test_owners_are_shown_if_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [workload("one"), workload("two")]
+    for one, owner in zip(listed, ("local/ann", "user/ben"), strict=True):
+        one.owner = owner
+    echo_workloads(listed, GPUS)
+    headings, first, second = columns(capsys.readouterr().out)
+    assert (headings[2], first[2], second[2]) == ("OWNER", "local/ann", "user/ben")
+
+
 def test_a_helper_that_gave_its_gpus_back_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     helper = workload()
     helper.status.state, helper.status.yielded = workload_pb2.WORKLOAD_STATE_SUSPENDED, True

@@ -70,7 +70,7 @@ def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
     done = bare_leasehold(verb, "--coordinator", "127.0.0.1:1", *others)
     assert (done.code, done.stdout) == (3, "")
     waiting, error = done.stderr.splitlines()
-    assert waiting == "leasehold: waiting up to 0.1 s for a coordinator at 127.0.0.1:1"
+    assert waiting == "leasehold: waiting up to 0.8 s for a coordinator at 127.0.0.1:1"
     assert error.startswith("leasehold: no coordinator answers at 127.0.0.1:1")
 
 

@@ -292,8 +292,8 @@ def test_a_workload_that_changes_while_the_store_is_read_is_shown_as_it_is_now(t
         find_now = bench.store.find_workload
         later = [workload(EXITED, 3)]
 
-        async def find(id_or_name: str) -> Workload | None:
-            found = await find_now(id_or_name)
+        async def find(id_or_name: str, owner: str) -> Workload | None:
+            found = await find_now(id_or_name, owner)
             if later:
                 await bench.fleet.save_workload(later.pop())
             return found

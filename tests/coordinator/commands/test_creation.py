@@ -133,7 +133,7 @@ def test_a_refusal_that_rests_on_a_creation_is_told_once_that_is_stored(tmp_path
         second = desk.run("one")
         busy = asyncio.create_task(
             desk.requests.operate(
-                key=RequestKey("", b""),
+                key=RequestKey("", "", b""),
                 workload="one",
                 operation=Operation(suspend=SuspendOperation()),
                 expected_generation=None,

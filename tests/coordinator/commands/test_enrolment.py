@@ -36,6 +36,7 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage.store import Store
 
+from tests.coordinator.bench import VAULT
 from tests.coordinator.scripted_worker import make_hello
 from tests.coordinator.storage.test_audit_chain import listed
 
@@ -57,7 +58,7 @@ class Office:
         rules = IssueRules("leasehold", client_life=datetime.timedelta(days=30))
         self.authorities = open_authorities(folder, rules)
         self.store = store
-        self.fleet = Fleet(store, load_interval_s=5)
+        self.fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         self.certificates = ClientCertificates(store, self.authorities)
         self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"])
         self.tokens.address = "coordinator.example:7402"

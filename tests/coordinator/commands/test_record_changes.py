@@ -100,8 +100,8 @@ def test_an_update_never_ends_a_workload_that_its_worker_reports_again_meanwhile
         await bench.store.write(workload_row(ended))
         gate, find_now = Gate(), bench.store.find_workload
 
-        async def find(id_or_name: str) -> Workload | None:
-            found = await find_now(id_or_name)
+        async def find(id_or_name: str, owner: str) -> Workload | None:
+            found = await find_now(id_or_name, owner)
             await gate()
             return found
 

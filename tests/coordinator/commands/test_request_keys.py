@@ -16,6 +16,7 @@ from leasehold.v1.workload_service_pb2 import (
     StopWorkloadRequest,
     SuspendWorkloadRequest,
 )
+from leasehold_coordinator.access.secret_vault import SecretVault
 from leasehold_coordinator.commands.request_keys import RequestKey
 
 from tests.coordinator.api.test_command_service import SPEC, SUCCEEDED, ended, refusal, reported, start
@@ -94,4 +95,7 @@ def test_the_order_of_a_map_is_not_content() -> None:
         first.spec.environment[name] = "x"
     for name in reversed(names):
         second.spec.environment[name] = "x"
-    assert RequestKey.of("r", first) == RequestKey.of("r", second)
+    vault = SecretVault(bytes(32), bytes(32))
+    assert RequestKey.of(vault, "r", first) == RequestKey.of(vault, "r", second)
+    other = SecretVault(bytes(32), bytes([1] * 32))
+    assert RequestKey.of(vault, "r", first) != RequestKey.of(other, "r", first)

@@ -28,6 +28,7 @@ from leasehold_coordinator.core.command_states import (
     SUCCEEDED,
     UNKNOWN,
 )
+from leasehold_coordinator.core.request_ids import scoped
 
 ALPHA, INSTANCE = "worker-alpha", "instance-1"
 
@@ -263,10 +264,10 @@ def test_a_step_that_could_not_be_stored_is_taken_back() -> None:
     ledger = CommandLedger()
     (store, _) = ledger.create(command(request_id="r1"), at(0), INSTANCE)
     assert isinstance(store, Store)
-    assert ledger.of_request("r1") is not None
+    assert ledger.of_request(scoped("", "", "r1")) is not None
     ledger.revert(store)
     assert not ledger.commands
-    assert ledger.of_request("r1") is None
+    assert ledger.of_request(scoped("", "", "r1")) is None
     assert ledger.of_worker(ALPHA) == ledger.of_workload("w1") == []
     ledger = sent()
     before = ledger.commands["c1"]

@@ -19,6 +19,7 @@ from leasehold_coordinator.storage.audit_chain import Link
 from leasehold_coordinator.storage.rows import AuditRow, Row
 from leasehold_coordinator.storage.store import Store
 
+from tests.coordinator.bench import VAULT
 from tests.coordinator.storage.test_store import Clock, with_store
 
 DAY_S = 86_400.0
@@ -103,7 +104,7 @@ def test_retention_deletes_the_oldest_and_the_rest_still_verifies(
     monkeypatch.setattr(audit_chain, "PART_LIMIT", 2)
 
     async def scenario(store: Store) -> None:
-        reader = Fleet(store, load_interval_s=5).reader
+        reader = Fleet(store, load_interval_s=5, vault=VAULT).reader
         for number in range(4):
             await store.write(row(f"user/{number}"))
             clock.served_s += DAY_S
@@ -135,7 +136,7 @@ def test_a_part_that_was_deleted_meanwhile_is_no_break(
         await store.write(row())
         part = await store.check_audit(None)
         assert (part.last.number, part.is_last) == (2, False)
-        await prune(Fleet(store, load_interval_s=5).reader, 5, 5)
+        await prune(Fleet(store, load_interval_s=5, vault=VAULT).reader, 5, 5)
         rest = await store.check_audit(part.last)
         assert (rest.broken, rest.last.number) == (None, 5)
 

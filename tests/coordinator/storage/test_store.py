@@ -21,6 +21,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.core.request_ids import scoped
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet import retention
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -52,7 +53,8 @@ from leasehold_coordinator.storage.schema import METADATA, NEWEST
 from leasehold_coordinator.storage.statements import _old_keys
 from leasehold_coordinator.storage.store import Store
 
-from tests.coordinator.pages import all_events, page_of, some_workloads
+from tests.coordinator.bench import VAULT
+from tests.coordinator.pages import all_events, as_is, page_of, some_workloads
 
 
 def with_store(path: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
@@ -107,7 +109,7 @@ def test_what_was_written_is_there_after_a_new_start(tmp_path: Path) -> None:
         assert (worker.epoch, worker.hello.name, len(worker.hello.workloads)) == (4, "alpha", 0)
         assert await store.live_workloads() == [workload(1, RUNNING)]
         (stored,) = await store.open_commands()
-        assert stored == await store.find_request("r1") == of_request
+        assert stored == await store.find_request(scoped("", "", "r1")) == of_request
         assert await store.find_command("c-2") == command(2, SUCCEEDED)
         assert await store.find_command("c-3") is None
 
@@ -173,9 +175,11 @@ def test_lists_are_read_in_the_order_of_an_index(tmp_path: Path) -> None:
             commands = page_of(list_orders.COMMANDS, after=(5, "c-1") if begin else None)
             events = page_of(list_orders.EVENTS, after=("e-5",) if begin else None)
             for workload_id in (None, "w-1"):
-                await store.list_commands(commands, Filter(), workload_id=workload_id)
+                await store.list_commands(commands, Filter(), as_is, workload_id=workload_id)
                 for worker_id in (None, "worker-1"):
-                    await store.list_events(events, Filter(), worker_id=worker_id, workload_id=workload_id)
+                    await store.list_events(
+                        events, Filter(), as_is, worker_id=worker_id, workload_id=workload_id
+                    )
             after = (5, "w-1") if begin else None
             for worker_id in (None, "worker-1"):
                 for include_ended in (False, True):
@@ -398,7 +402,7 @@ def test_retention_counts_from_the_end(tmp_path: Path, monkeypatch: pytest.Monke
     clock = Clock(monkeypatch)
 
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         await store.write(workload_row(workload(1, RUNNING)), command_row(StoredCommand(command(1, PENDING))))
         clock.served_s += 2 * RETENTION_S
         await prune(fleet.reader, RETENTION_S)
@@ -421,7 +425,7 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
     clock = Clock(monkeypatch)
 
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         await store.write(workload_row(workload(0, RUNNING)))
         for number in range(1, 7):
             ended = workload(number, EXITED)
@@ -448,7 +452,7 @@ def test_a_flood_of_events_costs_no_history_of_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         for number in range(4):
             await store.write(
                 workload_row(workload(number, EXITED)), command_row(StoredCommand(command(number, SUCCEEDED)))
@@ -469,7 +473,7 @@ def test_a_flood_of_events_costs_no_history_of_commands(
 
 def test_a_flood_of_deletions_costs_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         for number in range(4):
             await store.write(
                 workload_row(workload(number, EXITED)), command_row(StoredCommand(command(number, SUCCEEDED)))
@@ -528,7 +532,7 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
     clock, path = Clock(monkeypatch), tmp_path / "store.sqlite3"
 
     async def begin(store: Store) -> None:
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         await store.write(*ENDED)
         await store.write(event_row(fleet.events.of_workload(workload(1, EXITED))))
         await fleet.events.flush()
@@ -537,7 +541,7 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
 
     async def go_on(store: Store) -> None:
         assert 86_400 <= store.served_s < 90_000
-        fleet = Fleet(store, load_interval_s=5)
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         for jump_s in (31 * 86_400, -62 * 86_400):
             clock.wall_s += jump_s
             await prune(fleet.reader, RETENTION_S)
@@ -634,7 +638,9 @@ def test_other_reads_never_wait_for_the_pages_of_lists(
         asked = page_request(ListWorkloadsRequest(), list_orders.WORKLOADS.parse(""), "")
         async with asyncio.TaskGroup() as lists:
             for _ in range(2 * READERS):
-                lists.create_task(store.list_workloads(asked, Filter(), include_ended=True, worker_id=None))
+                lists.create_task(
+                    store.list_workloads(asked, Filter(), as_is, include_ended=True, worker_id=None)
+                )
             await asyncio.sleep(0)  # the pages are asked for
             try:
                 assert await store.find_workload("w-1")

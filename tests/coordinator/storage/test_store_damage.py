@@ -16,6 +16,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.api.command_service import CommandService
 from leasehold_coordinator.core.command_effects import StoredCommand
+from leasehold_coordinator.core.request_ids import scoped
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.storage.commit_seal import CommitSeal
 from leasehold_coordinator.storage.rows import clock_row, command_row, worker_row, workload_row
@@ -240,7 +241,7 @@ def test_a_damaged_request_is_not_done_twice(tmp_path: Path) -> None:
         await store.write(command_row(StoredCommand(command(1, SUCCEEDED, "r1"))))
         await asyncio.to_thread(execute, path, "UPDATE commands SET workload_id = 'w-2'")
         with pytest.raises(FleetError, match="row 'c-1' of table commands"):
-            await store.find_request("r1")
+            await store.find_request(scoped("", "", "r1"))
 
     with_store(path, scenario)
 

@@ -99,6 +99,7 @@ async def open_link(
         opened = CoordinatorSession(
             coordinator.address,
             credentials or credentials_directory(),
+            parts.secrets,
             frames,
             state,
             reporter,

@@ -20,6 +20,7 @@ from leasehold_worker.agent.recovery import Recovery
 from leasehold_worker.agent.strays import Strays
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
+from leasehold_worker.files.secret_key import open_key
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
@@ -77,6 +78,7 @@ async def _run(
             journal.wait_written,
             state_directory.count_start(),
             records.keep_hold,
+            await trio.to_thread.run_sync(open_key, state_directory.keys_path),
         ) as parts:
             # Before anything is granted, started or settled.
             locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))
@@ -112,6 +114,7 @@ async def _run(
             coordinator_session = CoordinatorSession(
                 config.coordinator,
                 config.credentials_path,
+                parts.secrets,
                 frames,
                 state_directory,
                 reporter,
@@ -120,7 +123,9 @@ async def _run(
                 queries,
                 journal,
             )
-            claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+            claim_waiting = ClaimWaiting(
+                parts.pool, parts.resources, parts.workloads, parts.foreign, config.user_priority_limit
+            )
             claims = LocalClaims(
                 parts.workloads,
                 parts.exit_monitor.add,

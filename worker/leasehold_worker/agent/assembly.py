@@ -25,6 +25,7 @@ from leasehold_worker.driver.helper_pool import Driver, open_driver
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.secret_key import KEY_BYTES
 from leasehold_worker.files.volume import Volume
 from leasehold_worker.gpus.health_monitor import HealthMonitor
 from leasehold_worker.gpus.inventory import Inventory
@@ -56,6 +57,7 @@ from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.planning.tiers import Tiers
 from leasehold_worker.programs.environment import inherited_environment
 from leasehold_worker.programs.run_as import RunAs, is_loopback
+from leasehold_worker.programs.secret_variables import SecretVariables
 from leasehold_worker.workloads.disk_usage import DiskUsage
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.host_shares import HostShares
@@ -84,6 +86,7 @@ class Parts:
     workloads: Workloads
     host_shares: HostShares
     limits: ResourceLimits
+    secrets: SecretVariables
     programs: ProgramStart
     exit_monitor: ExitMonitor
     operations: Operations
@@ -122,6 +125,7 @@ async def open_parts(
     written: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     start_number: int = 0,
     keep_hold: Callable[[str, Hold | None], None] = lambda *_: None,
+    secret_key: bytes | None = None,
 ) -> AsyncIterator[Parts]:
     """Builds the parts. They end with the context, and tasks in the nursery are cancelled.
 
@@ -134,6 +138,7 @@ async def open_parts(
         worker_id: Id of the worker, which owns the images on disk.
         start_number: Number of the worker's starts.
         keep_hold: Receives the id of a changed hold, and the hold or None at its end.
+        secret_key: Key of secret variables. None: one for the life of the parts.
         written: Waits until all reported changes are on disk, or raises OperationError.
 
     Raises:
@@ -183,10 +188,13 @@ async def open_parts(
         )
         inherited = inherited_environment(config.inherited_variables)
         user = await _own_name()
+        secrets = SecretVariables(secret_key or os.urandom(KEY_BYTES))
         run_as = RunAs(
             config.run_as, config.run_as_min_uid, on_loopback=is_loopback(config.coordinator), user=user
         )
-        programs = ProgramStart(workloads, enforced, inherited, config.socket_path, run_as, user, nursery)
+        programs = ProgramStart(
+            workloads, enforced, inherited, config.socket_path, run_as, user, secrets, nursery
+        )
         resources = Resources(pool, ledger)
         nursery.start_soon(DiskUsage(workloads, ledger).run)
         host_memory = SuspendMemory(
@@ -199,7 +207,7 @@ async def open_parts(
         acquisition = Acquisition(inventory, pool, resources, workloads, foreign)
         termination = Termination(workloads, killer, exit_monitor)
         applications = ApplicationRegistry(workloads, nursery)
-        hook_factory = HookFactory(workloads, verification, applications.of, written, inherited)
+        hook_factory = HookFactory(workloads, verification, applications.of, written, inherited, secrets)
         cuda_suspend = CudaSuspend(
             driver,
             inventory,
@@ -310,6 +318,7 @@ async def open_parts(
             workloads=workloads,
             host_shares=host_shares,
             limits=enforced,
+            secrets=secrets,
             programs=programs,
             exit_monitor=exit_monitor,
             operations=operations,

@@ -16,6 +16,7 @@ from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec, CommandUp
 
 from leasehold_worker.commands.states import ACCEPTED, CANCELLED, REJECTED, RUNNING, TRANSITIONS, is_terminal
 from leasehold_worker.errors import OperationError
+from leasehold_worker.secret_values import without_secrets
 
 UNFINISHED_LIMIT: Final = 8
 """Commands that may be unfinished at once."""
@@ -257,7 +258,8 @@ class CommandLedger:
         if update.state not in TRANSITIONS.get(entry.state, ()):
             states = f"{CommandState.Name(entry.state)} to {CommandState.Name(update.state)}"
             raise ValueError(f"invalid transition of a command: {states}")
-        return self._put(replace(entry, update=update))
+        command = without_secrets(entry.command) if is_terminal(update.state) else entry.command
+        return self._put(replace(entry, command=command, update=update))
 
     def acknowledge(self, command_id: str, now_s: float) -> list[Effect]:
         """Records that the coordinator has stored the outcome, and drops old commands."""

@@ -31,8 +31,10 @@ class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the certificate is due to be renewed, in seconds of the Unix epoch."""
     next_key: str = ""
     """The key of a join or a renewal whose answer is not here yet. The same key gets the same answer."""
+    next_ticket: str = ""
+    """SHA-256 of the join token for ``next_key``, in hexadecimal. Empty: the key is for a renewal."""
     ticket_digest: str = ""
-    """SHA-256 of the join token that was used last, in hexadecimal."""
+    """SHA-256 of the join token by which the worker joined last, in hexadecimal."""
 
     @property
     def name(self) -> str:

@@ -26,6 +26,8 @@ class StateDirectory:
         self._epoch_lock = threading.Lock()
         self.workloads_path = path / "workloads"
         """One folder per workload, with its output."""
+        self.keys_path = path / "keys"
+        """Keys, apart from the journal."""
         self.journal_path = path / "journal.sqlite3"
         """Commands and workloads."""
 

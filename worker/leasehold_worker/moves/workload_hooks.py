@@ -1,5 +1,6 @@
 """The hooks of the workloads of one operation, around the driver's calls."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,12 @@ from leasehold_worker.hooks import runner
 from leasehold_worker.hooks.context import HookContext, HookRecord, KernelSide, calls
 from leasehold_worker.planning.plan import WorkloadPlan
 from leasehold_worker.programs.environment import user_environment
+from leasehold_worker.programs.secret_variables import SealError, SecretVariables
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, RETAIN
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import Hooked, Workload
+
+logger = logging.getLogger(__name__)
 
 PLAIN: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
 """The policy of workloads that are only moved."""
@@ -40,6 +44,7 @@ class HookFactory:
         kernel_of: The checkpointable application of a workload. None: there is none.
         written: Waits until the workloads' records are on disk, or raises OperationError.
         inherited: Environment that hooks inherit from the worker.
+        secrets: Reveals the secret variables of workloads.
     """
 
     def __init__(
@@ -49,12 +54,14 @@ class HookFactory:
         kernel_of: Callable[[str], KernelSide | None],
         written: Callable[[], Awaitable[None]],
         inherited: Mapping[str, str],
+        secrets: SecretVariables,
     ) -> None:
         self._workloads = workloads
         self._verification = verification
         self._kernel_of = kernel_of
         self._written = written
         self._inherited = inherited
+        self._secrets = secrets
 
     async def probe(self, workload: Workload) -> None:
         """Calls the readiness probes of a workload once.
@@ -102,6 +109,7 @@ class HookFactory:
             environment={
                 **user_environment(self._inherited, workload.account),
                 **workload.spec.environment,
+                **self._variables(workload),
             },
             working_directory=working_folder if working_folder.is_dir() else elsewhere,
             account=workload.account,
@@ -110,6 +118,14 @@ class HookFactory:
             record=record,
             warnings=warnings,
         )
+
+    def _variables(self, workload: Workload) -> dict[str, str]:
+        """The secret variables, for programs of hooks and their credentials. Empty without the key."""
+        try:
+            return self._secrets.reveal(workload.workload_id, workload.spec)
+        except SealError as error:
+            logger.error("hooks of workload %s run without its secret variables: %s", workload.name, error)
+            return {}
 
     async def _measure(self, target: WorkloadPlan) -> int | None:
         """Device bytes that NVML lists for the members now. None: one of them is unknown."""

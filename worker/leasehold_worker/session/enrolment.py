@@ -101,11 +101,11 @@ def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uui
     """
     digest = hashlib.sha256(ticket.secret).hexdigest()
     enrolment = state_directory.enrolment() or Enrolment()
-    if enrolment.ticket_digest == digest and not enrolment.next_key:
+    if enrolment.ticket_digest == digest:
         logger.info("joined as %s before: the join token is not used again", enrolment.identity)
         return
-    if enrolment.ticket_digest != digest or not enrolment.next_key:
-        enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), ticket_digest=digest)
+    if enrolment.next_ticket != digest:
+        enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket=digest)
     request = JoinRequest(
         secret=ticket.secret,
         identity=f"{WORKER_KIND}/{name}",
@@ -126,6 +126,7 @@ def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uui
             _with_certificate(enrolment, response.certificate),
             identity=request.identity,
             coordinator=response.coordinator,
+            ticket_digest=digest,
         )
         state_directory.save_enrolment(joined)
     except RefusedError as error:
@@ -146,8 +147,8 @@ def renew(state_directory: StateDirectory, coordinator: str) -> None:
     enrolment = state_directory.enrolment()
     if enrolment is None:
         return
-    if not enrolment.next_key:
-        enrolment = msgspec.structs.replace(enrolment, next_key=new_key())
+    if not enrolment.next_key or enrolment.next_ticket:
+        enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket="")
         state_directory.save_enrolment(enrolment)
     request = RenewCertificateRequest(csr=signing_request(enrolment.next_key))
     with open_enrolled_channel(coordinator, enrolment) as channel:
@@ -172,6 +173,7 @@ def _with_certificate(enrolment: Enrolment, issued: IssuedCertificate) -> Enrolm
         enrolment,
         key=enrolment.next_key,
         next_key="",
+        next_ticket="",
         certificate=certificate,
         authorities=authorities or enrolment.authorities,
         renew_s=issued.renew_time.ToNanoseconds() / 1e9,

@@ -30,6 +30,7 @@ from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.programs.secret_variables import SecretVariables
 from leasehold_worker.session.channel import INSECURE_SCHEME, open_channel, open_enrolled_channel
 from leasehold_worker.session.client_keys import require_valid
 from leasehold_worker.session.frame_sink import FrameSink
@@ -92,6 +93,7 @@ class CoordinatorSession:
         self,
         coordinator: str,
         credentials: Path,
+        secrets: SecretVariables,
         frames: FrameSink,
         state_directory: StateDirectory,
         reporter: Reporter,
@@ -102,6 +104,7 @@ class CoordinatorSession:
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
+        self._secrets = secrets
         self._state_directory = state_directory
         self._reporter = reporter
         self._commands = commands
@@ -166,7 +169,8 @@ class CoordinatorSession:
             return SessionEndError(str(error), REFUSED_BACKOFF_S)
         with channel:
             end = await self._session(channel)
-        cause = explain(end.why, self._coordinator) or explain_closed(end.why, self._coordinator)
+        cause = await trio.to_thread.run_sync(explain, end.why, self._coordinator, abandon_on_cancel=True)
+        cause = cause or explain_closed(end.why, self._coordinator)
         end.why = cause or end.why
         return end
 
@@ -250,6 +254,7 @@ class CoordinatorSession:
     def _take(self, frame: ConnectResponse, epoch: int, outbox: Outbox, nursery: trio.Nursery) -> None:
         match frame.WhichOneof("frame"):
             case "command":
+                self._secrets.seal(frame.command.command)  # before anything of the worker keeps it
                 self._commands.receive(frame.command, epoch)
             case "command_ack":
                 self._commands.acknowledge(frame.command_ack.command_id)

@@ -3,24 +3,26 @@
 from typing import Final
 
 from leasehold_worker.session.channel import INSECURE_SCHEME
+from leasehold_worker.session.server_certificate import validity_text
 
 _NO_CONNECTION: Final = "UNAVAILABLE: failed to connect to all addresses"
 """How texts about failed connections begin."""
 
 _OTHER_AUTHORITY: Final = (
     "its certificate is not from the authority in ca.pem: another coordinator listens there, or its keys "
-    "were made anew; copy ca.pem and the token from its state directory"
+    "were made anew; join again with a token of `leasehold token create --replace`, or copy ca.pem and the "
+    "token from its state directory"
 )
 _CAUSES: Final = {
     "unable to get local issuer certificate": _OTHER_AUTHORITY,
     "self signed certificate": _OTHER_AUTHORITY,
     "certificate has expired": (
-        "its certificate has expired, or this host's clock is ahead: compare both clocks, and restart the "
-        "coordinator"
+        "its certificate has expired{when}, or this host's clock is ahead: compare both clocks, and restart "
+        "the coordinator"
     ),
     "certificate is not yet valid": (
-        "its certificate is not valid yet: this host's clock is behind, or the coordinator's was ahead at "
-        "its start; compare both clocks"
+        "its certificate is not valid yet{when}: this host's clock is behind, or the coordinator's was ahead "
+        "at its start; compare both clocks"
     ),
     "Hostname Verification Check failed": (
         "its certificate does not name that host: use the address of --worker-listen, the host's name, or "
@@ -36,7 +38,7 @@ _CLOSED: Final = ("Socket closed", "Connection reset by peer")
 
 
 def explain(details: str, address: str) -> str | None:
-    """A sentence about a failed handshake.
+    """A sentence about a failed handshake. Blocks for up to 4 s if dates are wrong.
 
     Args:
         details: Code and text of a failed call.
@@ -49,7 +51,8 @@ def explain(details: str, address: str) -> str | None:
         return None  # a coordinator answered, perhaps with a text of its own
     for text, cause in _CAUSES.items():
         if text in details:
-            return f"TLS with {address} failed: {cause.format(address=address)}"
+            when = validity_text(address) if "{when}" in cause else ""
+            return f"TLS with {address} failed: {cause.format(address=address, when=when)}"
     return None
 
 
@@ -67,8 +70,9 @@ def explain_closed(details: str, address: str) -> str | None:
         return None
     if not address.startswith(INSECURE_SCHEME):
         return (
-            f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate: "
-            "get one with a join token of an admin, unless the coordinator was just stopped"
+            f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate of "
+            "its own authority: `leasehold worker --join -` with a token of "
+            "`leasehold token create --worker NAME` gets one, unless the coordinator was just stopped"
         )
     secure = address.removeprefix(INSECURE_SCHEME)
     return (

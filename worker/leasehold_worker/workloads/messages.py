@@ -7,6 +7,7 @@ from leasehold.worker.v1 import session_pb2
 
 from leasehold_worker.driver.messages import member_message
 from leasehold_worker.leasing.messages import lease_message
+from leasehold_worker.secret_values import blank_secrets
 from leasehold_worker.timestamps import timestamp
 from leasehold_worker.workloads import workload as records
 from leasehold_worker.workloads.registry import Workloads
@@ -16,7 +17,7 @@ from leasehold_worker.workloads.workload import Workload
 
 def workload_message(record: Workload, worker_id: str) -> workload_pb2.Workload:
     """A workload with its status."""
-    return workload_pb2.Workload(
+    message = workload_pb2.Workload(
         workload_id=record.workload_id,
         name=record.name,
         worker_id=worker_id,
@@ -25,6 +26,8 @@ def workload_message(record: Workload, worker_id: str) -> workload_pb2.Workload:
         origin=record.origin,
         user=record.user,
     )
+    blank_secrets(message.spec)
+    return message
 
 
 def workload_messages(

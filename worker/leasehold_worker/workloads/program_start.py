@@ -22,6 +22,7 @@ from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.programs.environment import user_environment
 from leasehold_worker.programs.programs import LaunchError, forget_start, launch
 from leasehold_worker.programs.run_as import RunAs
+from leasehold_worker.programs.secret_variables import SealError, SecretVariables
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload
 
@@ -39,6 +40,7 @@ class ProgramStart:
         socket_path: The worker's local socket.
         run_as: The Unix users of the workloads' owners.
         user: Name of the worker's user.
+        secrets: Reveals the secret variables of programs.
         nursery: Runs the tasks that wait for shims.
     """
 
@@ -50,12 +52,14 @@ class ProgramStart:
         socket_path: Path,
         run_as: RunAs,
         user: str,
+        secrets: SecretVariables,
         nursery: trio.Nursery,
     ) -> None:
         self.user = user
         """Name of the worker's user."""
         self.run_as = run_as
         """The Unix users of the workloads' owners."""
+        self._secrets = secrets
         self._workloads = workloads
         self._limits = limits
         self._inherited = inherited
@@ -98,6 +102,7 @@ class ProgramStart:
                     environment={
                         **user_environment(self._inherited, account),
                         **spec.environment,
+                        **self._secrets.reveal(workload_id, spec),
                         **self.variables(workload_id, name, lease, restores=restores),
                     },
                     output=output,
@@ -107,7 +112,7 @@ class ProgramStart:
                 )
             finally:
                 os.close(output)
-        except (OSError, LaunchError) as error:
+        except (OSError, LaunchError, SealError) as error:
             raise OperationError(
                 errors_pb2.ERROR_REASON_SPAWN_FAILED,
                 f"{spec.arguments[0]!r} could not be started: {error}; give a program that "

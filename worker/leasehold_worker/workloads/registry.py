@@ -19,6 +19,7 @@ from leasehold_worker.host.processes import ProcessIdentity, may_be_parent
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.programs.programs import launched
+from leasehold_worker.secret_values import blank_secrets
 from leasehold_worker.workloads.states import AWAY, ENDED, LOST, PARKED, RUNNING, UNKNOWN, check_transition
 from leasehold_worker.workloads.workload import RUN, Parked, Workload, parked_bytes
 
@@ -237,6 +238,7 @@ class Workloads:
         workload.parked = workload.kernel = None
         workload.yielded = False
         workload.members = ()
+        blank_secrets(workload.spec)
         workload.error = error
         workload.end_time = end_time or datetime.now(UTC)
         self.set_state(workload, state)

@@ -83,6 +83,7 @@ class Checkpoint(_message.Message):
     CUSTOM_FIELD_NUMBER: _builtins.int
     OWNER_WORKER_ID_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     """Unique in the fleet."""
     kind: Global___CheckpointKind.ValueType
@@ -103,6 +104,8 @@ class Checkpoint(_message.Message):
     """
     problem: _builtins.str
     """Why the checkpoint can't be restored, according to its header or manifest. Empty: no problem is known."""
+    owner: _builtins.str
+    """Owner of the workload that wrote the checkpoint, such as "local/alice". Empty: unknown."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """Time at which the checkpoint was complete."""
@@ -130,10 +133,11 @@ class Checkpoint(_message.Message):
         custom: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         owner_worker_id: _builtins.str = ...,
         problem: _builtins.str = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "create_time", b"create_time", "kernel", b"kernel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "custom", b"custom", "in_use", b"in_use", "kernel", b"kernel", "kind", b"kind", "owner_worker_id", b"owner_worker_id", "problem", b"problem", "size_bytes", b"size_bytes", "worker_id", b"worker_id", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kernel", b"_kernel", "checkpoint_id", b"checkpoint_id", "create_time", b"create_time", "custom", b"custom", "in_use", b"in_use", "kernel", b"kernel", "kind", b"kind", "owner", b"owner", "owner_worker_id", b"owner_worker_id", "problem", b"problem", "size_bytes", b"size_bytes", "worker_id", b"worker_id", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kernel: _TypeAlias = _typing.Literal["kernel"]  # noqa: Y015
     _WhichOneofArgType__kernel: _TypeAlias = _typing.Literal["_kernel", b"_kernel"]  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18leasehold/v1/event.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x01\n\x05\x45vent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.leasehold.v1.EventKind\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x13\n\x0bworker_name\x18\x05 \x01(\t\x12\x13\n\x0bworkload_id\x18\x06 \x01(\t\x12\x15\n\rworkload_name\x18\x07 \x01(\t\x12\x12\n\ncommand_id\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\t\x12\r\n\x05\x61\x63tor\x18\n \x01(\t*\x9c\x04\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45VENT_KIND_WORKER_CONNECTED\x10\x01\x12\x1b\n\x17\x45VENT_KIND_WORKER_STALE\x10\x02\x12\x1a\n\x16\x45VENT_KIND_WORKER_LOST\x10\x03\x12\x1a\n\x16\x45VENT_KIND_WORKER_LEFT\x10\x04\x12\x1d\n\x19\x45VENT_KIND_WORKER_REFUSED\x10\x05\x12\x1d\n\x19\x45VENT_KIND_PROTOCOL_ERROR\x10\x06\x12\x1f\n\x1b\x45VENT_KIND_WORKLOAD_CHANGED\x10\x07\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_CREATED\x10\x08\x12\x1c\n\x18\x45VENT_KIND_COMMAND_ENDED\x10\t\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_UNKNOWN\x10\n\x12\x19\n\x15\x45VENT_KIND_GPU_HEALTH\x10\x0b\x12\x15\n\x11\x45VENT_KIND_CORDON\x10\x0c\x12\x1a\n\x16\x45VENT_KIND_GPU_FOREIGN\x10\r\x12\x1d\n\x19\x45VENT_KIND_WORKER_DELETED\x10\x0e\x12\x1f\n\x1b\x45VENT_KIND_WORKLOAD_DELETED\x10\x0f\x12\x15\n\x11\x45VENT_KIND_JOINED\x10\x14\x12\x1b\n\x17\x45VENT_KIND_JOIN_REFUSED\x10\x15\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18leasehold/v1/event.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x81\x02\n\x05\x45vent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x04kind\x18\x03 \x01(\x0e\x32\x17.leasehold.v1.EventKind\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x13\n\x0bworker_name\x18\x05 \x01(\t\x12\x13\n\x0bworkload_id\x18\x06 \x01(\t\x12\x15\n\rworkload_name\x18\x07 \x01(\t\x12\x12\n\ncommand_id\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\t\x12\r\n\x05\x61\x63tor\x18\n \x01(\t\x12\r\n\x05owner\x18\x0b \x01(\t*\x9c\x04\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45VENT_KIND_WORKER_CONNECTED\x10\x01\x12\x1b\n\x17\x45VENT_KIND_WORKER_STALE\x10\x02\x12\x1a\n\x16\x45VENT_KIND_WORKER_LOST\x10\x03\x12\x1a\n\x16\x45VENT_KIND_WORKER_LEFT\x10\x04\x12\x1d\n\x19\x45VENT_KIND_WORKER_REFUSED\x10\x05\x12\x1d\n\x19\x45VENT_KIND_PROTOCOL_ERROR\x10\x06\x12\x1f\n\x1b\x45VENT_KIND_WORKLOAD_CHANGED\x10\x07\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_CREATED\x10\x08\x12\x1c\n\x18\x45VENT_KIND_COMMAND_ENDED\x10\t\x12\x1e\n\x1a\x45VENT_KIND_COMMAND_UNKNOWN\x10\n\x12\x19\n\x15\x45VENT_KIND_GPU_HEALTH\x10\x0b\x12\x15\n\x11\x45VENT_KIND_CORDON\x10\x0c\x12\x1a\n\x16\x45VENT_KIND_GPU_FOREIGN\x10\r\x12\x1d\n\x19\x45VENT_KIND_WORKER_DELETED\x10\x0e\x12\x1f\n\x1b\x45VENT_KIND_WORKLOAD_DELETED\x10\x0f\x12\x15\n\x11\x45VENT_KIND_JOINED\x10\x14\x12\x1b\n\x17\x45VENT_KIND_JOIN_REFUSED\x10\x15\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.event_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
-  _globals['_EVENTKIND']._serialized_start=321
-  _globals['_EVENTKIND']._serialized_end=861
+  _globals['_EVENTKIND']._serialized_start=336
+  _globals['_EVENTKIND']._serialized_end=876
   _globals['_EVENT']._serialized_start=76
-  _globals['_EVENT']._serialized_end=318
+  _globals['_EVENT']._serialized_end=333
 # @@protoc_insertion_point(module_scope)

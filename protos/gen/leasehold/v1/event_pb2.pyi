@@ -118,6 +118,7 @@ class Event(_message.Message):
     COMMAND_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
     """Unique id. Ids have the order of the events."""
     kind: Global___EventKind.ValueType
@@ -136,6 +137,10 @@ class Event(_message.Message):
     """Description, for people."""
     actor: _builtins.str
     """Identity whose request led to the event. Empty: none."""
+    owner: _builtins.str
+    """Owner of the workload, or of all workloads of the command; for a command without workloads, whoever requested it.
+    Empty: none, or several.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """Time of the event."""
@@ -153,10 +158,11 @@ class Event(_message.Message):
         command_id: _builtins.str = ...,
         message: _builtins.str = ...,
         actor: _builtins.str = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "command_id", b"command_id", "event_id", b"event_id", "kind", b"kind", "message", b"message", "time", b"time", "worker_id", b"worker_id", "worker_name", b"worker_name", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "command_id", b"command_id", "event_id", b"event_id", "kind", b"kind", "message", b"message", "owner", b"owner", "time", b"time", "worker_id", b"worker_id", "worker_name", b"worker_name", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

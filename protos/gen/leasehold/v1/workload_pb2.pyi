@@ -465,6 +465,26 @@ class WorkloadSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SecretEnvironmentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     WORKING_DIRECTORY_FIELD_NUMBER: _builtins.int
@@ -475,6 +495,7 @@ class WorkloadSpec(_message.Message):
     HOOKS_FIELD_NUMBER: _builtins.int
     HELPER_FIELD_NUMBER: _builtins.int
     KEEP_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    SECRET_ENVIRONMENT_FIELD_NUMBER: _builtins.int
     working_directory: _builtins.str
     """Working directory on the worker. Absent: a directory of the workload's own."""
     priority: _builtins.int
@@ -511,6 +532,12 @@ class WorkloadSpec(_message.Message):
     def helper(self) -> Global___HelperTerms:
         """Terms of a helper. Absent: it keeps its GPUs until it ends."""
 
+    @_builtins.property
+    def secret_environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Environment variables with secret values, besides environment. Values travel once, from the client to the
+        coordinator to the worker, which encrypt them at rest. All responses and reports have empty values.
+        """
+
     def __init__(
         self,
         *,
@@ -524,10 +551,11 @@ class WorkloadSpec(_message.Message):
         hooks: _abc.Iterable[_hook_pb2.Hook] | None = ...,
         helper: Global___HelperTerms | None = ...,
         keep_checkpoints: _builtins.int | None = ...,
+        secret_environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "eviction", b"eviction", "helper", b"helper", "keep_checkpoints", b"keep_checkpoints", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "helper", b"helper", "hooks", b"hooks", "keep_checkpoints", b"keep_checkpoints", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eviction", b"_eviction", "_helper", b"_helper", "_keep_checkpoints", b"_keep_checkpoints", "_priority", b"_priority", "_working_directory", b"_working_directory", "arguments", b"arguments", "environment", b"environment", "eviction", b"eviction", "helper", b"helper", "hooks", b"hooks", "keep_checkpoints", b"keep_checkpoints", "member_order", b"member_order", "priority", b"priority", "resources", b"resources", "secret_environment", b"secret_environment", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eviction: _TypeAlias = _typing.Literal["eviction"]  # noqa: Y015
     _WhichOneofArgType__eviction: _TypeAlias = _typing.Literal["_eviction", b"_eviction"]  # noqa: Y015

@@ -1,0 +1,137 @@
+"""Times one client's commands while another client attacks the coordinator.
+
+In turn: a quiet period, a flood of calls that the coordinator refuses, and 200 watches whose client reads
+nothing while the fleet changes. The attackers are processes of their own on this machine, so they take
+processor time too. Prints one JSON document with the 99th percentiles, and their ratios to the quiet periods.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import uvloop
+from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+
+from bench.fleet.commands import run_commands
+from bench.fleet.processes import Coordinator, Swarm, cpu_s, spread, wait_for
+from bench.machine import machine
+from tests.channels import open_aio_channel
+
+WORKERS: Final = 4
+FLOOD_CONNECTIONS: Final = 8
+SLOW_READERS: Final = 200
+READERS_OF_A_CONNECTION: Final = 50
+SETTLE_S: Final = 1.0
+"""Time for an attack to begin."""
+
+DEAF: Final = [
+    ("grpc.http2.lookahead_bytes", 5),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+"""Options of a client that takes hardly anything which it does not read."""
+
+
+def _channel(address: str) -> grpc.aio.Channel:
+    return open_aio_channel(address, DEAF)
+
+
+async def flood(address: str) -> None:
+    """Makes calls that are refused, one after the other on each connection. Never returns."""
+
+    async def ask(channel: grpc.aio.Channel) -> None:
+        stub = FleetServiceStub(channel)
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                await stub.ListWorkers(ListWorkersRequest(filter="no filter"), timeout=20)
+
+    channels = [_channel(address) for _ in range(FLOOD_CONNECTIONS)]
+    await asyncio.gather(*(ask(channel) for channel in channels))
+
+
+async def read_nothing(address: str) -> None:
+    """Opens watches and reads nothing. Never returns."""
+    channels = [_channel(address) for _ in range(SLOW_READERS // READERS_OF_A_CONNECTION)]
+    watches = [
+        FleetServiceStub(channel).WatchFleet(WatchFleetRequest())
+        for channel in channels
+        for _ in range(READERS_OF_A_CONNECTION)
+    ]
+    await asyncio.gather(*(watch.code() for watch in watches))
+
+
+ATTACKS: Final = {"refused_calls": flood, "slow_readers": read_nothing}
+
+
+@contextmanager
+def attack(name: str, address: str) -> Iterator[int]:
+    """An attacker in a process of its own. Yields the process's id."""
+    arguments = [sys.executable, "-m", "bench.attack_latency", "--attack", name, "--address", address]
+    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+        try:
+            time.sleep(SETTLE_S)
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def measure(seconds: float, rounds: int) -> dict[str, Any]:
+    """Quiet periods and attacks in turn."""
+    times_s: dict[str, list[float]] = {name: [] for name in ("quiet", *ATTACKS)}
+    share: dict[str, list[float]] = {name: [] for name in times_s}
+    with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
+        coordinator = Coordinator(Path(folder))
+        coordinator.start()
+        stack.callback(coordinator.kill)
+        swarm = Swarm(coordinator.worker_address, WORKERS)
+        stack.callback(swarm.stop)
+        wait_for(lambda: swarm.welcomed == WORKERS, f"the welcome of {WORKERS} workers")
+        run_commands(coordinator.address, 1, WORKERS, 1.0)  # warms up
+        for _ in range(rounds):
+            for name in times_s:
+                with attack(name, coordinator.address) if name in ATTACKS else nullcontext():
+                    before, began = cpu_s(coordinator.process.pid), time.monotonic()
+                    times_s[name] += run_commands(coordinator.address, 1, WORKERS, seconds)
+                    used = cpu_s(coordinator.process.pid) - before
+                    share[name].append(used / (time.monotonic() - began))
+    quiet = spread(times_s["quiet"])
+    return {
+        name: {
+            "commands": len(times_s[name]),
+            **(found := spread(times_s[name])),
+            "p99_by_quiet_p99": round(found["p99_ms"] / quiet["p99_ms"], 2),
+            "coordinator_cpu_percent_of_a_core": round(100 * statistics.mean(share[name]), 1),
+        }
+        for name in times_s
+    }
+
+
+def main() -> None:
+    """Measures and prints the document, or attacks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of one period")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--attack", choices=[*ATTACKS], help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.attack:
+        uvloop.run(ATTACKS[options.attack](options.address))
+        return
+    document = {"benchmark": "attack_latency", "machine": machine("grpcio")}
+    document |= measure(options.seconds, options.rounds)
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

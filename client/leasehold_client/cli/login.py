@@ -1,0 +1,59 @@
+"""``leasehold login``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from leasehold_client.cli.exit_codes import fail
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError, UsageError
+
+if TYPE_CHECKING:
+    from leasehold.v1.enrolment_service_pb2 import JoinTicket
+
+
+@click.command()
+@click.option(
+    "--token",
+    "source",
+    required=True,
+    metavar="FILE|-",
+    help="File with the join token; - reads it from standard input.",
+)
+@click.option("--name", default="", help="Your name, if the token is for a pattern.")
+@click.option("--context", default="", metavar="NAME", help="Name of the context.  [default: your name]")
+def login(source: str, name: str, context: str) -> None:
+    """Get a client certificate by a join token, and keep it in a context.
+
+    The context becomes the current one, so later verbs use its coordinator and certificate. An admin creates
+    the token with `leasehold token create --user NAME` or `--service NAME`.
+    """
+    from leasehold_client.coordinator import login as enrolment
+
+    try:
+        ticket: JoinTicket = enrolment.read_ticket(_read(source, enrolment.TICKET_LIMIT))
+        made = enrolment.login(ticket, name, context)
+    except LeaseholdError as error:
+        fail(error)
+    echo(f"{made.identity}: logged in to {made.coordinator}; the context {made.name} is the current one")
+
+
+def _read(source: str, limit: int) -> str:
+    """The token.
+
+    Raises:
+        UsageError: It can't be read.
+    """
+    try:
+        if source == "-":
+            return sys.stdin.read(limit)
+        with open(source, encoding="ascii", errors="replace") as file:
+            return file.read(limit)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the join token can't be read from {source} ({error}): name a file that has it, or - for "
+            "standard input; the token itself would be visible to other users of this host"
+        ) from error

@@ -1,0 +1,126 @@
+"""A channel with the client certificate of a context, which is renewed when it is due.
+
+gRPC keeps the certificate of a channel for the channel's life. So calls after a renewal use a new channel,
+and those under way end on the old one.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+import grpc
+
+from leasehold_client.contexts import Context
+from leasehold_client.errors import LeaseholdError
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 60.0
+"""Time between two attempts to renew a certificate."""
+
+
+@final
+class RenewingChannel(grpc.Channel):
+    """A channel for unary calls and response streams.
+
+    Args:
+        context: The context.
+        address: HOST:PORT of the coordinator.
+        options: Settings of gRPC.
+
+    Raises:
+        UsageError: The certificate has expired or is not valid yet.
+    """
+
+    def __init__(self, context: Context, address: str, options: Sequence[tuple[str, int]]) -> None:
+        self._context = context
+        self._address = address
+        self._options = options
+        self._lock = threading.Lock()
+        self._next_attempt_s = 0.0
+        self._renew_if_due()
+        self._context.require_valid()
+        self._channels = [self._open()]
+        """The present channel, and before it those whose calls may not have ended."""
+
+    def _open(self) -> grpc.Channel:
+        texts = self._context.authorities, self._context.key, self._context.certificate
+        credentials = grpc.ssl_channel_credentials(*(text.encode() for text in texts))
+        return grpc.secure_channel(self._address, credentials, options=self._options)
+
+    def _renew_if_due(self) -> bool:
+        """Renews the certificate if it is due. After a failure, a later call tries again."""
+        now_s = time.time()
+        if now_s < self._context.renew_s or now_s >= self._context.expire_s:
+            return False
+        if time.monotonic() < self._next_attempt_s:
+            return False
+        from leasehold_client.coordinator.login import renew  # late: most verbs need no cryptography
+
+        try:
+            self._context = renew(self._context.name, self._context.certificate)
+        except LeaseholdError as error:
+            self._next_attempt_s = time.monotonic() + RETRY_S
+            identity = self._context.identity
+            logger.warning("the certificate of %s can't be renewed: %s", identity, error.message)
+            return False
+        return True
+
+    def present(self) -> grpc.Channel:
+        """The channel for the next call."""
+        with self._lock:
+            if self._renew_if_due():
+                self._channels.append(self._open())
+            return self._channels[-1]
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
+        """A unary method."""
+        return _Method(lambda: self.present().unary_unary(*arguments, **named))
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
+        """A method with a response stream."""
+        return _Method(lambda: self.present().unary_stream(*arguments, **named))
+
+    def stream_unary(self, *arguments: Any, **named: Any) -> Any:
+        """A method with a request stream."""
+        return _Method(lambda: self.present().stream_unary(*arguments, **named))
+
+    def stream_stream(self, *arguments: Any, **named: Any) -> Any:
+        """A method with both streams."""
+        return _Method(lambda: self.present().stream_stream(*arguments, **named))
+
+    def subscribe(
+        self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool | None = False
+    ) -> None:
+        """Tells a function the state of the present channel."""
+        self.present().subscribe(callback, bool(try_to_connect))
+
+    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
+        """Ends :meth:`subscribe`."""
+        for channel in self._channels:
+            channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        """Closes all channels, which ends their calls."""
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> "RenewingChannel":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+@final
+class _Method:
+    """A method of a stub, which finds its channel at each call."""
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Makes a call."""
+        return self._find()(*arguments, **named)

@@ -1,0 +1,61 @@
+"""The key with which the worker encrypts secret variables of workloads at rest."""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.private_directories import open_private
+
+FILE: Final = "environment.key"
+KEY_BYTES: Final = 32
+
+
+def open_key(directory: Path) -> bytes:
+    """The key in a directory of the state directory, apart from the journal. Created if it is missing.
+
+    Raises:
+        StartError: The key is damaged or can't be read, or another user could read or replace it.
+    """
+    path = directory / FILE
+    try:
+        open_private(directory, "directory of keys")
+        if not path.exists():
+            _create(path)
+        return _read(path)
+    except OSError as error:
+        raise StartError(
+            f"the key {path} can't be created or read ({error.strerror}): repair that, or choose another "
+            "directory with --state-dir"
+        ) from error
+
+
+def _create(path: Path) -> None:
+    """Creates a key. A crash leaves all of it or nothing."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read(path: Path) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        is_ours = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        key = file.read(KEY_BYTES + 1)
+    if not is_ours or not stat.S_ISREG(found.st_mode) or len(key) != KEY_BYTES:
+        raise StartError(
+            f"{path} is not a key of {KEY_BYTES} bytes that only the worker's user can read: restore it from "
+            "a backup, or delete it, which loses the secret variables of its workloads"
+        )
+    return key

@@ -7,10 +7,17 @@ from collections.abc import Iterator
 
 import grpc
 from google.protobuf import json_format, message_factory
+from google.protobuf.message import Message
 from grpc_status import rpc_status
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold.v1 import command_service_pb2, event_service_pb2, fleet_service_pb2, workload_service_pb2
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    event_service_pb2,
+    fleet_service_pb2,
+    workload_service_pb2,
+)
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 from leasehold_coordinator.core.hello_rules import NAME
@@ -80,6 +87,38 @@ def rival(seed: int) -> bytes:
     return ConnectRequest(hello=hello).SerializeToString()
 
 
+def thief(seed: int, ids: dict[str, str]) -> bytes:
+    """A frame with any content that names what belongs to the honest worker."""
+    choose = random.Random(seed)
+    frame = ConnectRequest()
+    content = getattr(frame, choose.choice(ConnectRequest.DESCRIPTOR.fields).name)
+    content.CopyFrom(fill(type(content), choose))
+    content.SetInParent()
+    take_ids(content, choose, ids)
+    return frame.SerializeToString()
+
+
+def take_ids(message: Message, choose: random.Random, ids: dict[str, str]) -> None:
+    """Replaces most ids in a message."""
+    for field in message.DESCRIPTOR.fields:
+        if field.name in ids and choose.random() < 0.8:
+            setattr(message, field.name, ids[field.name])
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if field.is_repeated else [value]:
+                take_ids(part, choose, ids)
+
+
+def state_of_alpha(coordinator: CoordinatorProcess, ids: dict[str, str]) -> list[Message]:  # noqa: F811
+    """What belongs to the honest worker."""
+    listed = coordinator.fleet.ListGpus(fleet_service_pb2.ListGpusRequest(worker="worker-alpha"))
+    for gpu in listed.gpus:
+        gpu.ClearField("report_time")
+    asked = workload_service_pb2.GetWorkloadRequest(workload=ids["workload_id"])
+    command = command_service_pb2.GetCommandRequest(command_id=ids["command_id"])
+    return [listed, coordinator.workloads.GetWorkload(asked), coordinator.commands.GetCommand(command)]
+
+
 def speak(
     coordinator: CoordinatorProcess,  # noqa: F811
     frames: list[bytes],
@@ -111,12 +150,32 @@ def test_a_hostile_worker_harms_nobody_else(
 ) -> None:
     honest = coordinator.connect(make_hello("alpha"))
     honest.welcome()
+    created = coordinator.workloads.CreateWorkload(
+        workload_service_pb2.CreateWorkloadRequest(
+            name="victim", spec=WorkloadSpec(arguments=["program"]), worker="worker-alpha"
+        )
+    )
+    ids = {
+        "workload_id": created.workload.workload_id,
+        "command_id": created.command.command_id,
+        "gpu_uuid": "GPU-alpha-0",
+        "uuid": "GPU-alpha-0",
+    }
+    honest.update(ids["command_id"], command_pb2.COMMAND_STATE_ACCEPTED)
+    honest.update(ids["command_id"], command_pb2.COMMAND_STATE_RUNNING)
+    asked = command_service_pb2.GetCommandRequest(command_id=ids["command_id"])
+    while coordinator.commands.GetCommand(asked).command.state != command_pb2.COMMAND_STATE_RUNNING:
+        pass
+    honest.report()
+    before = state_of_alpha(coordinator, ids)
 
     @examples
-    @given(SEEDS, st.sampled_from(["stranger", "let in", "rival"]))
+    @given(SEEDS, st.sampled_from(["stranger", "let in", "rival", "thief"]))
     def play(seed: int, who: str) -> None:
         frames = [damaged(seed + number) for number in range(4)]
-        if who == "let in":
+        if who == "thief":
+            frames = [thief(seed + number, ids) for number in range(4)]
+        if who in ("let in", "thief"):
             hello = ConnectRequest(hello=make_hello(f"hostile-{seed % 7}"))
             frames.insert(0, hello.SerializeToString())
         elif who == "rival":
@@ -124,9 +183,11 @@ def test_a_hostile_worker_harms_nobody_else(
         speak(coordinator, frames)
         honest.report()
         assert not honest.ended
+        assert state_of_alpha(coordinator, ids) == before
 
     play()
     assert coordinator.process.poll() is None
+    honest.update(ids["command_id"], command_pb2.COMMAND_STATE_SUCCEEDED)
     gpus = coordinator.fleet.ListGpus(fleet_service_pb2.ListGpusRequest(page_size=1000))
     assert {gpu.worker_id for gpu in gpus.gpus if "alpha" in gpu.gpu.uuid} == {"worker-alpha"}
     workers = coordinator.fleet.ListWorkers(fleet_service_pb2.ListWorkersRequest(page_size=1000))
@@ -138,8 +199,8 @@ def test_a_hostile_worker_harms_nobody_else(
         json_format.MessageToJson(message)
     spec = WorkloadSpec(arguments=["program"])
     request = workload_service_pb2.CreateWorkloadRequest(name="honest", spec=spec, worker="worker-alpha")
-    coordinator.workloads.CreateWorkload(request)
-    honest.succeed("run")
+    run = coordinator.workloads.CreateWorkload(request).command
+    honest.wait(lambda frame: frame.command.command.command_id == run.command_id)
 
 
 def test_a_hostile_client_gets_a_typed_answer(

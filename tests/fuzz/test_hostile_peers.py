@@ -16,10 +16,13 @@ from leasehold.v1 import (
     command_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
+    lease_pb2,
+    workload_pb2,
     workload_service_pb2,
 )
-from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Hello, WorkerLoad, WorkloadEvent
 from leasehold_coordinator.core.hello_rules import NAME
 
 from tests.channels import open_worker_channel
@@ -88,14 +91,30 @@ def rival(seed: int) -> bytes:
 
 
 def thief(seed: int, ids: dict[str, str]) -> bytes:
-    """A frame with any content that names what belongs to the honest worker."""
+    """A frame that names what belongs to the honest worker. Half have any content besides."""
     choose = random.Random(seed)
+    if choose.random() < 0.5:
+        return choose.choice(claims(ids)).SerializeToString()
     frame = ConnectRequest()
     content = getattr(frame, choose.choice(ConnectRequest.DESCRIPTOR.fields).name)
     content.CopyFrom(fill(type(content), choose))
     content.SetInParent()
     take_ids(content, choose, ids)
     return frame.SerializeToString()
+
+
+def claims(ids: dict[str, str]) -> list[ConnectRequest]:
+    """Frames that would be valid from the honest worker."""
+    exited = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_EXITED, generation=50)
+    workload = Workload(workload_id=ids["workload_id"], status=exited)
+    lease = GpuLease(gpu_uuid=ids["gpu_uuid"], state=lease_pb2.SLOT_STATE_LEASED)
+    succeeded = command_pb2.COMMAND_STATE_SUCCEEDED
+    return [
+        ConnectRequest(workload_event=WorkloadEvent(workload=workload)),
+        ConnectRequest(command_update=CommandUpdate(command_id=ids["command_id"], state=succeeded)),
+        ConnectRequest(command_update=CommandUpdate(command_id="c-1", state=succeeded, workloads=[workload])),
+        ConnectRequest(worker_load=WorkerLoad(sequence=2**40, gpu_leases=[lease])),
+    ]
 
 
 def take_ids(message: Message, choose: random.Random, ids: dict[str, str]) -> None:

@@ -103,7 +103,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         calls = LiveCalls(certificates.refusal)
         enrolment = EnrolmentListener(fleet, certificates, authorities, _admin_rule(bindings))
         source = open_keys(config.oidc) if config.oidc is not None else None
-        oidc = TokenAuthentication(config.oidc, source, calls) if config.oidc and source else None
+        oidc = (
+            TokenAuthentication(config.oidc, source, calls, fleet.audit) if config.oidc and source else None
+        )
         listeners = Listeners(
             fleet,
             dispatcher,

@@ -115,7 +115,7 @@ class SessionService(SessionServiceServicer):
             _check_name(session.hello, caller.identity)
         except FleetError as error:
             self._audit(error, context, caller.identity if caller is not None else None)
-            is_told = self._fleet.refusals.may_tell(host_of(context.peer()))
+            is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
             if error.reason in ABORTING:
@@ -133,7 +133,7 @@ class SessionService(SessionServiceServicer):
                 await self._converse(session, context)
         except FleetError as error:
             self._audit(error, context, session.identity, session)
-            is_told = self._fleet.refusals.may_tell(host_of(context.peer()))
+            is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("refused worker %s: %s", session.hello.name, error.message)
             if error.reason in TRANSIENT:
@@ -294,7 +294,7 @@ class SessionService(SessionServiceServicer):
                     await asyncio.sleep(pause_s)
         except FleetError as error:
             self._audit(error, context, session.identity, session)
-            is_told = self._fleet.refusals.may_tell(host_of(context.peer()))
+            is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("session of worker %s: %s", session.hello.name, error.message)
             if error.reason in STORE_FAILURES:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, final
 
+from leasehold_coordinator.fleet.callers import host_of
 from leasehold_coordinator.fleet.event_log import Events
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,12 @@ class Refusals:
         self._events = events
         self._periods: dict[str, _Period] = {}
 
-    def may_tell(self, host: str) -> bool:
-        """Whether a refusal of a peer on this host is reported. Otherwise the refusal is counted."""
+    def may_tell(self, peer: str) -> bool:
+        """Whether a refusal of this peer is reported. Otherwise the refusal is counted."""
+        return self.may_tell_host(host_of(peer))
+
+    def may_tell_host(self, host: str) -> bool:
+        """As :meth:`may_tell`, for the host of a peer."""
         if host not in self._periods and len(self._periods) >= HOST_LIMIT:
             host = _OTHERS
         period = self._periods.setdefault(host, _Period(time.monotonic()))

@@ -128,9 +128,9 @@ def test_each_host_has_a_share_of_what_is_told_of_refusals(
         nonlocal now
         told = bench.fleet.refusals
         for host in ("10.0.0.1", "10.0.0.2"):
-            answers = [told.may_tell(f"ipv4:{host}") for _ in range(limit + 3)]
+            answers = [told.may_tell(f"ipv4:{host}:{port}") for port in range(limit + 3)]
             assert answers == [True] * limit + [False] * 3
-        others = [told.may_tell(f"ipv6:[::{number:x}]") for number in range(3, limit + 5)]
+        others = [told.may_tell(f"ipv6:[::{number:x}]:1") for number in range(3, limit + 5)]
         assert others == [True] * limit + [False] * 2, "the table of hosts is bounded"
         told.tick()
         assert not caplog.records
@@ -143,7 +143,7 @@ def test_each_host_has_a_share_of_what_is_told_of_refusals(
             "3 more workers or sessions of ipv4:10.0.0.2",
             "2 more workers or sessions of other hosts",
         }
-        assert told.may_tell("ipv4:10.0.0.1")
+        assert told.may_tell("ipv4:10.0.0.1:5")
 
     on_bench(tmp_path, scenario)
 

@@ -107,7 +107,8 @@ class Bindings:
 
     def is_admin(self, identity: str) -> bool:
         """Whether an identity, as KIND/NAME, has a binding to the role admin."""
-        return any(self._bindings[key].role == access_service_pb2.ROLE_ADMIN for key in self._keys.get(identity, ()))
+        keys = self._keys.get(identity, ())
+        return any(self._bindings[key].role == access_service_pb2.ROLE_ADMIN for key in keys)
 
     def may_act_for(self, service: Identity, user: Identity) -> bool:
         """Whether a service has a binding for a user."""

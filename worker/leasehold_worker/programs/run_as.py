@@ -15,6 +15,8 @@ RunAsSetting: TypeAlias = str | dict[str, str]
 SAME_NAME: Final = "same-name"
 MIN_UID: Final = 1000
 NOBODY: Final = 65534
+NO_ID: Final = 2**32 - 1
+"""The number by which setresuid(2) and setresgid(2) change nothing."""
 
 LOOK_UP_TIMEOUT_S: Final = 10.0
 """Timeout of the host's directory of users (NSS), which may ask a server."""
@@ -93,6 +95,8 @@ class RunAs:
                 errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
                 f"the Unix user {name!r} can't be looked up ({why}): check the host's directory of users",
             ) from None
+        if self._setting == SAME_NAME and account.name != name:  # identities differ in their letters
+            raise _refused(f"run_as is same-name, and the host's directory of users calls {name} {account.name}")
         self._require_permitted(owner, account)
         return None if account.uid == os.geteuid() else account
 
@@ -102,10 +106,12 @@ class RunAs:
             return self._setting.get(owner)
         if self._setting != SAME_NAME:
             return self._setting
+        if not _OWNER.fullmatch(owner):  # such as user/2001:6, which would be numbers and not a name
+            return None
         kind, _, name = owner.partition("/")
         # Another host's LOGIN can be another person.
         permitted = ("user", "local") if self._on_loopback else ("user",)
-        return name if kind in permitted and name else None
+        return name if kind in permitted else None
 
     def _require_own(self, owner: str) -> None:
         """Refuses an owner who does not have the rights of the worker's user anyway."""
@@ -120,6 +126,8 @@ class RunAs:
             why = "root, or a member of root's group"
         elif NOBODY in {uid, account.gid}:
             why = f"the user or group {NOBODY} of everything unmapped"
+        elif max(uid, account.gid) >= NO_ID:
+            why = f"no id of a user and a group, which are below {NO_ID}"
         elif uid < self._min_uid:
             why = f"user id {uid}, below run_as_min_uid {self._min_uid}"
         elif uid == os.geteuid() and self._setting == SAME_NAME:

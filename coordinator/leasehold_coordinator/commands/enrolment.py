@@ -95,7 +95,7 @@ class Enrolment:
             self._fleet.audit.note(error, JOIN, address, resource=request.identity)
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
-                if self._fleet.refusals.may_tell(address):
+                if self._fleet.refusals.may_tell_host(address):
                     logger.warning("refused a join of %.80r: %s", request.identity, error.message)
                     self._fleet.events.join_refused(request.identity[:80], error)
             raise
@@ -222,7 +222,7 @@ class Enrolment:
             "two hosts have it: find the copy, then join again with a token of `leasehold token create "
             f"--{present.identity.kind} {present.identity.name} --replace`",
         )
-        if self._fleet.refusals.may_tell(caller.address):
+        if self._fleet.refusals.may_tell_host(caller.address):
             logger.warning("refused a renewal: %s", error.message)
             self._fleet.events.join_refused(str(present.identity), error)
         return error

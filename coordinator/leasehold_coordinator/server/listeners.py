@@ -28,7 +28,7 @@ from leasehold.v1 import (
     workload_service_pb2_grpc,
 )
 
-from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
 from leasehold_coordinator.api.access_service import AccessService
@@ -51,6 +51,7 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
 from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -115,6 +116,7 @@ class Listeners:
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
         certificates: The client certificates.
+        changes: Changes of the authorities.
         calls: The calls under way.
         bindings: The role bindings.
         bounds: The requests and streams of each caller.
@@ -137,6 +139,7 @@ class Listeners:
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
         certificates: ClientCertificates,
+        changes: AuthorityChanges,
         calls: LiveCalls,
         bindings: Bindings,
         bounds: CallerBounds,
@@ -166,6 +169,7 @@ class Listeners:
             health_servicer,
             bindings,
             certificates,
+            changes,
             enrolment,
             live,
             user_priority_limit,
@@ -181,7 +185,7 @@ class Listeners:
         clients: str,
         workers: str,
         oidc: str,
-        authority: Authority,
+        authorities: Authorities,
         names: frozenset[str],
         pki: OwnPki | None,
     ) -> Addresses:
@@ -193,7 +197,7 @@ class Listeners:
             clients: Address for clients, HOST:PORT.
             workers: Address for workers, HOST:PORT.
             oidc: Address for OpenID Connect, HOST:PORT. Empty: none.
-            authority: Issues the certificates.
+            authorities: Issue the certificates.
             names: Names and addresses by which clients and workers call the server.
             pki: The PKI of others, for ports off loopback. None: the CA of the state directory.
 
@@ -203,10 +207,10 @@ class Listeners:
 
         def tls(address: str, *, is_mutual: bool) -> PortTls:
             if is_loopback(address.rpartition(":")[0]):
-                return ServerTls(authority, names)
+                return ServerTls(authorities, names)
             if pki is not None:
                 return OwnPkiTls(pki, is_mutual=is_mutual)
-            return ServerTls(authority, names, is_mutual=is_mutual)
+            return ServerTls(authorities, names, is_mutual=is_mutual)
 
         def main_tls(address: str) -> PortTls | None:
             return None if self._is_insecure else tls(address, is_mutual=True)
@@ -253,6 +257,7 @@ def _add_client_services(
     health_servicer: health.aio.HealthServicer,
     bindings: Bindings,
     certificates: ClientCertificates,
+    authority_changes: AuthorityChanges,
     enrolment: EnrolmentListener,
     live: LiveStreams,
     user_priority_limit: int,
@@ -272,7 +277,7 @@ def _add_client_services(
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
-        CertificateService(certificates, revocations), services
+        CertificateService(certificates, revocations, authority_changes), services
     )
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services

@@ -26,8 +26,11 @@ from leasehold.v1.audit_service_pb2 import (
 from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
 from leasehold.v1.certificate_service_pb2 import (
     BlockIdentityRequest,
+    ListAuthoritiesRequest,
     ListCertificatesRequest,
+    RetireAuthorityRequest,
     RevokeCertificateRequest,
+    RotateAuthorityRequest,
     UnblockIdentityRequest,
 )
 from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
@@ -158,10 +161,19 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     unwanted = DeleteJoinTokenRequest(join_token_id=token_id)
     calls["DeleteJoinToken"] = lambda: enrolment.DeleteJoinToken(unwanted)
     certificates = CertificateServiceStub(coordinator.channel)
+
+    def authorities() -> list[str]:
+        found = certificates.ListAuthorities(ListAuthoritiesRequest()).authorities
+        return [authority.serial for authority in found]
+
     serial = certificates.ListCertificates(ListCertificatesRequest()).certificates[0].serial
     calls |= {
         "RevokeCertificate": lambda: certificates.RevokeCertificate(RevokeCertificateRequest(serial=serial)),
         "BlockIdentity": lambda: certificates.BlockIdentity(BlockIdentityRequest(identity="user/a")),
+        "RotateAuthority": lambda: certificates.RotateAuthority(RotateAuthorityRequest()),
+        "RetireAuthority": lambda: certificates.RetireAuthority(
+            RetireAuthorityRequest(serial=authorities()[-1])
+        ),
         "UnblockIdentity": lambda: certificates.UnblockIdentity(UnblockIdentityRequest(identity="user/a")),
     }
     calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")

@@ -21,6 +21,9 @@ NO_ID: Final = 2**32 - 1
 LOOK_UP_TIMEOUT_S: Final = 10.0
 """Timeout of the host's directory of users (NSS), which may ask a server."""
 
+TOLD_LIMIT: Final = 128
+"""Characters of an owner in a message."""
+
 _look_ups: Final = trio.CapacityLimiter(4)
 """Threads that ask the directory, including those that hang."""
 
@@ -75,20 +78,23 @@ class RunAs:
             OperationError: NOT_PERMITTED: the setting maps the owner to no permitted user.
                 PERMISSION_OR_OS: the host's directory of users does not answer.
         """
+        told = owner[:TOLD_LIMIT]
         if not self._setting:
             await trio.lowlevel.checkpoint()
-            self._require_own(owner)
+            self._require_own(told)
             return None
         name = self._name(owner)
         if name is None:
-            raise _refused(f"the worker's run_as names no Unix user for {owner or 'an unknown owner'}")
+            raise _refused(f"the worker's run_as names no Unix user for {told or 'an unknown owner'}")
         try:
             with trio.fail_after(LOOK_UP_TIMEOUT_S):
                 account = await trio.to_thread.run_sync(
                     find_account, name, abandon_on_cancel=True, limiter=_look_ups
                 )
         except LookupError:
-            raise _refused(f"run_as maps {owner} to {name!r}, and this host has no such user") from None
+            raise _refused(
+                f"run_as maps {told} to {name[:TOLD_LIMIT]!r}, and this host has no such user"
+            ) from None
         except (trio.TooSlowError, OSError) as error:
             why = getattr(error, "strerror", None) or f"no answer within {LOOK_UP_TIMEOUT_S:g} s"
             raise OperationError(
@@ -96,8 +102,10 @@ class RunAs:
                 f"the Unix user {name!r} can't be looked up ({why}): check the host's directory of users",
             ) from None
         if self._setting == SAME_NAME and account.name != name:  # identities differ in their letters
-            raise _refused(f"run_as is same-name, and the host's directory of users calls {name} {account.name}")
-        self._require_permitted(owner, account)
+            raise _refused(
+                f"run_as is same-name, and the host's directory of users calls {name} {account.name}"
+            )
+        self._require_permitted(told, account)
         return None if account.uid == os.geteuid() else account
 
     def _name(self, owner: str) -> str | None:
@@ -106,7 +114,7 @@ class RunAs:
             return self._setting.get(owner)
         if self._setting != SAME_NAME:
             return self._setting
-        if not _OWNER.fullmatch(owner):  # such as user/2001:6, which would be numbers and not a name
+        if not _OWNER.fullmatch(owner):  # no name has the form of UID:GID
             return None
         kind, _, name = owner.partition("/")
         # Another host's LOGIN can be another person.

@@ -578,7 +578,8 @@ time.sleep(1000)
 def test_a_large_environment_is_not_read_whole() -> None:
     process = subprocess.Popen([sys.executable, "-c", LARGE], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         if process.stdout.read(1) != b".":
             pytest.skip(process.stderr.read().decode())  # a kernel without CONFIG_CHECKPOINT_RESTORE
         for name in ("environ", "cmdline"):

@@ -142,7 +142,7 @@ def has_entries(pid: int, mark: str) -> bool | None:
 
 
 def _environment(pid: int) -> bytes:
-    """The environment, with a NUL around each entry. It is not split: it may be large, and of small entries."""
+    """The environment, with a NUL around each entry. As a list, it could take far more memory."""
     content = read_process_file(pid, "environ")
     if not content and os.geteuid() != 0:
         content = environment_in_memory(pid)

@@ -26,6 +26,7 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
 from leasehold_coordinator.api.rpc_errors import abort
@@ -100,6 +101,7 @@ class SessionService(SessionServiceServicer):
     async def Connect(  # type: ignore[override]  # a coroutine: it reads and writes by context
         self, request_iterator: object, context: Context
     ) -> None:
+        caller: Caller | None = None
         try:
             caller = self._authentication.worker(context)
             # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
@@ -114,7 +116,7 @@ class SessionService(SessionServiceServicer):
             session.identity, session.is_certified = caller.identity, bool(caller.serial)
             _check_name(session.hello, caller.identity)
         except FleetError as error:
-            self._audit(error, context)
+            self._audit(error, context, caller)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
@@ -132,7 +134,7 @@ class SessionService(SessionServiceServicer):
                 await finish(self._welcome(session))
                 await self._converse(session, context)
         except FleetError as error:
-            self._audit(error, context, session)
+            self._audit(error, context, None, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("refused worker %s: %s", session.hello.name, error.message)
@@ -158,10 +160,16 @@ class SessionService(SessionServiceServicer):
         name = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Connect": handler}),))
 
-    def _audit(self, error: FleetError, context: Context, session: Session | None = None) -> None:
-        """Counts a refusal for the audit. Only the name in a hello tells which worker it is."""
+    def _audit(
+        self, error: FleetError, context: Context, caller: Caller | None, session: Session | None = None
+    ) -> None:
+        """Counts a refusal for the audit. A token proves no name: only the hello tells which worker it is."""
+        if session is not None and session.is_certified and session.identity is not None:
+            caller = Caller(session.identity, host_of(context.peer()))
+        elif caller is not None and not caller.serial:
+            caller = None
         resource = f"worker/{session.hello.name}" if session is not None else ""
-        self._fleet.audit.note(error, CONNECT, host_of(context.peer()), resource=resource)
+        self._fleet.audit.note(error, CONNECT, host_of(context.peer()), caller=caller, resource=resource)
 
     def _check(self, hello: Hello) -> None:
         theirs = hello.protocol_version
@@ -289,7 +297,7 @@ class SessionService(SessionServiceServicer):
                 if known and (pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic())):
                     await asyncio.sleep(pause_s)
         except FleetError as error:
-            self._audit(error, context, session)
+            self._audit(error, context, None, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("session of worker %s: %s", session.hello.name, error.message)

@@ -61,7 +61,7 @@ def issue(
 
 def enrol(database: Path, state: Path, *identities: str) -> list[Holder]:
     """Issues and records certificates. No coordinator may serve the store now."""
-    holders = [issue(open_state(state)[0], identity) for identity in identities]
+    holders = [issue(open_state(state)[0].newest, identity) for identity in identities]
     record(database, *holders)
     return holders
 

@@ -49,7 +49,7 @@ VERBS: Final = {
     "login": "Get a client certificate by a join token, and keep it in a context.",
     "context": "List, choose and delete contexts, which `leasehold login` makes.",
     "token": "Create, list and delete join tokens of workers, users and services.",
-    "ca": "List and revoke client certificates, and block identities.",
+    "ca": "List and revoke client certificates, block identities, and rotate the authority.",
     "cancel": "Cancel a command that has not ended.",
     "access": "Give roles to users and services, and take them away.",
     "whoami": "Show the identity and the role that the coordinator sees.",

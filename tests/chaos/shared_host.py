@@ -100,7 +100,7 @@ class SharedHost:
         self.program = [self.python, *COUNTER]
         self._count = 0
         config = f'socket = "{self.socket}"\n' + (f'socket_group = "{GROUP}"\n' if os.geteuid() == 0 else "")
-        (folder / "worker.toml").write_text(config)
+        (folder / "worker.toml").write_text(f"{config}user_priority_limit = 1\n")
 
     def _open_to_all(self) -> dict[str, str]:
         """The environment of the host's programs, with files that other users can read and write."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
+from leasehold_client.coordinator import login as client_login
+from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.access.join_tokens import ticket_text
+from leasehold_worker.files.enrolment_file import Enrolment
+from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.session import enrolment
 
 from tests.coordinator.commands.test_enrolment import read_ticket
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
@@ -207,3 +214,57 @@ def test_a_deleted_worker_is_out_and_its_name_is_free(fleet: Fleet) -> None:
     fleet.end_worker("gpu-06", signal.SIGTERM)
     (fleet.folder / "gpu-06" / "worker_id").write_text("worker-reinstalled\n")
     join(fleet, "gpu-06")
+
+
+def test_a_worker_whose_answer_was_lost_joins_by_the_same_token(fleet: Fleet, tmp_path: Path) -> None:
+    ticket = read_ticket(fleet.cli("token", "create", "--worker", "gpu-07").stdout.strip())
+    kept: list[Enrolment] = []
+
+    class Forgetful(StateDirectory):  # type: ignore[misc]  # final for us, and open for this test
+        """Keeps what it should write."""
+
+        def save_enrolment(self, enrolment: Enrolment) -> None:
+            kept.append(enrolment)
+            super().save_enrolment(enrolment)
+
+    state = Forgetful(tmp_path)
+    enrolment.join(ticket, state, "gpu-07", ["GPU-7"])
+    pending, first = kept
+    state.save_enrolment(pending)  # as if the worker had been killed before the answer
+    enrolment.join(ticket, state, "gpu-07", ["GPU-7"])
+    again = state.enrolment()
+    assert again is not None
+    assert (again.key, again.certificate) == (first.key, first.certificate)
+    before = len(kept)
+    enrolment.join(ticket, state, "gpu-07", ["GPU-7"])
+    assert len(kept) == before, "a token that was used is not sent again"
+
+
+def test_a_login_whose_answer_was_lost_uses_the_same_token(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    ticket = client_login.read_ticket(fleet.cli("token", "create", "--user", "dora").stdout)
+    with monkeypatch.context() as patch:
+
+        def lose(*_: object) -> None:
+            raise LeaseholdError("the connection broke")
+
+        patch.setattr(client_login, "_with_certificate", lose)
+        with pytest.raises(LeaseholdError, match="the connection broke"):
+            client_login.login(ticket, "", "")
+    with pytest.raises(UsageError, match="repeat `leasehold login`"):
+        Client(context="dora")
+    made = client_login.login(ticket, "", "")
+    assert client_login.login(ticket, "", "") == made
+    with Client() as client:
+        assert client.who_am_i().identity == "user/dora"
+
+
+def test_a_copy_of_a_state_directory_is_no_second_worker(fleet: Fleet) -> None:
+    join(fleet, "gpu-08")
+    shutil.copytree(fleet.folder / "gpu-08", fleet.folder / "gpu-09", ignore=shutil.ignore_patterns("*.sock"))
+    fleet.join_worker("gpu-09")
+    fleet.wait(lambda: "another instance of worker" in fleet.log("gpu-09"))
+    assert fleet.worker_state("gpu-08") == "WORKER_STATE_CONNECTED"
+    fleet.end_worker("gpu-09")

@@ -129,8 +129,14 @@ def restore(criu: Conversation, request: CriuRequest) -> None:
     if SCENARIO == "restore-hangs":
         signal.pause()
     go_read, go_write = os.pipe()
+    ready_read, ready_write = os.pipe()
     if clone_sibling(pid) == 0:
         os.setsid()
+        if SCENARIO == "restored-as-alice":
+            os.setgroups([2001])
+            os.setresgid(2001, 2001, 2001)
+            os.setresuid(2001, 2001, 2001)
+        os.write(ready_write, b"r")
         if SCENARIO == "restored-dies":
             os._exit(1)
         os.close(go_write)
@@ -149,6 +155,7 @@ def restore(criu: Conversation, request: CriuRequest) -> None:
     if SCENARIO == "restore-fails-late":
         os.kill(pid, signal.SIGKILL)
         return criu.answer(request.type, success=False, restore=criu_pb2.CriuRestored(pid=pid))
+    os.read(ready_read, 1)
     criu.notify("pre-resume")
     os.write(go_write, b"g")
     criu.notify("post-resume")

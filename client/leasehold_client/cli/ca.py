@@ -1,4 +1,4 @@
-"""``leasehold ca``: client certificates, and blocked identities."""
+"""``leasehold ca``: client certificates, blocked identities, and the coordinator's authorities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def ca() -> None:
-    """List and revoke client certificates, and block identities."""
+    """List and revoke client certificates, block identities, and rotate the authority."""
 
 
 @ca.command("list")
@@ -25,7 +25,8 @@ def ca() -> None:
 @output_option
 @verb
 def list_certificates(client: Client, include_ended: bool, output: str) -> None:
-    """List the client certificates, and the blocked identities."""
+    """List the authorities, the client certificates, and the blocked identities."""
+    authorities = client.certificates.authorities()
     certificates = client.certificates.all(include_ended=include_ended)
     blocks = client.certificates.blocks()
     if output == "json":
@@ -33,13 +34,16 @@ def list_certificates(client: Client, include_ended: bool, output: str) -> None:
 
         echo_json(
             {
+                "authorities": [to_dict(one) for one in authorities],
                 "certificates": [to_dict(one) for one in certificates],
                 "blocks": [to_dict(one) for one in blocks],
             }
         )
         return
-    from leasehold_client.display.certificate_tables import echo_blocks, echo_certificates
+    from leasehold_client.display.certificate_tables import echo_authorities, echo_blocks, echo_certificates
 
+    echo_authorities(authorities)
+    echo("")
     echo_certificates(certificates, {one.identity for one in blocks})
     if blocks:
         echo("")
@@ -70,3 +74,26 @@ def unblock(client: Client, identity: str) -> None:
     """Let a blocked identity call again. Its revoked certificates stay revoked."""
     client.certificates.unblock(identity)
     echo(f"{identity}: unblocked")
+
+
+@ca.command("rotate")
+@verb
+def rotate(client: Client) -> None:
+    """Add a second authority, which signs client certificates from now on.
+
+    Both authorities are trusted, and no session ends. Renewals and sessions of workers deliver both. Once
+    each worker has both, the new one signs the server's certificate. After that, and after the last
+    certificate of the old one has expired, `leasehold ca retire SERIAL` ends the trust in the old one.
+    """
+    added = client.certificates.rotate()
+    echo(f"{added.serial}: added; it signs from now on")
+
+
+@ca.command("retire")
+@click.argument("serial", metavar="SERIAL")
+@click.option("--force", is_flag=True, help="Also if valid certificates are left. Their holders are refused.")
+@verb
+def retire(client: Client, serial: str, force: bool) -> None:
+    """End the trust in one of two authorities, and delete its key."""
+    client.certificates.retire(serial, force=force)
+    echo(f"{serial}: retired")

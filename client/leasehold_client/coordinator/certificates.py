@@ -1,7 +1,7 @@
-"""Calls about client certificates and blocked identities."""
+"""Calls about client certificates, blocked identities and the authorities."""
 
 from leasehold.v1 import certificate_service_pb2
-from leasehold.v1.certificate_service_pb2 import Block, Certificate
+from leasehold.v1.certificate_service_pb2 import Authority, Block, Certificate
 from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
 
 from leasehold_client.coordinator.connection import CALL_TIMEOUT_S, Connection
@@ -10,7 +10,7 @@ PAGE_SIZE = 1000
 
 
 class CertificateCalls:
-    """Lists and revokes certificates, and blocks identities. For administrators.
+    """Lists and revokes certificates, blocks identities, and rotates the authority. For administrators.
 
     Args:
         connection: The connection to the coordinator.
@@ -47,6 +47,35 @@ class CertificateCalls:
         with self._connection.decoded():
             response = self._stub.RevokeCertificate(request, timeout=CALL_TIMEOUT_S)
         return list(response.serials)
+
+    def authorities(self) -> list[Authority]:
+        """The authorities of the coordinator, the oldest first."""
+        request = certificate_service_pb2.ListAuthoritiesRequest()
+        return list(self._connection.read(self._stub.ListAuthorities, request).authorities)
+
+    def rotate(self) -> Authority:
+        """Adds a second authority, which signs client certificates from now on.
+
+        Raises:
+            LeaseholdError: AUTHORITY_IN_USE, there are two already.
+        """
+        request = certificate_service_pb2.RotateAuthorityRequest()
+        with self._connection.decoded():
+            return self._stub.RotateAuthority(request, timeout=CALL_TIMEOUT_S).authority
+
+    def retire(self, serial: str, *, force: bool = False) -> None:
+        """Ends the trust in one of two authorities.
+
+        Args:
+            serial: Serial number of the authority.
+            force: Also if valid client certificates of the authority are left.
+
+        Raises:
+            LeaseholdError: UNKNOWN_CERTIFICATE or AUTHORITY_IN_USE.
+        """
+        request = certificate_service_pb2.RetireAuthorityRequest(serial=serial, force=force)
+        with self._connection.decoded():
+            self._stub.RetireAuthority(request, timeout=CALL_TIMEOUT_S)
 
     def blocks(self) -> list[Block]:
         """The blocked identities."""

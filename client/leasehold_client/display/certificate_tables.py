@@ -1,8 +1,8 @@
-"""Tables of client certificates and blocked identities."""
+"""Tables of authorities, client certificates and blocked identities."""
 
 from collections.abc import Container, Iterable
 
-from leasehold.v1.certificate_service_pb2 import Block, Certificate, CertificateState
+from leasehold.v1.certificate_service_pb2 import Authority, Block, Certificate, CertificateState
 
 from leasehold_client.display.tables import echo_table
 from leasehold_client.messages import enum_name, time_text
@@ -29,6 +29,32 @@ def echo_certificates(certificates: Iterable[Certificate], blocked: Container[st
             for one in certificates
         ],
     )
+
+
+def echo_authorities(authorities: Iterable[Authority]) -> None:
+    """Prints a table of the coordinator's authorities."""
+    echo_table(
+        ["AUTHORITY", "SIGNS", "EXPIRES", "VALID", "WAITING FOR"],
+        [
+            [
+                one.serial,
+                ",".join(
+                    [*(["clients"] if one.signs_clients else []), *(["server"] if one.signs_server else [])]
+                )
+                or "-",
+                time_text(one.expire_time),
+                str(one.valid_certificate_count),
+                _waiting(one),
+            ]
+            for one in authorities
+        ],
+    )
+
+
+def _waiting(authority: Authority) -> str:
+    """The workers that do not trust the authority yet."""
+    more = authority.waiting_worker_count - len(authority.waiting_workers)
+    return ",".join([*authority.waiting_workers, *([f"{more} more"] if more > 0 else [])]) or "-"
 
 
 def echo_blocks(blocks: Iterable[Block]) -> None:

@@ -172,11 +172,8 @@ def open_authority(directory: Path, rules: IssueRules = DEFAULT_RULES) -> Author
     key_path, certificate_path = directory / KEY_FILE, directory / CERTIFICATE_FILE
     if not key_path.exists() and not certificate_path.exists():
         create_file(key_path, _pem(ec.generate_private_key(ec.SECP256R1())))
-    key_pem = read_file(key_path, is_secret=True)
+    key = load_key(key_path)
     try:
-        key = serialization.load_pem_private_key(key_pem, password=None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError("not a key of an elliptic curve")  # noqa: TRY004 - as for a file without a key
         if not certificate_path.exists():
             create_file(certificate_path, _self_signed(key, rules.authority_life), mode=0o644)
         certificate = x509.load_pem_x509_certificate(read_file(certificate_path, is_secret=False))
@@ -187,22 +184,56 @@ def open_authority(directory: Path, rules: IssueRules = DEFAULT_RULES) -> Author
         if certificate.not_valid_before_utc > datetime.datetime.now(datetime.UTC):
             raise ValueError(f"{CERTIFICATE_FILE} is not valid yet, by this host's clock")
     except ValueError as error:
-        raise StartError(
-            f"{key_path} and {CERTIFICATE_FILE} are no certificate authority ({error}): delete both, and new "
-            "ones are made"
-        ) from error
+        raise _no_authority(key_path, error) from error
     return Authority(certificate, key, rules)
 
 
+def create_authority(key_path: Path, rules: IssueRules) -> Authority:
+    """Creates a CA with a new key in a new file. The caller stores its certificate.
+
+    Raises:
+        OSError: The file can't be created.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    create_file(key_path, _pem(key))
+    return Authority(x509.load_pem_x509_certificate(_self_signed(key, rules.authority_life)), key, rules)
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key of a CA.
+
+    Raises:
+        StartError: Others can read the key, or the file holds none.
+        OSError: The file can't be read.
+    """
+    data = read_file(path, is_secret=True)
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError("not a key of an elliptic curve")  # noqa: TRY004 - as for a file without a key
+    except ValueError as error:
+        raise _no_authority(path, error) from error
+    return key
+
+
+def _no_authority(key_path: Path, error: ValueError) -> StartError:
+    return StartError(
+        f"{key_path} and {CERTIFICATE_FILE} are no certificate authority ({error}): delete both, and new "
+        "ones are made"
+    )
+
+
 def _self_signed(key: ec.EllipticCurvePrivateKey, life: datetime.timedelta) -> bytes:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Leasehold CA")])
+    serial = x509.random_serial_number()
+    # A name of its own: a verifier finds the issuer of a certificate by name.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Leasehold CA {serial:x}"[:64])])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+        .serial_number(serial)
         .not_valid_before(now - CLOCK_DIFFERENCE)
         .not_valid_after(now + life)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -1,7 +1,7 @@
 """The known client certificates, and which of them are revoked. Pure."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -102,16 +102,35 @@ class CertificateRegistry:
             found += (successor.serial for successor in self.successors(one))
         return found
 
-    def expire_time(self, certificate: ClientCertificate) -> datetime.datetime:
-        """When the newest certificate expires that descends from one by renewal and is not revoked."""
+    def expire_time(
+        self, certificate: ClientCertificate, authorities: Container[str]
+    ) -> datetime.datetime | None:
+        """When the newest valid certificate expires that descends from one by renewal.
+
+        Args:
+            certificate: The certificate.
+            authorities: The serial numbers of the trusted CAs.
+
+        Returns:
+            The time. None: all of them are revoked, or of a retired CA.
+        """
         family = (self._by_serial[serial] for serial in self.family(certificate.serial))
         return max(
-            (one.not_after for one in family if not self.is_revoked(one.serial)),
-            default=certificate.not_after,
+            (
+                one.not_after
+                for one in family
+                if one.authority in authorities and not self.is_revoked(one.serial)
+            ),
+            default=None,
         )
 
     def refusal(
-        self, identity: Identity, serial: str, not_after: datetime.datetime, now: datetime.datetime
+        self,
+        identity: Identity,
+        serial: str,
+        not_after: datetime.datetime,
+        now: datetime.datetime,
+        authorities: Container[str],
     ) -> str | None:
         """Why the holder of a certificate is refused: what happened and what to do. None: the holder is not.
 
@@ -123,12 +142,19 @@ class CertificateRegistry:
             serial: The serial number of the connection's certificate.
             not_after: When the connection's certificate expires.
             now: The present time.
+            authorities: The serial numbers of the trusted CAs.
         """
         if self.is_revoked(serial):
             return f"certificate {serial} of {identity} is revoked: ask an admin for a join token"
         certificate = self.get(serial)
-        if now >= not_after and certificate is not None:
-            not_after = self.expire_time(certificate)
+        if certificate is not None and (now >= not_after or certificate.authority not in authorities):
+            expire_time = self.expire_time(certificate, authorities)
+            if expire_time is None:
+                return (
+                    f"the authority of certificate {serial} of {identity} is retired: ask an admin for a "
+                    "join token"
+                )
+            not_after = expire_time
         if now >= not_after:
             return (
                 f"certificate {serial} of {identity} expired at {not_after:%Y-%m-%d %H:%M:%S} UTC: ask an "

@@ -65,6 +65,9 @@ _ROLES: Final[dict[str, dict[str, Role]]] = {
         "ListBlocks": Role.ADMIN,
         "BlockIdentity": Role.ADMIN,
         "UnblockIdentity": Role.ADMIN,
+        "ListAuthorities": Role.ADMIN,
+        "RotateAuthority": Role.ADMIN,
+        "RetireAuthority": Role.ADMIN,
     },
     "leasehold.v1.AccessService": {
         "Grant": Role.ADMIN,

@@ -87,6 +87,22 @@ def create_file(path: Path, content: bytes, mode: int = 0o600) -> bool:
     return True
 
 
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replaces a file. Readers and a crash find the old content or the new one, and never a part.
+
+    Raises:
+        OSError: The file can't be written. The old one stays.
+    """
+    new = path.with_name(f".{path.name}-{secrets.token_hex(8)}{UNFINISHED}")
+    create_file(new, content, mode)
+    try:
+        new.replace(path)
+    except OSError:
+        new.unlink()
+        raise
+    _sync(path.parent)
+
+
 def _sync(directory: Path) -> None:
     """Writes a directory's entries to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -116,6 +116,8 @@ class Authentication:
                 f"the coordinator's store does not know certificate {found.serial} of {found.identity}: ask "
                 "an admin for a join token"
             )
+        if known is not None:  # it came together with the certificates of all CAs
+            self._certificates.confirm(known.identity, {known.authority})
         caller = Caller(
             found.identity, host_of(context.peer()), serial=found.serial, expire_time=found.not_after
         )

@@ -1,31 +1,40 @@
-"""CertificateService: client certificates, and blocked identities."""
+"""CertificateService: client certificates, blocked identities, and the coordinator's authorities."""
 
 import os
-from typing import final
+from typing import Final, final
 
 from leasehold.v1 import certificate_service_pb2, errors_pb2
 from leasehold.v1.certificate_service_pb2 import (
+    Authority,
     Block,
     BlockIdentityRequest,
     BlockIdentityResponse,
     Certificate,
     CertificateState,
+    ListAuthoritiesRequest,
+    ListAuthoritiesResponse,
     ListBlocksRequest,
     ListBlocksResponse,
     ListCertificatesRequest,
     ListCertificatesResponse,
+    RetireAuthorityRequest,
+    RetireAuthorityResponse,
     RevokeCertificateRequest,
     RevokeCertificateResponse,
+    RotateAuthorityRequest,
+    RotateAuthorityResponse,
     UnblockIdentityRequest,
     UnblockIdentityResponse,
 )
 from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceServicer
 
+from leasehold_coordinator.access import authority
 from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate, Revocation
 from leasehold_coordinator.access.identities import Identity, parse_identity
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.unix_users import identity_of
 from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.lists.pages import DEFAULT_PAGE_SIZE, PAGE_SIZE_LIMIT
@@ -34,10 +43,13 @@ from leasehold_coordinator.timestamps import timestamp, unix_ns
 
 @final
 class CertificateService(CertificateServiceServicer):
-    """Lists and revokes certificates, and blocks identities."""
+    """Lists and revokes certificates, blocks identities, and rotates the authority."""
 
-    def __init__(self, certificates: ClientCertificates, revocations: Revocations) -> None:
+    def __init__(
+        self, certificates: ClientCertificates, revocations: Revocations, changes: AuthorityChanges
+    ) -> None:
         self._certificates = certificates
+        self._changes = changes
         self._revocations = revocations
         self._unblockable = {identity_of(uid) for uid in (0, os.geteuid())}
 
@@ -63,8 +75,7 @@ class CertificateService(CertificateServiceServicer):
     async def RevokeCertificate(
         self, request: RevokeCertificateRequest, context: Context
     ) -> RevokeCertificateResponse:
-        serial = request.serial.lower().replace(":", "").lstrip("0")
-        return RevokeCertificateResponse(serials=await self._revocations.revoke(serial))
+        return RevokeCertificateResponse(serials=await self._revocations.revoke(_serial(request.serial)))
 
     async def ListBlocks(self, request: ListBlocksRequest, context: Context) -> ListBlocksResponse:
         return ListBlocksResponse(blocks=map(_block, self._certificates.registry.blocks()))
@@ -85,6 +96,41 @@ class CertificateService(CertificateServiceServicer):
         await self._revocations.unblock(_identity(request.identity))
         return UnblockIdentityResponse()
 
+    async def ListAuthorities(
+        self, request: ListAuthoritiesRequest, context: Context
+    ) -> ListAuthoritiesResponse:
+        counts = self._changes.counts()
+        members = self._certificates.authorities.members
+        return ListAuthoritiesResponse(
+            authorities=[self._authority(one, counts[one.serial]) for one in members]
+        )
+
+    async def RotateAuthority(
+        self, request: RotateAuthorityRequest, context: Context
+    ) -> RotateAuthorityResponse:
+        return RotateAuthorityResponse(authority=self._authority(await self._changes.rotate(), 0))
+
+    async def RetireAuthority(
+        self, request: RetireAuthorityRequest, context: Context
+    ) -> RetireAuthorityResponse:
+        await self._changes.retire(_serial(request.serial), force=request.force)
+        return RetireAuthorityResponse()
+
+    def _authority(self, found: authority.Authority, count: int) -> Authority:
+        authorities, certificate = self._certificates.authorities, found.certificate
+        is_new = found is authorities.newest and len(authorities.members) > 1
+        waiting = self._certificates.waiting_workers() if is_new else []
+        return Authority(
+            serial=found.serial,
+            start_time=timestamp(unix_ns(certificate.not_valid_before_utc)),
+            expire_time=timestamp(unix_ns(certificate.not_valid_after_utc)),
+            signs_clients=found is authorities.newest,
+            signs_server=found is authorities.server,
+            valid_certificate_count=count,
+            waiting_worker_count=len(waiting),
+            waiting_workers=map(str, waiting[:WAITING_SHOWN]),
+        )
+
     def _state(self, certificate: ClientCertificate) -> CertificateState.ValueType:
         if self._certificates.registry.is_revoked(certificate.serial):
             return certificate_service_pb2.CERTIFICATE_STATE_REVOKED
@@ -104,7 +150,10 @@ class CertificateService(CertificateServiceServicer):
         )
 
 
-_VALID = certificate_service_pb2.CERTIFICATE_STATE_VALID
+WAITING_SHOWN: Final = 16
+"""Most workers that the answer about an authority names."""
+
+_VALID: Final = certificate_service_pb2.CERTIFICATE_STATE_VALID
 
 
 def _rank(certificate: ClientCertificate) -> tuple[str, int, str]:
@@ -128,6 +177,11 @@ def _position(registry: CertificateRegistry, page_token: str) -> tuple[str, int,
             field="page_token",
         )
     return _rank(last)
+
+
+def _serial(text: str) -> str:
+    """A serial number as the store has it. OpenSSL writes colons and leading zeros."""
+    return text.lower().replace(":", "").lstrip("0")
 
 
 def _identity(text: str) -> Identity:

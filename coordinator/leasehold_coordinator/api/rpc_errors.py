@@ -10,7 +10,7 @@ import copy
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, NoReturn, Protocol, TypeAlias, cast, final
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, cast, final
 
 import grpc
 from google.protobuf import any_pb2
@@ -26,6 +26,7 @@ from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.callers import (
     CALL_LIMIT,
     LIST_LIMIT,
@@ -36,6 +37,7 @@ from leasehold_coordinator.fleet.callers import (
     host_of,
     note_caller,
     note_request,
+    require_caller,
 )
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.message_values import find_problem
@@ -79,6 +81,7 @@ class Border(grpc.aio.ServerInterceptor):
         authorization: Decides which methods they may call.
         live: The streams under way.
         audit: Told of refusals.
+        bounds: The requests and streams of each caller.
     """
 
     def __init__(
@@ -87,8 +90,10 @@ class Border(grpc.aio.ServerInterceptor):
         authorization: Authorization,
         live: LiveStreams,
         audit: AuditRefusals,
+        bounds: CallerBounds,
     ) -> None:
         self._audit = audit
+        self._bounds = bounds
         self._authentication = authentication
         self._authorization = authorization
         self._live = live
@@ -131,19 +136,22 @@ class Border(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
-            work, parse = _one_request(method, handler), _parser(handler)
+            work, parse = _one_request(method, handler, self._bounds), _parser(handler)
         places, streams = self._places(method, handler), handler.response_streaming
 
         async def serve(requests: object, context: Context) -> object:
             try:
                 found = await self._authentication.client(context)
                 note_caller(found)  # a refusal names the caller
+                self._bounds.admit(found)
                 caller = self._authorization.authorize(method, found, context)
                 note_caller(caller)
-                leave = places.enter(caller_at_host())
-                # The call counts until it is over: a response that its client does not read takes memory.
-                # Its task ends then. A callback of the context would make a reference cycle.
-                cast("asyncio.Task[object]", asyncio.current_task()).add_done_callback(lambda _: leave())
+                self._bounds.admit_user(caller)
+                _count_until_end(places.enter(caller_at_host()))
+                if streams:
+                    _count_until_end(self._bounds.open_stream(caller))
+                if handler.request_streaming:
+                    requests = _admitted(requests, caller, self._bounds)
                 async with self._authentication.calls.serving(caller):
                     if not streams:
                         return await work(requests, context)
@@ -151,6 +159,8 @@ class Border(grpc.aio.ServerInterceptor):
                         return await work(requests, context)
             except FleetError as error:
                 self._audit.note(error, method, host_of(context.peer()), caller=current_caller())
+                if current_caller() is None:
+                    error = self._bounded(error, host_of(context.peer()))
                 ending = abort(context, error)
                 del requests, context  # see abort
                 await ending
@@ -172,17 +182,40 @@ class Border(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
+    def _bounded(self, refusal: FleetError, address: str) -> FleetError:
+        """The refusal of a call without an identity, or that of an address with too many such calls."""
+        try:
+            self._bounds.admit_unknown(address)
+        except FleetError as error:
+            return error
+        return refusal
+
     def _places(self, method: str, handler: Handler) -> CallLimits:
         if handler.response_streaming:
             return self._streams
         return self._lists if method.rpartition("/")[2].startswith("List") else self._calls
 
 
-def _one_request(method: str, handler: Handler) -> Work:
+def _count_until_end(leave: Callable[[], None]) -> None:
+    """Ends a count at the end of the call: a response that its client does not read takes memory.
+
+    The task of a call ends then. A callback of the context would make a reference cycle.
+    """
+    cast("asyncio.Task[object]", asyncio.current_task()).add_done_callback(lambda _: leave())
+
+
+async def _admitted(requests: Any, caller: Caller, bounds: CallerBounds) -> AsyncGenerator[object]:
+    """The requests of a stream, each of which counts."""
+    async for request in requests:
+        bounds.admit(caller)
+        yield request
+
+
+def _one_request(method: str, handler: Handler, bounds: CallerBounds) -> Work:
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def work(_: object, context: Context) -> object:
-        request = await _read(context)
+        request = await _read(context, bounds)
         if isinstance(request, Message):
             note_request(method, request)
         responses = respond(request, context)
@@ -212,7 +245,7 @@ async def _write_all(responses: AsyncGenerator[object], context: Context) -> Non
             await context.write(response)
 
 
-async def _read(context: Context) -> object:
+async def _read(context: Context, bounds: CallerBounds) -> object:
     """The request of a call.
 
     Raises:
@@ -220,11 +253,13 @@ async def _read(context: Context) -> object:
     """
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            request: object = await context.read()
+            received: object = await context.read()
     except TimeoutError:
-        request = grpc.aio.EOF
-    if request is grpc.aio.EOF:
+        received = grpc.aio.EOF
+    if not isinstance(received, _Received):
         raise invalid("request", f"no request came: send it within {REQUEST_TIMEOUT_S:g} s")
+    bounds.charge(require_caller(), received.size_bytes)
+    request = received.request
     if request is None:
         raise invalid("request", "the request can't be parsed: send the request message of this method")
     if isinstance(request, Message) and (problem := find_problem(request)):
@@ -232,14 +267,22 @@ async def _read(context: Context) -> object:
     return request
 
 
-def _parser(handler: Handler) -> Callable[[bytes], object]:
-    """A parser of requests, which returns None for malformed bytes."""
+class _Received(NamedTuple):
+    """A request, or None if it is malformed, and its size."""
 
-    def parse(data: bytes) -> object:
+    request: object
+    size_bytes: int
+
+
+def _parser(handler: Handler) -> Callable[[bytes], _Received]:
+    """A parser of requests."""
+
+    def parse(data: bytes) -> _Received:
         try:
-            return handler.request_deserializer(data) if handler.request_deserializer else data
+            request = handler.request_deserializer(data) if handler.request_deserializer else data
         except DecodeError:
-            return None
+            request = None
+        return _Received(request, len(data))
 
     return parse
 

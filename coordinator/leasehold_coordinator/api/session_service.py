@@ -116,7 +116,7 @@ class SessionService(SessionServiceServicer):
             session.identity, session.is_certified = caller.identity, bool(caller.serial)
             _check_name(session.hello, caller.identity)
         except FleetError as error:
-            self._audit(error, context, caller)
+            self._audit(error, context, caller.identity if caller is not None else None)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.warning("refused a worker: %s", error.message)
@@ -134,7 +134,7 @@ class SessionService(SessionServiceServicer):
                 await finish(self._welcome(session))
                 await self._converse(session, context)
         except FleetError as error:
-            self._audit(error, context, None, session)
+            self._audit(error, context, session.identity, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("refused worker %s: %s", session.hello.name, error.message)
@@ -161,15 +161,13 @@ class SessionService(SessionServiceServicer):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Connect": handler}),))
 
     def _audit(
-        self, error: FleetError, context: Context, caller: Caller | None, session: Session | None = None
+        self, error: FleetError, context: Context, identity: Identity | None, session: Session | None = None
     ) -> None:
-        """Counts a refusal for the audit. A token proves no name: only the hello tells which worker it is."""
-        if session is not None and session.is_certified and session.identity is not None:
-            caller = Caller(session.identity, host_of(context.peer()))
-        elif caller is not None and not caller.serial:
-            caller = None
+        """Counts a refusal for the audit. The resource is the worker that the hello names."""
+        address = host_of(context.peer())
+        caller = Caller(identity, address) if identity is not None else None
         resource = f"worker/{session.hello.name}" if session is not None else ""
-        self._fleet.audit.note(error, CONNECT, host_of(context.peer()), caller=caller, resource=resource)
+        self._fleet.audit.note(error, CONNECT, address, caller=caller, resource=resource)
 
     def _check(self, hello: Hello) -> None:
         theirs = hello.protocol_version
@@ -297,7 +295,7 @@ class SessionService(SessionServiceServicer):
                 if known and (pause_s := known.pace.delay_s(frame.ByteSize(), time.monotonic())):
                     await asyncio.sleep(pause_s)
         except FleetError as error:
-            self._audit(error, context, None, session)
+            self._audit(error, context, session.identity, session)
             is_told = self._fleet.refusals.may_tell(context.peer())
             if is_told:
                 logger.error("session of worker %s: %s", session.hello.name, error.message)

@@ -19,7 +19,8 @@ from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import command_rows
-from leasehold_coordinator.fleet.callers import caller_at_host
+from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
+from leasehold_coordinator.fleet.callers import caller_at_host, current_caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
@@ -46,8 +47,9 @@ OUT_OF_CONTACT: Final = (worker_pb2.WORKER_STATE_LOST, worker_pb2.WORKER_STATE_D
 class Dispatcher:
     """Moves commands through their states."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, caller_limit: int = COMMAND_LIMIT) -> None:
         self._fleet = fleet
+        self._caller_limit = caller_limit
         self._ends: dict[str, asyncio.Event] = {}
         """By command, while its outcome is being stored. The write may still fail."""
         self._noted: dict[str, None] = {}
@@ -78,6 +80,16 @@ class Dispatcher:
                 f"command {command_id} has not ended: wait for it, or `leasehold cancel {command_id}`",
                 command_id=command_id,
             )
+        caller = current_caller()
+        if caller is not None and not caller.is_local_admin:
+            unfinished = ledger.of_actor(str(caller.identity))
+            if unfinished >= self._caller_limit:
+                yield FleetError(
+                    errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
+                    f"{unfinished} commands of {caller.identity} have not ended, of at most "
+                    f"{self._caller_limit} of one caller: try again later",
+                    bound="caller_commands",
+                )
         if not ledger.has_room(worker_id, caller_at_host()):
             yield FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,

@@ -75,6 +75,8 @@ class CommandLedger:
         """Clock jumps since the coordinator started, in total. Ages of commands leave jumps out."""
         self._clients: dict[str, str] = {}
         """The client of each command that was created since the coordinator started."""
+        self._actors: Counter[str] = Counter()
+        """Number of the commands of each actor."""
         self.load(stored)
 
     def load(self, stored: Iterable[StoredCommand]) -> None:
@@ -90,6 +92,7 @@ class CommandLedger:
                 self._by_workload.setdefault(workload_id, {})[command.command_id] = None
             if command.request_id:
                 self._by_request[scoped_id(command)] = command.command_id
+            self._actors[command.actor] += 1
         self.commands[command.command_id] = stored
         return stored
 
@@ -99,6 +102,9 @@ class CommandLedger:
             return
         self._by_request.pop(scoped_id(command), None)
         self._clients.pop(command.command_id, None)
+        self._actors[command.actor] -= 1
+        if not self._actors[command.actor]:
+            del self._actors[command.actor]
         places = [(self._by_worker, command.worker_id)]
         places += [(self._by_workload, workload_id) for workload_id in workload_ids(command)]
         for index, key in places:
@@ -117,6 +123,10 @@ class CommandLedger:
     def of_workload(self, workload_id: str) -> list[StoredCommand]:
         """Commands that name a workload, oldest first."""
         return [self.commands[command_id] for command_id in self._by_workload.get(workload_id, ())]
+
+    def of_actor(self, actor: str) -> int:
+        """Number of the commands that an identity asked for."""
+        return self._actors[actor]
 
     def of_request(self, request_id: str) -> StoredCommand | None:
         """The unfinished command that a request created, by the request's scoped id."""

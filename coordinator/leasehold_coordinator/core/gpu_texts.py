@@ -24,12 +24,17 @@ def cordon_text(cordon: Cordon) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def foreign_text(lease: GpuLease) -> str:
-    """The foreign processes on a GPU: the first few, and the number of the others."""
+def foreign_text(lease: GpuLease, *, with_commands: bool = True) -> str:
+    """The foreign processes on a GPU: the first few, and the number of the others.
+
+    Args:
+        lease: The lease of the GPU.
+        with_commands: Whether the text has command lines, which other users must not see.
+    """
     texts = []
     for process in lease.foreign_processes:
         user = f" of {process.user[:TEXT_LIMIT]}" if process.user else ""
-        command = f" ({process.command[:TEXT_LIMIT]})" if process.command else ""
+        command = f" ({process.command[:TEXT_LIMIT]})" if process.command and with_commands else ""
         texts.append(f"pid {process.pid}{user}{command}")
     return listed(texts, ", ") or "a process that Leasehold doesn't know"
 

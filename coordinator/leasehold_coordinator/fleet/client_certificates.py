@@ -6,16 +6,16 @@ The one owner of their state: :class:`CertificateRegistry` is the copy in memory
 import datetime
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final, final
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 
-from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate, Revocation
-from leasehold_coordinator.access.identities import Identity
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.shielded_tasks import finish
@@ -39,15 +39,17 @@ class ClientCertificates:
 
     Args:
         store: The store.
-        authority: Signs certificates.
+        authorities: Sign certificates.
         is_external: Whether a PKI of others issues the certificates, so that the store knows none.
     """
 
-    def __init__(self, store: Store, authority: Authority, *, is_external: bool = False) -> None:
+    def __init__(self, store: Store, authorities: Authorities, *, is_external: bool = False) -> None:
         self._store = store
-        self._authority = authority
+        self.authorities = authorities
         self.is_external = is_external
         self.registry = CertificateRegistry()
+        self._confirmed: dict[Identity, str] = {}
+        """The newest CA that each worker has confirmed to trust, by serial number."""
 
     async def load(self) -> None:
         """Loads certificates and revocations from the store.
@@ -63,7 +65,7 @@ class ClientCertificates:
     @property
     def trust_domain(self) -> str:
         """The trust domain of identities in certificates."""
-        return self._authority.rules.trust_domain
+        return self.authorities.rules.trust_domain
 
     @property
     def now(self) -> datetime.datetime:
@@ -79,10 +81,35 @@ class ClientCertificates:
             why = f"{blocked[0]} is blocked: an admin may `leasehold ca unblock {blocked[0]}`"
         elif caller.expire_time is not None:
             if caller.serial:
-                why = self.registry.refusal(caller.identity, caller.serial, caller.expire_time, self.now)
+                why = self.registry.refusal(
+                    caller.identity, caller.serial, caller.expire_time, self.now, self.authorities.serials
+                )
             elif caller.expire_time <= self.now:
                 why = f"the token of {caller.identity} has expired: get another one from the issuer"
         return FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, why) if why is not None else None
+
+    def valid(self) -> Iterator[ClientCertificate]:
+        """The certificates that are neither expired nor revoked, of trusted CAs."""
+        now, authorities = self.now, self.authorities.serials
+        for one in self.registry:
+            if (
+                one.not_after > now
+                and one.authority in authorities
+                and not self.registry.is_revoked(one.serial)
+            ):
+                yield one
+
+    def confirm(self, identity: Identity, authorities: Container[str]) -> None:
+        """Notes that a worker trusts CAs, given by their serial numbers."""
+        newest = self.authorities.newest.serial
+        if newest in authorities:
+            self._confirmed[identity] = newest
+
+    def waiting_workers(self) -> list[Identity]:
+        """The workers with valid certificates that have not confirmed that they trust the newest CA."""
+        newest = self.authorities.newest.serial
+        workers = {one.identity: None for one in self.valid() if one.identity.kind is Kind.WORKER}
+        return [identity for identity in workers if self._confirmed.get(identity) != newest]
 
     def is_blocked(self, identity: Identity) -> bool:
         """Whether an identity is blocked on every listener, with each credential."""
@@ -138,7 +165,7 @@ class ClientCertificates:
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
                 f"{identity} is blocked, so it gets no certificate: `leasehold ca unblock {identity}`",
             )
-        issued = self._authority.issue_client(public_key, identity, predecessor)
+        issued = self.authorities.issue_client(public_key, identity, predecessor)
         return await finish(self._keep(issued, replaced, rows))
 
     async def _keep(

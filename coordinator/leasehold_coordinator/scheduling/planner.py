@@ -142,7 +142,7 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
             why = f"is unhealthy{health}: choose another, or repair it and run `leasehold gpu reset-health`"
         case lease_pb2.SLOT_STATE_FOREIGN:
             remedy = "choose another, end or adopt the process, or ask with `--allow-foreign`"
-            why = f"is held by {foreign_text(one.lease)}: {remedy}"
+            why = f"is held by {foreign_text(one.lease, with_commands=False)}: {remedy}"
         case _ if one.is_crowded_for(resources):
             kept = size(one.lease.asleep_bytes)
             why = f"has {kept} in use by sleeping workloads: choose another, ask for less, or suspend them"

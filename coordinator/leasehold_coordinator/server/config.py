@@ -15,6 +15,7 @@ from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.access.bearer_tokens import OidcSettings
 from leasehold_coordinator.access.key_source import check_url
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.caller_bounds import CallerLimits
 from leasehold_coordinator.server.own_pki import PkiFiles
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
@@ -43,6 +44,9 @@ def default_state_directory() -> str:
     """The default directory of tokens, store and socket."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return str(Path(base) / "leasehold")
+
+
+CALLER: Final = CallerLimits()
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,8 +103,23 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     and the newest 8 are kept."""
     store_restored: bool = False
     """Whether the store is an older copy, such as a backup: enrolled workers may know later epochs."""
+    caller_requests_per_s: float = CALLER.requests_per_s
+    """Requests per second of one caller. A caller that was idle may use those of 4 seconds at once."""
+    caller_bytes_per_s: float = CALLER.bytes_per_s
+    """Bytes of requests per second of one caller, with the same burst."""
+    caller_streams: int = CALLER.streams
+    """Watches and other streams of one caller at once."""
+    caller_commands: int = CALLER.commands
+    """Unfinished commands of one caller."""
     log_level: str = "info"
     """debug, info, warning or error."""
+
+    @property
+    def caller_limits(self) -> CallerLimits:
+        """The bounds of each caller."""
+        return CallerLimits(
+            self.caller_requests_per_s, self.caller_bytes_per_s, self.caller_streams, self.caller_commands
+        )
 
     @property
     def issue_rules(self) -> IssueRules:
@@ -171,6 +190,9 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
         )
     if not 60 <= config.retention_s < float("inf"):
         raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
+    for name in ("caller_requests_per_s", "caller_bytes_per_s", "caller_streams", "caller_commands"):
+        if not 1 <= getattr(config, name) < float("inf"):
+            raise StartError(f"{name} {getattr(config, name):g} is out of range: give 1 or more")
     if config.audit_file and not Path(config.audit_file).is_absolute():
         raise StartError(f"audit_file {config.audit_file!r} is not absolute: write it from / on")
     if not 1 <= config.audit_retention_days < float("inf"):

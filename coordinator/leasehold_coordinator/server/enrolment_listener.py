@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Final, final
 
 import grpc
-from cryptography.hazmat.primitives.serialization import Encoding
 
-from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.identities import Kind
 from leasehold_coordinator.api.join_service import JoinService
 from leasehold_coordinator.commands.enrolment import Enrolment
@@ -31,15 +30,15 @@ class EnrolmentListener:
     Args:
         fleet: The known state.
         certificates: The client certificates.
-        authority: The CA.
+        authorities: The CAs.
     """
 
-    def __init__(self, fleet: Fleet, certificates: ClientCertificates, authority: Authority) -> None:
-        def authorities() -> Sequence[bytes]:
-            return [authority.certificate.public_bytes(Encoding.DER)]
+    def __init__(self, fleet: Fleet, certificates: ClientCertificates, authorities: Authorities) -> None:
+        def bundle() -> Sequence[bytes]:
+            return authorities.der
 
-        self.tokens = JoinTokenChanges(fleet, authorities)
-        self.enrolment = Enrolment(fleet, certificates, authorities)
+        self.tokens = JoinTokenChanges(fleet, bundle)
+        self.enrolment = Enrolment(fleet, certificates, bundle)
         self._server = grpc.aio.server(
             options=server_options(CONNECTIONS), maximum_concurrent_rpcs=CONNECTIONS
         )

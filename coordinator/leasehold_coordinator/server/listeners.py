@@ -28,7 +28,7 @@ from leasehold.v1 import (
     workload_service_pb2_grpc,
 )
 
-from leasehold_coordinator.access.authority import Authority
+from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
 from leasehold_coordinator.api.access_service import AccessService
@@ -51,7 +51,9 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.commands.plans import Plans
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
@@ -114,8 +116,10 @@ class Listeners:
         health_servicer: Answers probes.
         tokens: The tokens of clients and workers.
         certificates: The client certificates.
+        changes: Changes of the authorities.
         calls: The calls under way.
         bindings: The role bindings.
+        bounds: The requests and streams of each caller.
         socket_path: Path of the socket for clients of this host.
         state_directory: The state directory.
         enrolment: Creates join tokens, and issues certificates.
@@ -135,8 +139,10 @@ class Listeners:
         health_servicer: health.aio.HealthServicer,
         tokens: LocalTokens,
         certificates: ClientCertificates,
+        changes: AuthorityChanges,
         calls: LiveCalls,
         bindings: Bindings,
+        bounds: CallerBounds,
         socket_path: Path,
         state_directory: Path,
         enrolment: EnrolmentListener,
@@ -152,7 +158,7 @@ class Listeners:
         )
         authorization = Authorization(bindings)
         live = LiveStreams(authorization.role)
-        border = Border(authentication, authorization, live, fleet.audit)
+        border = Border(authentication, authorization, live, fleet.audit, bounds)
         self._clients = _client_server(border)
         self._oidc = _client_server(border.beside(oidc)) if oidc is not None else None
         servers = [server for server in (self._clients, self._oidc) if server is not None]
@@ -163,6 +169,7 @@ class Listeners:
             health_servicer,
             bindings,
             certificates,
+            changes,
             enrolment,
             live,
             user_priority_limit,
@@ -171,14 +178,14 @@ class Listeners:
             options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
         )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
-        WorkerRenewals(enrolment.enrolment, authentication).add_to(self._workers)
+        WorkerRenewals(enrolment.enrolment, authentication, fleet.audit).add_to(self._workers)
 
     async def start(
         self,
         clients: str,
         workers: str,
         oidc: str,
-        authority: Authority,
+        authorities: Authorities,
         names: frozenset[str],
         pki: OwnPki | None,
     ) -> Addresses:
@@ -190,7 +197,7 @@ class Listeners:
             clients: Address for clients, HOST:PORT.
             workers: Address for workers, HOST:PORT.
             oidc: Address for OpenID Connect, HOST:PORT. Empty: none.
-            authority: Issues the certificates.
+            authorities: Issue the certificates.
             names: Names and addresses by which clients and workers call the server.
             pki: The PKI of others, for ports off loopback. None: the CA of the state directory.
 
@@ -200,10 +207,10 @@ class Listeners:
 
         def tls(address: str, *, is_mutual: bool) -> PortTls:
             if is_loopback(address.rpartition(":")[0]):
-                return ServerTls(authority, names)
+                return ServerTls(authorities, names)
             if pki is not None:
                 return OwnPkiTls(pki, is_mutual=is_mutual)
-            return ServerTls(authority, names, is_mutual=is_mutual)
+            return ServerTls(authorities, names, is_mutual=is_mutual)
 
         def main_tls(address: str) -> PortTls | None:
             return None if self._is_insecure else tls(address, is_mutual=True)
@@ -250,6 +257,7 @@ def _add_client_services(
     health_servicer: health.aio.HealthServicer,
     bindings: Bindings,
     certificates: ClientCertificates,
+    authority_changes: AuthorityChanges,
     enrolment: EnrolmentListener,
     live: LiveStreams,
     user_priority_limit: int,
@@ -269,7 +277,7 @@ def _add_client_services(
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
-        CertificateService(certificates, revocations), services
+        CertificateService(certificates, revocations, authority_changes), services
     )
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services

@@ -21,6 +21,8 @@ from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_follower import AuditFollower
+from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
@@ -74,7 +76,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    authority, tokens = open_state(Path(config.state_dir), config.issue_rules)
+    authorities, tokens = open_state(Path(config.state_dir), config.issue_rules)
     vault = open_vault(Path(config.state_dir))
     names = server_names(
         [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
@@ -86,17 +88,18 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     try:
         fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         began = time.monotonic()
-        certificates = ClientCertificates(store, authority, is_external=pki is not None)
+        certificates = ClientCertificates(store, authorities, is_external=pki is not None)
+        changes = AuthorityChanges(store, certificates)
         bindings = Bindings()
         await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
-        dispatcher = Dispatcher(fleet)
+        dispatcher = Dispatcher(fleet, config.caller_commands)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
-        enrolment = EnrolmentListener(fleet, certificates, authority)
+        enrolment = EnrolmentListener(fleet, certificates, authorities)
         source = open_keys(config.oidc) if config.oidc is not None else None
         oidc = TokenAuthentication(config.oidc, source, calls) if config.oidc and source else None
         listeners = Listeners(
@@ -105,8 +108,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             health_servicer,
             tokens,
             certificates,
+            changes,
             calls,
             bindings,
+            CallerBounds(config.caller_limits),
             *paths,
             enrolment,
             oidc,
@@ -114,12 +119,12 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             user_priority_limit=config.user_priority_limit,
         )
         addresses = await listeners.start(
-            config.listen, config.worker_listen, config.oidc_listen, authority, names, pki
+            config.listen, config.worker_listen, config.oidc_listen, authorities, names, pki
         )
         if config.join_address:
             await enrolment.start(
                 config.join_address,
-                ServerTls(authority, names),
+                ServerTls(authorities, names),
                 clients=addresses.clients,
                 workers=addresses.workers,
                 server_names=config.server_names,
@@ -136,6 +141,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(calls.watch()),
+                tasks.create_task(changes.watch()),
                 tasks.create_task(
                     _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
                 ),

@@ -9,13 +9,8 @@ from typing import Final, Protocol, cast, final
 
 import grpc
 
-from leasehold_coordinator.access.authority import (
-    DEFAULT_RULES,
-    LOOPBACK_NAMES,
-    Authority,
-    IssueRules,
-    open_authority,
-)
+from leasehold_coordinator.access.authorities import Authorities, open_authorities
+from leasehold_coordinator.access.authority import DEFAULT_RULES, LOOPBACK_NAMES, IssueRules
 from leasehold_coordinator.access.local_tokens import LocalTokens, open_tokens
 from leasehold_coordinator.access.private_files import open_directory
 from leasehold_coordinator.errors import StartError
@@ -38,16 +33,17 @@ class ServerTls:
     """The credentials of one listener. gRPC asks each listener for a new certificate, and takes it once.
 
     Args:
-        authority: Issues the server's certificate.
+        authorities: Issue the server's certificate.
         names: Names and addresses by which clients call the server.
-        is_mutual: Whether each client must present a certificate of the authority.
+        is_mutual: Whether each client must present a certificate of the authorities.
     """
 
-    def __init__(self, authority: Authority, names: frozenset[str], *, is_mutual: bool = False) -> None:
-        self._authority = authority
+    def __init__(self, authorities: Authorities, names: frozenset[str], *, is_mutual: bool = False) -> None:
+        self._authorities = authorities
         self._is_mutual = is_mutual
         self._names = names
-        self._certificate = authority.issue_server(names)
+        self._version = authorities.version
+        self._certificate = authorities.issue_server(names)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Credentials for the port."""
@@ -63,31 +59,33 @@ class ServerTls:
         return self._certificate.renew_time
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """A new certificate if one is due. None: the present one stays."""
-        if PRESENT() < self.renew_time:
+        """A new certificate if one is due or the authorities have changed. None: the present one stays."""
+        version = self._authorities.version
+        if PRESENT() < self.renew_time and version == self._version:
             return None
-        self._certificate = self._authority.issue_server(self._names)
+        self._version = version
+        self._certificate = self._authorities.issue_server(self._names)
         return self._configuration()
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         pair = self._certificate.key, self._certificate.chain
-        roots = self._authority.pem if self._is_mutual else None
+        roots = self._authorities.pem if self._is_mutual else None
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
 
-def open_state(directory: Path, rules: IssueRules = DEFAULT_RULES) -> tuple[Authority, LocalTokens]:
-    """The CA and the tokens in the state directory, which are created if they are missing.
+def open_state(directory: Path, rules: IssueRules = DEFAULT_RULES) -> tuple[Authorities, LocalTokens]:
+    """The CAs and the tokens in the state directory, which are created if they are missing.
 
     Args:
         directory: The state directory.
-        rules: How the CA issues certificates.
+        rules: How the CAs issue certificates.
 
     Raises:
         StartError: They can't be created or read, or another user could read or replace them.
     """
     try:
         open_directory(directory)
-        return open_authority(directory, rules), open_tokens(directory)
+        return open_authorities(directory, rules), open_tokens(directory)
     except OSError as error:
         raise StartError(
             f"{error.filename or directory} can't be created or read: {error.strerror}; repair that, or "

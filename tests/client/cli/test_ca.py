@@ -4,9 +4,11 @@ import json
 
 from leasehold.v1 import certificate_service_pb2
 from leasehold.v1.certificate_service_pb2 import (
+    Authority,
     Block,
     BlockIdentityRequest,
     Certificate,
+    RetireAuthorityRequest,
     RevokeCertificateRequest,
     UnblockIdentityRequest,
 )
@@ -46,8 +48,29 @@ def test_certificates_and_blocks_are_listed(leasehold: CommandLine, scripted: Sc
     scripted.answers["ListBlocks"] = lambda request, context: certificate_service_pb2.ListBlocksResponse(
         blocks=[Block(identity="user/ann", blocked_by="local/root")]
     )
+    authority = Authority(
+        serial="ca", signs_clients=True, waiting_worker_count=3, waiting_workers=["worker/a"]
+    )
+    scripted.answers["ListAuthorities"] = lambda request, context: (
+        certificate_service_pb2.ListAuthoritiesResponse(authorities=[authority])
+    )
     lines = leasehold("ca", "list").stdout.splitlines()
-    assert lines[1].split()[:3] == ["ab", "user/ann", "VALID,blocked"]
-    assert lines[4].split()[0] == "user/ann"
+    assert lines[1].split()[:2] == ["ca", "clients"]
+    assert lines[1].endswith("worker/a,2 more")
+    assert lines[4].split()[:3] == ["ab", "user/ann", "VALID,blocked"]
+    assert lines[7].split()[0] == "user/ann"
     listed = json.loads(leasehold("ca", "list", "-o", "json").stdout)
     assert (listed["certificates"][0]["serial"], listed["blocks"][0]["blocked_by"]) == ("ab", "local/root")
+
+
+def test_the_authority_is_rotated(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.answers["RotateAuthority"] = lambda request, context: (
+        certificate_service_pb2.RotateAuthorityResponse(authority=Authority(serial="cb"))
+    )
+    assert leasehold("ca", "rotate").stdout == "cb: added; it signs from now on\n"
+    scripted.answers["RetireAuthority"] = lambda request, context: (
+        certificate_service_pb2.RetireAuthorityResponse()
+    )
+    assert leasehold("ca", "retire", "ca").stdout == "ca: retired\n"
+    leasehold("ca", "retire", "ca", "--force")
+    assert [one.force for one in scripted.asked(RetireAuthorityRequest)] == [False, True]

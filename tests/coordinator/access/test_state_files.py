@@ -12,7 +12,8 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store
-from leasehold_coordinator.access import authority as authorities
+from leasehold_coordinator.access import authority as authority_module
+from leasehold_coordinator.access.authorities import open_authorities
 from leasehold_coordinator.access.authority import DEFAULT_RULES, LOOPBACK_NAMES, open_authority
 from leasehold_coordinator.access.local_tokens import is_bearer, open_tokens
 from leasehold_coordinator.errors import StartError
@@ -45,7 +46,7 @@ def test_coordinators_that_start_at_once_agree(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as starts:
         found = list(starts.map(lambda _: open_state(tmp_path / "state"), range(16)))
     assert len({tokens for _, tokens in found}) == 1
-    assert len({authority.certificate for authority, _ in found}) == 1
+    assert len({authorities.newest.certificate for authorities, _ in found}) == 1
 
 
 @pytest.mark.parametrize("name", ["ca.pem", *SECRETS])
@@ -92,7 +93,7 @@ def test_a_key_that_was_deleted_is_missed(state: Path) -> None:
 
 
 def test_an_authority_of_the_future_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authorities, "CLOCK_DIFFERENCE", datetime.timedelta(days=-400))
+    monkeypatch.setattr(authority_module, "CLOCK_DIFFERENCE", datetime.timedelta(days=-400))
     with pytest.raises(StartError, match="is not valid yet, by this host's clock"):
         open_state(tmp_path / "state")
 
@@ -154,8 +155,8 @@ def test_a_servers_certificate_is_verified_by_its_names(state: Path) -> None:
 def test_each_listener_renews_its_certificate_at_half_of_its_life(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    authority = open_authority(state)
-    both = [ServerTls(authority, frozenset(LOOPBACK_NAMES)) for _ in range(2)]
+    authorities = open_authorities(state)
+    both = [ServerTls(authorities, frozenset(LOOPBACK_NAMES)) for _ in range(2)]
     server = grpc.server(ThreadPoolExecutor(1))
     ports = [server.add_secure_port("127.0.0.1:0", tls.credentials()) for tls in both]
     server.start()

@@ -53,7 +53,10 @@ def grant(coordinator: CoordinatorProcess, uid: int, role: Role) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
     """A coordinator without workers."""
-    started = CoordinatorProcess(tmp_path_factory.mktemp("roles"))
+    folder = tmp_path_factory.mktemp("roles")
+    settings = folder / "coordinator.toml"
+    settings.write_text("caller_requests_per_s = 10_000\n")  # one caller tries every method
+    started = CoordinatorProcess(folder, options=["--config", str(settings)])
     started.start()
     yield started
     assert started.end(signal.SIGTERM) == 0

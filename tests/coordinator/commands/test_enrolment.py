@@ -21,7 +21,8 @@ from leasehold.v1.enrolment_service_pb2 import (
     UnbindGpuRequest,
 )
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold_coordinator.access.authority import IssueRules, open_authority
+from leasehold_coordinator.access.authorities import open_authorities
+from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
@@ -55,10 +56,10 @@ class Office:
 
     def __init__(self, store: Store, folder: Path) -> None:
         rules = IssueRules("leasehold", client_life=datetime.timedelta(days=30))
-        self.authority = open_authority(folder, rules)
+        self.authorities = open_authorities(folder, rules)
         self.store = store
         self.fleet = Fleet(store, load_interval_s=5, vault=VAULT)
-        self.certificates = ClientCertificates(store, self.authority)
+        self.certificates = ClientCertificates(store, self.authorities)
         self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"])
         self.tokens.address = "coordinator.example:7402"
         self.enrolment = Enrolment(self.fleet, self.certificates, lambda: [b"the CA"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
-from leasehold_coordinator.access.authority import open_authority
+from leasehold_coordinator.access.authorities import open_authorities
 from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
@@ -27,7 +27,7 @@ def with_certificates(folder: Path, scenario: Callable[[Store, ClientCertificate
     async def run() -> None:
         store = Store.open(str(folder / "store.sqlite3"))
         try:
-            certificates = ClientCertificates(store, open_authority(folder))
+            certificates = ClientCertificates(store, open_authorities(folder))
             await certificates.load()
             await scenario(store, certificates)
         finally:
@@ -56,7 +56,8 @@ def test_certificates_are_known_after_a_new_start(tmp_path: Path) -> None:
         assert registry.successors(first.serial) == [second]
         assert registry.family(first.serial) == [first.serial, second.serial]
         assert registry.family(alice.serial) == [alice.serial]
-        assert registry.expire_time(first) == second.not_after
+        assert registry.expire_time(first, {first.authority}) == second.not_after
+        assert registry.expire_time(first, {"ab"}) is None
         assert registry.is_revoked(str(WORKER)), "rows of the same transaction are stored"
         assert not registry.is_revoked(str(ALICE))
         with pytest.raises(FleetError, match="worker/gpu-07 is blocked") as refused:

@@ -26,8 +26,11 @@ from leasehold.v1.audit_service_pb2 import (
 from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
 from leasehold.v1.certificate_service_pb2 import (
     BlockIdentityRequest,
+    ListAuthoritiesRequest,
     ListCertificatesRequest,
+    RetireAuthorityRequest,
     RevokeCertificateRequest,
+    RotateAuthorityRequest,
     UnblockIdentityRequest,
 )
 from leasehold.v1.certificate_service_pb2_grpc import CertificateServiceStub
@@ -158,10 +161,19 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     unwanted = DeleteJoinTokenRequest(join_token_id=token_id)
     calls["DeleteJoinToken"] = lambda: enrolment.DeleteJoinToken(unwanted)
     certificates = CertificateServiceStub(coordinator.channel)
+
+    def authorities() -> list[str]:
+        found = certificates.ListAuthorities(ListAuthoritiesRequest()).authorities
+        return [authority.serial for authority in found]
+
     serial = certificates.ListCertificates(ListCertificatesRequest()).certificates[0].serial
     calls |= {
         "RevokeCertificate": lambda: certificates.RevokeCertificate(RevokeCertificateRequest(serial=serial)),
         "BlockIdentity": lambda: certificates.BlockIdentity(BlockIdentityRequest(identity="user/a")),
+        "RotateAuthority": lambda: certificates.RotateAuthority(RotateAuthorityRequest()),
+        "RetireAuthority": lambda: certificates.RetireAuthority(
+            RetireAuthorityRequest(serial=authorities()[-1])
+        ),
         "UnblockIdentity": lambda: certificates.UnblockIdentity(UnblockIdentityRequest(identity="user/a")),
     }
     calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")
@@ -289,7 +301,8 @@ def test_refusals_are_counted_and_outlive_the_coordinator(coordinator: Coordinat
         assert ending(lambda: stub.ListWorkers(asked))[1] == "UNAUTHENTICATED"
     first = ConnectRequest(goodbye=Goodbye())
     coordinator.connect(first=first).wait_ended()
-    clone = make_hello("beta", gpus=make_hello("alpha").gpus)
+    clone = make_hello("alpha")
+    clone.worker_id, clone.name = "worker-beta", "beta"
     coordinator.connect().welcome()
     coordinator.connect(clone).wait_ended()
     until(lambda: bool(entries(coordinator, "outcome = REFUSED")))
@@ -297,10 +310,14 @@ def test_refusals_are_counted_and_outlive_the_coordinator(coordinator: Coordinat
     coordinator.start()
     found = Counter[tuple[str, str]]()
     for entry in entries(coordinator, "outcome = REFUSED"):
-        found[(ErrorReason.Name(entry.reason), entry.method.rpartition("/")[2])] += entry.count
-        assert (entry.identity, entry.address) == ("", "ipv4:127.0.0.1")
-    assert sum(found.values()) == 5, "all of one address"
-    assert found["ERROR_REASON_UNAUTHENTICATED", "ListWorkers"] >= 1
+        found[(entry.identity, entry.method.rpartition("/")[2])] += entry.count
+        assert entry.address == "ipv4:127.0.0.1"
+    assert found["worker/beta", "Connect"] == 1
+    assert found["", "ListWorkers"] >= 1
+    assert found.total() == 5
+    (clone_entry,) = entries(coordinator, 'identity = "worker/beta"')
+    assert ErrorReason.Name(clone_entry.reason) == "ERROR_REASON_DUPLICATE_WORKER_GPU"
+    assert clone_entry.resource == "worker/beta"
     assert not verify(coordinator).HasField("broken")
 
 

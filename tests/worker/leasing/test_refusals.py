@@ -95,7 +95,7 @@ def test_those_who_wait_are_told() -> None:
         (
             FOREIGN,
             Reason.ERROR_REASON_FOREIGN_PROCESS,
-            "GPU-s is held by process 4711 of user al (nvtop): choose another, end that process, or adopt it",
+            "GPU-s is held by process 4711 of user al: choose another, end that process, or adopt it",
         ),
         (
             CORDONED,
@@ -114,7 +114,7 @@ def test_a_gpu_by_name_is_refused_with_its_own_reason(
 
 def test_a_process_of_which_nothing_is_known_is_told_as_such() -> None:
     slot = SlotLease("GPU-s", 0, NOW, foreign=(ForeignProcess(1, "", "", None),))
-    assert "held by process 1 of user unknown (unknown)" in not_free(slot).message
+    assert "held by process 1 of user unknown:" in not_free(slot).message
 
 
 def test_a_cordon_of_nobody_is_somebodys() -> None:

@@ -1,6 +1,7 @@
 """Workloads run as the Unix users of their owners, on a worker that is not root."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.host.accounts import account_of, numbered_account
+from leasehold_worker.host.capabilities import NEEDED
+from leasehold_worker.host.process_files import read_status
 from leasehold_worker.programs.output_bounds import remove_folders
 from leasehold_worker.programs.user_files import UserFileError, read_as
 
@@ -20,7 +23,15 @@ from tests.worker.counters import counter_run, counters, counts, read_output, wa
 from tests.worker.planning.test_driver_checks import remap_to
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
 from tests.worker.stories.test_membership import wait_until
-from tests.worker.unix_users import ALICE_UID, WORKER_UID, UserWorker, needs_root, open_to_others, user_worker
+from tests.worker.unix_users import (
+    ALICE_UID,
+    CAPABILITIES,
+    WORKER_UID,
+    UserWorker,
+    needs_root,
+    open_to_others,
+    user_worker,
+)
 
 pytestmark = needs_root
 
@@ -177,3 +188,42 @@ async def test_a_file_is_read_with_the_rights_of_its_user(tmp_path: Path) -> Non
 async def test_a_read_that_hangs_ends_at_its_deadline(tmp_path: Path) -> None:
     with pytest.raises(UserFileError, match="no answer within"):
         await read_as(numbered_account(ALICE_UID, ALICE_UID), str(tmp_path), 100, 0.0)
+
+
+def capabilities_of(pid: int) -> set[int]:
+    """The effective capabilities of a process, by their numbers."""
+    mask = int(read_status(pid)["CapEff"], 16)
+    return {number for number in range(64) if mask >> number & 1}
+
+
+def test_a_worker_drops_what_it_does_not_need(
+    host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    given = (*CAPABILITIES, "dac_override", "sys_admin", "net_raw")
+    with user_worker(host, coordinator, tmp_path, capabilities=given) as worker:
+        assert capabilities_of(worker.process.pid) == NEEDED
+
+
+@pytest.mark.parametrize("missing", CAPABILITIES)
+def test_each_capability_is_needed(
+    host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, missing: str
+) -> None:
+    """Without one of them, an operation is refused or fails, and says why."""
+    given = tuple(name for name in CAPABILITIES if name != missing)
+    with user_worker(host, coordinator, tmp_path, capabilities=given) as worker:
+        session = worker.session
+        started = run_for("user/alice", session, "c1", "w1", run=counter_run("w1"))
+        if missing in ("setuid", "setgid", "chown"):
+            assert started.error.reason == errors_pb2.ERROR_REASON_SPAWN_FAILED
+            assert "not permitted" in started.error.message
+            return
+        succeeded(started)
+        wait_counting(session, "w1")
+        if missing == "sys_ptrace":
+            refused = session.run("c2", "w1", suspend=SuspendOperation())
+            assert refused.error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
+        else:
+            failed = session.run("c2", "w1", stop=StopOperation())
+            assert failed.error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
+        for process in counters(host):
+            os.kill(process.pid, signal.SIGKILL)

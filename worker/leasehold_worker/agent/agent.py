@@ -123,7 +123,9 @@ async def _run(
                 queries,
                 journal,
             )
-            claim_waiting = ClaimWaiting(parts.pool, parts.resources, parts.workloads, parts.foreign)
+            claim_waiting = ClaimWaiting(
+                parts.pool, parts.resources, parts.workloads, parts.foreign, config.user_priority_limit
+            )
             claims = LocalClaims(
                 parts.workloads,
                 parts.exit_monitor.add,

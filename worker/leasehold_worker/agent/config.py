@@ -91,6 +91,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     UID:GID. Empty: only the worker's own user starts programs, for a coordinator on loopback."""
     run_as_min_uid: int = MIN_UID
     """Smallest user id of run_as."""
+    user_priority_limit: int = 0
+    """Highest priority of claims of users other than root and the worker's."""
     image_dir: Path | None = None
     """Directory for process images and application checkpoints; workers may share it. None: images in the
     state directory."""

@@ -307,7 +307,8 @@ def send_signal(identity: ProcessIdentity, signal_number: int) -> None:
     """Signals that very process; does nothing if it has ended.
 
     Raises:
-        OperationError: The process could not be opened, and was not signalled.
+        OperationError: PERMISSION_OR_OS: the process could not be opened, or belongs to another user and this
+            worker lacks CAP_KILL. It was not signalled.
     """
     with held(identity) as pidfd:
         if pidfd is None:
@@ -316,6 +317,13 @@ def send_signal(identity: ProcessIdentity, signal_number: int) -> None:
             signal.pidfd_send_signal(pidfd, signal_number)
         except ProcessLookupError:
             return
+        except PermissionError:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+                f"the worker may not signal process {identity.pid} of another user: start the worker as root "
+                "or with CAP_KILL",
+                {"pid": str(identity.pid)},
+            ) from None
 
 
 def _is_in_group(identity: ProcessIdentity, group_id: int) -> bool:

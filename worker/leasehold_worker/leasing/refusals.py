@@ -113,7 +113,7 @@ def not_free(slot: SlotLease) -> OperationError:
     elif slot.foreign:
         first = slot.foreign[0]
         reason = errors_pb2.ERROR_REASON_FOREIGN_PROCESS
-        what = f"held by process {first.pid} of user {first.user or 'unknown'} ({first.command or 'unknown'})"
+        what = f"held by process {first.pid} of user {first.user or 'unknown'}"
         remedy += ", end that process, or adopt it"
     return OperationError(reason, f"{slot.gpu_uuid} is {what}: {remedy}", {"gpu_uuid": slot.gpu_uuid})
 

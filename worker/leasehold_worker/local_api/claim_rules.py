@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf import duration_pb2
-from leasehold.v1 import eviction_pb2, hook_pb2, workload_pb2
+from leasehold.v1 import errors_pb2, eviction_pb2, hook_pb2, workload_pb2
 
-from leasehold_worker.errors import invalid
+from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.hooks.validation import check_foreign_hooks, check_hooks
 from leasehold_worker.host.peers import Peer
 
@@ -60,6 +60,21 @@ def check_claim_hooks(hooks: Sequence[hook_pb2.Hook], peer: Peer) -> None:
     check_hooks(hooks)
     if not peer.is_trusted:
         check_foreign_hooks(hooks)
+
+
+def check_priority(spec: workload_pb2.WorkloadSpec, peer: Peer, limit: int) -> None:
+    """Refuses a user a priority that would overtake the claims of everybody else.
+
+    Raises:
+        OperationError: NOT_PERMITTED.
+    """
+    if spec.priority > limit and not peer.is_trusted:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_NOT_PERMITTED,
+            f"priority {spec.priority} is above {limit}, the limit of users at this worker: give {limit} at "
+            "most, or see user_priority_limit in the worker's settings",
+            {"field": "spec.priority"},
+        )
 
 
 def check_helper(helper: workload_pb2.HelperTerms) -> None:

@@ -26,6 +26,7 @@ from leasehold_worker.local_api.claim_rules import (
     check_claim_hooks,
     check_duration,
     check_helper,
+    check_priority,
     check_sizes,
 )
 from leasehold_worker.local_api.claim_stream import ClaimStream
@@ -59,11 +60,18 @@ class ClaimWaiting:
         resources: Resources of the host.
         workloads: The registry.
         foreign: Finds other processes on the GPUs.
+        user_priority_limit: The highest priority of users other than root and the worker's.
     """
 
     def __init__(
-        self, pool: GpuPool, resources: Resources, workloads: Workloads, foreign: ForeignWatch
+        self,
+        pool: GpuPool,
+        resources: Resources,
+        workloads: Workloads,
+        foreign: ForeignWatch,
+        user_priority_limit: int = 0,
     ) -> None:
+        self._user_priority_limit = user_priority_limit
         self._pool = pool
         self._resources = resources
         self._workloads = workloads
@@ -139,6 +147,7 @@ class ClaimWaiting:
     def _check(self, claimant: ClaimStream, wanted: ClaimOpen) -> None:
         peer = claimant.peer
         check_claim_hooks(wanted.spec.hooks, peer)
+        check_priority(wanted.spec, peer, self._user_priority_limit)
         resolve(None, wanted.spec.eviction)
         if wanted.HasField("wait"):
             check_duration("wait", wanted.wait, WAIT_LIMIT_S)

@@ -9,6 +9,7 @@ import trio
 
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.session.channel import INSECURE_SCHEME
 from leasehold_worker.session.enrolment import RefusedError, renew
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,13 @@ class Renewal:
                 await trio.sleep(random.uniform(*RETRY_S))
 
     def _due_in_s(self) -> float | None:
-        """Seconds until the certificate is due. None: there is none."""
+        """Seconds until the certificate is due. None: none is in use."""
         try:
             enrolment = self._state_directory.enrolment()
         except (OSError, StartError) as error:
             logger.error("the certificate can't be read: %s", error)
             return LOOK_INTERVAL_S
-        if enrolment is None or not enrolment.certificate:
+        is_insecure = self._coordinator.startswith(INSECURE_SCHEME)
+        if enrolment is None or not enrolment.certificate or is_insecure:
             return None
         return enrolment.renew_s - time.time()

@@ -359,3 +359,184 @@ class UnblockIdentityResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnblockIdentityResponse: _TypeAlias = UnblockIdentityResponse  # noqa: Y015
+
+@_typing.final
+class Authority(_message.Message):
+    """An authority of the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    SIGNS_CLIENTS_FIELD_NUMBER: _builtins.int
+    SIGNS_SERVER_FIELD_NUMBER: _builtins.int
+    VALID_CERTIFICATE_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_WORKER_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_WORKERS_FIELD_NUMBER: _builtins.int
+    serial: _builtins.str
+    """Serial number, in hexadecimal."""
+    signs_clients: _builtins.bool
+    """Whether it signs client certificates."""
+    signs_server: _builtins.bool
+    """Whether it has signed the server's certificate."""
+    valid_certificate_count: _builtins.int
+    """Number of valid client certificates that it has signed."""
+    waiting_worker_count: _builtins.int
+    """Number of workers that have not confirmed yet that they trust it."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Time from which on it is valid."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Time of its expiry."""
+
+    @_builtins.property
+    def waiting_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Some of these workers, as "worker/NAME"."""
+
+    def __init__(
+        self,
+        *,
+        serial: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        signs_clients: _builtins.bool = ...,
+        signs_server: _builtins.bool = ...,
+        valid_certificate_count: _builtins.int = ...,
+        waiting_worker_count: _builtins.int = ...,
+        waiting_workers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "serial", b"serial", "signs_clients", b"signs_clients", "signs_server", b"signs_server", "start_time", b"start_time", "valid_certificate_count", b"valid_certificate_count", "waiting_worker_count", b"waiting_worker_count", "waiting_workers", b"waiting_workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Authority: _TypeAlias = Authority  # noqa: Y015
+
+@_typing.final
+class ListAuthoritiesRequest(_message.Message):
+    """Request of ListAuthorities."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuthoritiesRequest: _TypeAlias = ListAuthoritiesRequest  # noqa: Y015
+
+@_typing.final
+class ListAuthoritiesResponse(_message.Message):
+    """Response of ListAuthorities."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHORITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def authorities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Authority]:
+        """The authorities."""
+
+    def __init__(
+        self,
+        *,
+        authorities: _abc.Iterable[Global___Authority] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuthoritiesResponse: _TypeAlias = ListAuthoritiesResponse  # noqa: Y015
+
+@_typing.final
+class RotateAuthorityRequest(_message.Message):
+    """Request of RotateAuthority."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateAuthorityRequest: _TypeAlias = RotateAuthorityRequest  # noqa: Y015
+
+@_typing.final
+class RotateAuthorityResponse(_message.Message):
+    """Response of RotateAuthority."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHORITY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def authority(self) -> Global___Authority:
+        """The new authority."""
+
+    def __init__(
+        self,
+        *,
+        authority: Global___Authority | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateAuthorityResponse: _TypeAlias = RotateAuthorityResponse  # noqa: Y015
+
+@_typing.final
+class RetireAuthorityRequest(_message.Message):
+    """Request of RetireAuthority."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIAL_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    serial: _builtins.str
+    """Serial number, in hexadecimal."""
+    force: _builtins.bool
+    """Also if valid client certificates of the authority are left, whose holders are then refused."""
+    def __init__(
+        self,
+        *,
+        serial: _builtins.str = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetireAuthorityRequest: _TypeAlias = RetireAuthorityRequest  # noqa: Y015
+
+@_typing.final
+class RetireAuthorityResponse(_message.Message):
+    """Response of RetireAuthority."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetireAuthorityResponse: _TypeAlias = RetireAuthorityResponse  # noqa: Y015

@@ -60,6 +60,21 @@ class CertificateServiceStub:
                 request_serializer=leasehold_dot_v1_dot_certificate__service__pb2.UnblockIdentityRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.UnblockIdentityResponse.FromString,
                 _registered_method=True)
+        self.ListAuthorities = channel.unary_unary(
+                '/leasehold.v1.CertificateService/ListAuthorities',
+                request_serializer=leasehold_dot_v1_dot_certificate__service__pb2.ListAuthoritiesRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.ListAuthoritiesResponse.FromString,
+                _registered_method=True)
+        self.RotateAuthority = channel.unary_unary(
+                '/leasehold.v1.CertificateService/RotateAuthority',
+                request_serializer=leasehold_dot_v1_dot_certificate__service__pb2.RotateAuthorityRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.RotateAuthorityResponse.FromString,
+                _registered_method=True)
+        self.RetireAuthority = channel.unary_unary(
+                '/leasehold.v1.CertificateService/RetireAuthority',
+                request_serializer=leasehold_dot_v1_dot_certificate__service__pb2.RetireAuthorityRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.RetireAuthorityResponse.FromString,
+                _registered_method=True)
 
 
 class CertificateServiceServicer:
@@ -103,6 +118,27 @@ class CertificateServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAuthorities(self, request, context):
+        """The authorities of the coordinator, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateAuthority(self, request, context):
+        """Adds a second authority, which signs client certificates from now on. Both are trusted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetireAuthority(self, request, context):
+        """Ends the trust in one of two authorities, and deletes its key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CertificateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +166,21 @@ def add_CertificateServiceServicer_to_server(servicer, server):
                     servicer.UnblockIdentity,
                     request_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.UnblockIdentityRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_certificate__service__pb2.UnblockIdentityResponse.SerializeToString,
+            ),
+            'ListAuthorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuthorities,
+                    request_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.ListAuthoritiesRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_certificate__service__pb2.ListAuthoritiesResponse.SerializeToString,
+            ),
+            'RotateAuthority': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateAuthority,
+                    request_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.RotateAuthorityRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_certificate__service__pb2.RotateAuthorityResponse.SerializeToString,
+            ),
+            'RetireAuthority': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetireAuthority,
+                    request_deserializer=leasehold_dot_v1_dot_certificate__service__pb2.RetireAuthorityRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_certificate__service__pb2.RetireAuthorityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +319,87 @@ class CertificateService:
             '/leasehold.v1.CertificateService/UnblockIdentity',
             leasehold_dot_v1_dot_certificate__service__pb2.UnblockIdentityRequest.SerializeToString,
             leasehold_dot_v1_dot_certificate__service__pb2.UnblockIdentityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuthorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.CertificateService/ListAuthorities',
+            leasehold_dot_v1_dot_certificate__service__pb2.ListAuthoritiesRequest.SerializeToString,
+            leasehold_dot_v1_dot_certificate__service__pb2.ListAuthoritiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateAuthority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.CertificateService/RotateAuthority',
+            leasehold_dot_v1_dot_certificate__service__pb2.RotateAuthorityRequest.SerializeToString,
+            leasehold_dot_v1_dot_certificate__service__pb2.RotateAuthorityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetireAuthority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.CertificateService/RetireAuthority',
+            leasehold_dot_v1_dot_certificate__service__pb2.RetireAuthorityRequest.SerializeToString,
+            leasehold_dot_v1_dot_certificate__service__pb2.RetireAuthorityResponse.FromString,
             options,
             channel_credentials,
             insecure,

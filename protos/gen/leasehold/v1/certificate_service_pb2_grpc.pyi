@@ -47,6 +47,12 @@ class CertificateServiceStub:
     """
     UnblockIdentity: _grpc.UnaryUnaryMultiCallable[_certificate_service_pb2.UnblockIdentityRequest, _certificate_service_pb2.UnblockIdentityResponse]
     """Ends a block."""
+    ListAuthorities: _grpc.UnaryUnaryMultiCallable[_certificate_service_pb2.ListAuthoritiesRequest, _certificate_service_pb2.ListAuthoritiesResponse]
+    """The authorities of the coordinator, the oldest first."""
+    RotateAuthority: _grpc.UnaryUnaryMultiCallable[_certificate_service_pb2.RotateAuthorityRequest, _certificate_service_pb2.RotateAuthorityResponse]
+    """Adds a second authority, which signs client certificates from now on. Both are trusted."""
+    RetireAuthority: _grpc.UnaryUnaryMultiCallable[_certificate_service_pb2.RetireAuthorityRequest, _certificate_service_pb2.RetireAuthorityResponse]
+    """Ends the trust in one of two authorities, and deletes its key."""
 
 @_typing.type_check_only
 class CertificateServiceAsyncStub(CertificateServiceStub):
@@ -67,6 +73,12 @@ class CertificateServiceAsyncStub(CertificateServiceStub):
     """
     UnblockIdentity: _aio.UnaryUnaryMultiCallable[_certificate_service_pb2.UnblockIdentityRequest, _certificate_service_pb2.UnblockIdentityResponse]  # type: ignore[assignment]
     """Ends a block."""
+    ListAuthorities: _aio.UnaryUnaryMultiCallable[_certificate_service_pb2.ListAuthoritiesRequest, _certificate_service_pb2.ListAuthoritiesResponse]  # type: ignore[assignment]
+    """The authorities of the coordinator, the oldest first."""
+    RotateAuthority: _aio.UnaryUnaryMultiCallable[_certificate_service_pb2.RotateAuthorityRequest, _certificate_service_pb2.RotateAuthorityResponse]  # type: ignore[assignment]
+    """Adds a second authority, which signs client certificates from now on. Both are trusted."""
+    RetireAuthority: _aio.UnaryUnaryMultiCallable[_certificate_service_pb2.RetireAuthorityRequest, _certificate_service_pb2.RetireAuthorityResponse]  # type: ignore[assignment]
+    """Ends the trust in one of two authorities, and deletes its key."""
 
 class CertificateServiceServicer(metaclass=_abc_1.ABCMeta):
     """Client certificates, and identities that are blocked (docs/security.md)."""
@@ -114,5 +126,29 @@ class CertificateServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_certificate_service_pb2.UnblockIdentityResponse, _abc.Awaitable[_certificate_service_pb2.UnblockIdentityResponse]]:
         """Ends a block."""
+
+    @_abc_1.abstractmethod
+    def ListAuthorities(
+        self,
+        request: _certificate_service_pb2.ListAuthoritiesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_certificate_service_pb2.ListAuthoritiesResponse, _abc.Awaitable[_certificate_service_pb2.ListAuthoritiesResponse]]:
+        """The authorities of the coordinator, the oldest first."""
+
+    @_abc_1.abstractmethod
+    def RotateAuthority(
+        self,
+        request: _certificate_service_pb2.RotateAuthorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_certificate_service_pb2.RotateAuthorityResponse, _abc.Awaitable[_certificate_service_pb2.RotateAuthorityResponse]]:
+        """Adds a second authority, which signs client certificates from now on. Both are trusted."""
+
+    @_abc_1.abstractmethod
+    def RetireAuthority(
+        self,
+        request: _certificate_service_pb2.RetireAuthorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_certificate_service_pb2.RetireAuthorityResponse, _abc.Awaitable[_certificate_service_pb2.RetireAuthorityResponse]]:
+        """Ends the trust in one of two authorities, and deletes its key."""
 
 def add_CertificateServiceServicer_to_server(servicer: CertificateServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -193,6 +193,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """There is no certificate with this serial number, or no block of this identity."""
     ERROR_REASON_TOO_MANY_BLOCKS: _ErrorReason.ValueType  # 81
     """As many identities are blocked as can be."""
+    ERROR_REASON_AUTHORITY_IN_USE: _ErrorReason.ValueType  # 82
+    """The authority can't be retired, since valid certificates of it are left or it is the only one. Or there are two
+    authorities already.
+    """
     ERROR_REASON_JOIN_REFUSED: _ErrorReason.ValueType  # 91
     """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
     ERROR_REASON_TOO_MANY_JOIN_TOKENS: _ErrorReason.ValueType  # 92
@@ -384,6 +388,10 @@ ERROR_REASON_UNKNOWN_CERTIFICATE: ErrorReason.ValueType  # 80
 """There is no certificate with this serial number, or no block of this identity."""
 ERROR_REASON_TOO_MANY_BLOCKS: ErrorReason.ValueType  # 81
 """As many identities are blocked as can be."""
+ERROR_REASON_AUTHORITY_IN_USE: ErrorReason.ValueType  # 82
+"""The authority can't be retired, since valid certificates of it are left or it is the only one. Or there are two
+authorities already.
+"""
 ERROR_REASON_JOIN_REFUSED: ErrorReason.ValueType  # 91
 """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
 ERROR_REASON_TOO_MANY_JOIN_TOKENS: ErrorReason.ValueType  # 92

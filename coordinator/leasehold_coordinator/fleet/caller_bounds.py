@@ -1,0 +1,177 @@
+"""The bounds of one caller: requests and bytes per second, streams, and unfinished commands.
+
+A caller is an identity, on whatever hosts it calls. A call on behalf of a user counts for both. A call that
+proves no identity counts for its address. The Unix user of the coordinator and root have no bounds of their
+own: they could stop the coordinator anyway, and must be able to act during a flood.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, final
+
+from leasehold.v1 import errors_pb2
+
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.core.allowance import Allowance
+from leasehold_coordinator.errors import FleetError
+
+COMMAND_LIMIT: Final = 1_000
+
+BURST_S: Final = 4.0
+"""A caller that was idle may use its rates of so many seconds at once."""
+
+KEY_LIMIT: Final = 4_096
+"""Callers that are counted apart. All further callers share one allowance."""
+
+SWEEP_S: Final = 1.0
+"""Least time between two sweeps of idle callers."""
+
+_OTHERS: Final = "other callers"
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimits:
+    """The bounds of each caller.
+
+    Attributes:
+        requests_per_s: Requests per second.
+        bytes_per_s: Bytes of requests per second.
+        streams: Response streams at once, such as watches.
+        commands: Unfinished commands.
+    """
+
+    requests_per_s: float = 50.0
+    bytes_per_s: float = 4 * 2.0**20
+    streams: int = 64
+    commands: int = COMMAND_LIMIT
+
+
+@final
+class CallerBounds:
+    """The recent requests and the streams of each caller.
+
+    Args:
+        limits: The bounds.
+    """
+
+    def __init__(self, limits: CallerLimits) -> None:
+        self.limits = limits
+        self._requests = _Allowances(limits.requests_per_s)
+        self._bytes = _Allowances(limits.bytes_per_s)
+        self._unknown = _Allowances(limits.requests_per_s)
+        """By address. Nobody can use up the places of identities."""
+        self._streams: Counter[str] = Counter()
+
+    def admit(self, caller: Caller) -> None:
+        """Counts a request of an identity, before its message is read.
+
+        Raises:
+            FleetError: TOO_MANY_CALLS, with the bound and when to try again.
+        """
+        if not caller.is_local_admin:
+            self._admit(str(caller.identity))
+
+    def admit_user(self, caller: Caller) -> None:
+        """Counts a request for the user on whose behalf it is made, if there is one.
+
+        Raises:
+            FleetError: As :meth:`admit`.
+        """
+        if caller.on_behalf_of is not None:
+            self._admit(str(caller.on_behalf_of))
+
+    def admit_unknown(self, address: str) -> None:
+        """Counts a request without an identity.
+
+        Raises:
+            FleetError: As :meth:`admit`.
+        """
+        self._admit_request(self._unknown, address)
+
+    def _admit(self, key: str) -> None:
+        now = time.monotonic()
+        if wait_s := self._bytes.of(key, now).take(0, now):
+            rate = f"{self.limits.bytes_per_s:g} bytes per second"
+            raise _too_many(key, "caller_bytes_per_s", rate, wait_s)
+        self._admit_request(self._requests, key)
+
+    def _admit_request(self, allowances: "_Allowances", key: str) -> None:
+        now = time.monotonic()
+        if wait_s := allowances.of(key, now).take(1, now):
+            rate = f"{self.limits.requests_per_s:g} requests per second"
+            raise _too_many(key, "caller_requests_per_s", rate, wait_s)
+
+    def charge(self, caller: Caller, size_bytes: int) -> None:
+        """Counts the bytes of a request that was read. A caller with a debt is not admitted."""
+        now = time.monotonic()
+        for key in _keys(caller):
+            self._bytes.of(key, now).charge(size_bytes, now)
+
+    def open_stream(self, caller: Caller) -> Callable[[], None]:
+        """Counts a response stream. The returned function ends the count.
+
+        Raises:
+            FleetError: TOO_MANY_CALLS.
+        """
+        keys = list(_keys(caller))
+        for key in keys:
+            if self._streams[key] >= self.limits.streams:
+                raise FleetError(
+                    errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
+                    f"{key} has {self._streams[key]} streams, and one caller may have {self.limits.streams}: "
+                    "end some of them",
+                    bound="caller_streams",
+                )
+        self._streams.update(keys)
+
+        def leave() -> None:
+            for key in keys:
+                self._streams[key] -= 1
+                if not self._streams[key]:
+                    del self._streams[key]
+
+        return leave
+
+
+def _keys(caller: Caller) -> Iterator[str]:
+    """What a call counts for."""
+    if not caller.is_local_admin:
+        yield str(caller.identity)
+    if caller.on_behalf_of is not None:
+        yield str(caller.on_behalf_of)
+
+
+def _too_many(key: str, bound: str, rate: str, wait_s: float) -> FleetError:
+    return FleetError(
+        errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
+        f"{key} is above {rate}, the bound {bound} of one caller: try again in {wait_s:.2f} s",
+        retry_after_s=wait_s,
+        bound=bound,
+    )
+
+
+@final
+class _Allowances:
+    """An allowance for each caller. An idle caller has a full one, which is not kept."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._by_key: dict[str, Allowance] = {}
+        self._swept_s = 0.0
+
+    def of(self, key: str, now: float) -> Allowance:
+        """The allowance of a caller."""
+        if key not in self._by_key and len(self._by_key) >= KEY_LIMIT:
+            self._sweep(now)
+            if len(self._by_key) >= KEY_LIMIT:
+                key = _OTHERS
+        if key not in self._by_key:
+            self._by_key[key] = Allowance(self._per_s, self._per_s * BURST_S)
+        return self._by_key[key]
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept_s >= SWEEP_S:
+            self._swept_s = now
+            self._by_key = {key: one for key, one in self._by_key.items() if not one.is_full(now)}

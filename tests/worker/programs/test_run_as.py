@@ -71,7 +71,7 @@ async def test_the_same_name_is_for_users_and_on_loopback_for_logins(monkeypatch
     monkeypatch.setattr(run_as, "find_account", lambda name: Account(2001, 2001, (2001,), name))
     assert (await account("same-name", "user/alice")) == Account(2001, 2001, (2001,), "alice")
     assert (await account("same-name", "local/alice", on_loopback=True)) is not None
-    for owner in ("local/alice", "service/alice", ""):
+    for owner in ("local/alice", "service/alice", "", "user/", "user/2001:999", "user/a/b", "user/alice\n"):
         await refusal("same-name", owner)
     await refusal("same-name", "service/alice", on_loopback=True)
 

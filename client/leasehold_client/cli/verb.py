@@ -70,6 +70,14 @@ context_option = click.option(
     envvar="LEASEHOLD_CONTEXT",
     help="Context with a client certificate.  [default: without --coordinator, the current one]",
 )
+as_option = click.option(
+    "--as",
+    "on_behalf_of",
+    default="",
+    metavar="user/NAME",
+    envvar="LEASEHOLD_AS",
+    help="User for whom a service acts.  [default: the caller itself]",
+)
 output_option = click.option(
     "-o",
     "--output",
@@ -190,9 +198,14 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
 
     @coordinator_option
     @context_option
+    @as_option
     @wraps(function)
     def call(
-        coordinator: str | None, context: str | None, *positional: Arguments.args, **named: Arguments.kwargs
+        coordinator: str | None,
+        context: str | None,
+        on_behalf_of: str,
+        *positional: Arguments.args,
+        **named: Arguments.kwargs,
     ) -> None:
         from leasehold_client.cli.lookups import with_short_names
         from leasehold_client.coordinator.client import Client
@@ -203,7 +216,7 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
             default = found.coordinator if found is not None else None
             address = parse_address(coordinator or default or configured_coordinator())
             name = found.name if found is not None else None
-            with Client(address, _announced(address), name) as client:
+            with Client(address, _announced(address), name, on_behalf_of) as client:
                 try:
                     function(client, *positional, **named)
                 except LeaseholdError as error:

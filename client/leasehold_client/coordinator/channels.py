@@ -19,7 +19,7 @@ from leasehold_client.config import (
     credentials_directory,
     require_trusted,
 )
-from leasehold_client.coordinator.token_interceptor import TokenInterceptor
+from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.errors import NoCoordinatorError, UsageError
 
 AUTHORITY_FILE: Final = "ca.pem"
@@ -61,7 +61,7 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
         channel = grpc.insecure_channel(address.removeprefix(INSECURE_SCHEME), options=options)
     else:
         channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
-    return grpc.intercept_channel(channel, TokenInterceptor(lambda: token))
+    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token}"))
 
 
 def _open_for_token(
@@ -89,7 +89,7 @@ def _open_for_token(
 
     token()  # the first call would tell it later
     channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
-    return grpc.intercept_channel(channel, TokenInterceptor(token))
+    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token()}"))
 
 
 def _authority(path: Path, address: str) -> bytes:

@@ -49,6 +49,7 @@ class Client(WorkerChanges, AccessChanges):
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
             or the current context.
+        on_behalf_of: The user for whom a service acts, such as ``user/alice``. Empty: the caller itself.
     """
 
     def run(

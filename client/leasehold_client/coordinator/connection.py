@@ -10,6 +10,7 @@ import grpc
 
 from leasehold_client.contexts import Context
 from leasehold_client.coordinator.channels import open_channel
+from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
 from leasehold_client.coordinator.tls_failures import explain, explain_closed
@@ -17,6 +18,9 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_e
 
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of most calls."""
+
+ON_BEHALF_OF_KEY: Final = "leasehold-on-behalf-of"
+"""Metadata of a call with the user for whom a service acts."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 PAGE_SIZE: Final = 1000
@@ -59,6 +63,7 @@ class Connection:
         address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: The client certificate. None: a token, or the user of a socket.
+        on_behalf_of: The user for whom a service acts, such as ``user/alice``. Empty: the caller itself.
 
     Raises:
         LeaseholdError: There are no credentials for the coordinator.
@@ -69,6 +74,7 @@ class Connection:
         address: str,
         on_wait: Callable[[LeaseholdError], None] = lambda error: None,
         context: Context | None = None,
+        on_behalf_of: str = "",
     ) -> None:
         self.address = address
         self._on_wait = on_wait
@@ -77,6 +83,9 @@ class Connection:
             self.channel = RenewingChannel(context, address, OPTIONS)
         else:
             self.channel = repeat(partial(open_channel, address, OPTIONS), on_wait)
+        if on_behalf_of:
+            header = HeaderInterceptor(ON_BEHALF_OF_KEY, lambda: on_behalf_of)
+            self.channel = grpc.intercept_channel(self.channel, header)
 
     def close(self) -> None:
         """Closes the channel within a second, even if gRPC hangs.

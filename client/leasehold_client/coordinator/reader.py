@@ -58,6 +58,7 @@ class Reader:
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
             or the current context.
+        on_behalf_of: The user for whom a service acts, such as ``user/alice``. Empty: the caller itself.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class Reader:
         address: str | None = None,
         on_wait: Callable[[LeaseholdError], None] = lambda error: None,
         context: str | None = None,
+        on_behalf_of: str = "",
     ) -> None:
         found = find_context(context, address)
         self.address = address or (found.coordinator if found is not None else default_coordinator())
-        self._connection = Connection(self.address, on_wait, found)
+        self._connection = Connection(self.address, on_wait, found, on_behalf_of)
         channel = self._connection.channel
         self._fleet = FleetServiceStub(channel)
         self._workloads = WorkloadServiceStub(channel)

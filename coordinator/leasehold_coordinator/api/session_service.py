@@ -34,6 +34,7 @@ from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_entries import CONNECT
 from leasehold_coordinator.fleet.authority_changes import tell_authorities
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -81,9 +82,6 @@ STORAGE_PAUSE_S: Final = (2.0, 6.0)
 TAKEOVER_WAIT_S: Final = 2.0
 """How long a new instance of a worker waits for the stream of a killed instance to end."""
 
-CONNECT: Final = "/leasehold.worker.v1.SessionService/Connect"
-"""The method, in the audit."""
-
 Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
 
@@ -110,7 +108,7 @@ class SessionService(SessionServiceServicer):
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
             with self._hellos.entered(host_of(context.peer())):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
-            session.is_encrypted = is_encrypted(context)
+            session.address, session.is_encrypted = host_of(context.peer()), is_encrypted(context)
             self._check(session.hello)
             if caller is None:
                 caller = self._authentication.token_worker(context, session.hello.name)
@@ -225,7 +223,7 @@ class SessionService(SessionServiceServicer):
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
             older.end(session_pb2.GOODBYE_REASON_SUPERSEDED)
-        await fleet.save_worker(hello, session.epoch, robbed, binding)
+        await fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(session, hello.workloads)
@@ -378,7 +376,7 @@ class SessionService(SessionServiceServicer):
         self._fleet.registry.check_unique(hello, time.monotonic())
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
-        await self._fleet.save_worker(hello, session.epoch, robbed, binding)
+        await self._fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
 

@@ -53,6 +53,24 @@ def test_whoami(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     assert leasehold("whoami").stdout == "local/ann: no role\n"
 
 
+def test_a_service_acts_for_a_user(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    answer = access_service_pb2.WhoAmIResponse(
+        identity="service/batch", role=access_service_pb2.ROLE_USER, on_behalf_of="user/ann"
+    )
+    sent: list[dict[str, str | bytes]] = []
+
+    def who_am_i(
+        request: access_service_pb2.WhoAmIRequest, context: grpc.ServicerContext
+    ) -> access_service_pb2.WhoAmIResponse:
+        sent.append(dict(context.invocation_metadata()))
+        return answer
+
+    scripted.answers["WhoAmI"] = who_am_i
+    assert leasehold("whoami", "--as", "user/ann").stdout == "service/batch on behalf of user/ann: user\n"
+    leasehold("whoami")
+    assert [one.get("leasehold-on-behalf-of") for one in sent] == ["user/ann", None]
+
+
 def test_a_refusal_names_the_remedy(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     scripted.answers["ListBindings"] = lambda request, context: refuse(
         context, grpc.StatusCode.PERMISSION_DENIED, "NOT_PERMITTED", "local/ann has no role: ask an admin"

@@ -109,12 +109,15 @@ class World:
             members=(),
             gpus=(),
             host=facts,
+            owner="user/ann",
         )
         return store.publish(partial, subject, lambda _: None, lambda: None).manifest.image_id
 
     def saved(self, workload_id: str, size: int = 10, worker_id: str = HERE) -> str:
         kernel = Kernel(kernel_id="k", kind="test", version=1)
-        with ApplicationStore(self.root, worker_id).begin(workload_id, workload_id, kernel) as writer:
+        with ApplicationStore(self.root, worker_id).begin(
+            workload_id, workload_id, kernel, "user/ann"
+        ) as writer:
             writer.write(b"x" * size)
             return writer.commit({"step": "7"}).checkpoint_id
 
@@ -311,6 +314,7 @@ def test_what_another_worker_made_is_listed_and_deleted_by_force_only(world: Wor
     disk = world.disk(limit=4 * MIB)
     owners = {each.checkpoint_id: each.owner_worker_id for each in disk.checkpoints()}
     assert owners == {image: "worker-there", saved: "worker-there", nobodys: ""}
+    assert {each.owner for each in disk.checkpoints()} == {"user/ann"}
     for one in (image, saved):
         with pytest.raises(OperationError, match="belongs to worker worker-there") as refused:
             disk.delete([nobodys, one], force=False)

@@ -170,7 +170,9 @@ class _Exchange:
     async def write(self, available_bytes: int, room: DiskReservation | None) -> StoredCheckpoint:
         """Writes the save of an application, all or nothing."""
         workload = self.kernel.workload
-        begin = partial(self.store.begin, workload.workload_id, workload.name, self.kernel.facts)
+        begin = partial(
+            self.store.begin, workload.workload_id, workload.name, self.kernel.facts, workload.owner
+        )
         writer = await trio.to_thread.run_sync(begin)
         try:
             self.progress("checkpoint", 0)

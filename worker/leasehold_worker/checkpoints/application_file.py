@@ -55,6 +55,7 @@ class ApplicationWriter:
         workload_id: The workload.
         workload_name: Its name.
         kernel: The application.
+        owner: Owner of the workload. Empty: unknown.
         worker_id: The worker that writes it.
         path: The file, without its final name.
         descriptor: The same, open and locked.
@@ -65,6 +66,7 @@ class ApplicationWriter:
         workload_id: str,
         workload_name: str,
         kernel: Kernel,
+        owner: str,
         worker_id: str,
         path: Path,
         descriptor: int,
@@ -74,6 +76,7 @@ class ApplicationWriter:
         self._workload_id = workload_id
         self._workload_name = workload_name
         self._kernel = kernel
+        self._owner = owner
         self._worker_id = worker_id
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
@@ -118,6 +121,7 @@ class ApplicationWriter:
             sha256=self._digest.hexdigest(),
             custom=dict(custom),
             worker_id=self._worker_id,
+            owner=self._owner,
         )
         final_path = self.path.with_suffix(SUFFIX)
         with disk_errors(self.path.parent):

@@ -61,6 +61,7 @@ class ApplicationHeader(msgspec.Struct, frozen=True, kw_only=True):
         sha256: Digest of the payload, in hexadecimal.
         custom: Custom entries of the application.
         worker_id: Worker that wrote it. Empty: an older release wrote it.
+        owner: Owner of the workload. Empty: unknown.
     """
 
     checkpoint_id: str
@@ -74,6 +75,7 @@ class ApplicationHeader(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     custom: dict[str, str]
     worker_id: str = ""
+    owner: str = ""
 
     @property
     def kernel(self) -> Kernel:

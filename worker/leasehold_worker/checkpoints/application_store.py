@@ -67,7 +67,9 @@ class ApplicationStore:
                 folder = folder.parent
             return disk_space(folder)
 
-    def begin(self, workload_id: str, workload_name: str, kernel: Kernel) -> ApplicationWriter:
+    def begin(
+        self, workload_id: str, workload_name: str, kernel: Kernel, owner: str = ""
+    ) -> ApplicationWriter:
         """Begins a checkpoint. While it is being written, it is locked against :meth:`sweep`.
 
         Raises:
@@ -81,7 +83,7 @@ class ApplicationStore:
         with disk_errors(folder):
             descriptor = make_inside(folder, lambda: os.open(path, flags, _FILE_MODE))
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return ApplicationWriter(workload_id, workload_name, kernel, self._worker_id, path, descriptor)
+        return ApplicationWriter(workload_id, workload_name, kernel, owner, self._worker_id, path, descriptor)
 
     def scan(self, workload_id: str) -> list[StoredCheckpoint | DamagedCheckpoint]:
         """All checkpoints of a workload, newest first, by their numbers."""

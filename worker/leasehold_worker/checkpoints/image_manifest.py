@@ -104,6 +104,7 @@ class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
         members: The processes that use CUDA.
         gpus: Its GPUs, in the workload's order.
         host: Its host.
+        owner: The owner of the workload. Empty: unknown.
     """
 
     workload_id: Text
@@ -113,6 +114,7 @@ class ImageSubject(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[ImageProcess, ...]
     gpus: tuple[ImageGpu, ...]
     host: HostFacts
+    owner: Text = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

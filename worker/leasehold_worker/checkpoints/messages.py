@@ -34,6 +34,7 @@ def of_image(image: StoredImage | DamagedCheckpoint, in_use: Container[str]) -> 
         size_bytes=manifest.size_bytes,
         in_use=manifest.image_id in in_use,
         owner_worker_id=manifest.subject.host.worker_id,
+        owner=manifest.subject.owner,
     )
 
 
@@ -53,6 +54,7 @@ def of_envelope(saved: StoredCheckpoint | DamagedCheckpoint, in_use: Container[s
         in_use=header.checkpoint_id in in_use,
         custom=header.custom,
         owner_worker_id=header.worker_id,
+        owner=header.owner,
     )
 
 

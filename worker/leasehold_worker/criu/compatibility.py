@@ -50,6 +50,7 @@ class ImageHost:
                 for gpu_uuid in home
             ),
             host=self._facts(criu),
+            owner=workload.owner,
         )
 
     def check(self, manifest: Manifest, criu: CriuFacts) -> None:

@@ -102,41 +102,53 @@ def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uui
     Raises:
         StartError: The coordinator refused or does not answer, or the answer can't be stored.
     """
+    try:
+        enrolment = _join(ticket, state_directory, f"{WORKER_KIND}/{name}", gpu_uuids)
+    except RefusedError as error:
+        raise StartError(f"{WORKER_KIND}/{name} can't join: {error}") from None
+    except OSError as error:
+        raise StartError(
+            f"the certificate can't be stored ({error.strerror}): check the state directory's disk"
+        ) from error
+    logger.info("joined as %s; the certificate is in the state directory", enrolment.identity)
+
+
+def _join(
+    ticket: JoinTicket, state_directory: StateDirectory, identity: str, gpu_uuids: Sequence[str]
+) -> Enrolment:
+    """Joins as an identity, and returns what is stored then.
+
+    Raises:
+        RefusedError: The coordinator refused or does not answer.
+        OSError: The key or the certificate can't be stored.
+    """
     digest = hashlib.sha256(ticket.secret).hexdigest()
     enrolment = state_directory.enrolment() or Enrolment()
     if enrolment.ticket_digest == digest:
-        logger.info("joined as %s before: the join token is not used again", enrolment.identity)
-        return
+        return enrolment
     if enrolment.next_ticket != digest:
         enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket=digest)
     request = JoinRequest(
         secret=ticket.secret,
-        identity=f"{WORKER_KIND}/{name}",
+        identity=identity,
         csr=signing_request(enrolment.next_key),
         worker_id=state_directory.worker_id(),
         gpu_uuids=gpu_uuids,
         last_epoch=state_directory.last_epoch(),
     )
-    authorities = as_pem(ticket.ca_certificates)
-    credentials = grpc.ssl_channel_credentials(authorities.encode())
-    try:
-        state_directory.save_enrolment(enrolment)
-        with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
-            response = _call(
-                lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S), ticket.address
-            )
-        joined = msgspec.structs.replace(
-            _with_certificate(enrolment, response.certificate),
-            identity=request.identity,
-            coordinator=response.coordinator,
-            ticket_digest=digest,
-        )
-        state_directory.save_enrolment(joined)
-    except RefusedError as error:
-        raise StartError(f"{request.identity} can't join: {error}") from None
-    except OSError as error:
-        raise StartError(f"the certificate can't be stored ({error.strerror}): check the disk") from error
-    logger.info("joined as %s; the certificate is in the state directory", joined.identity)
+    state_directory.save_enrolment(enrolment)
+    credentials = grpc.ssl_channel_credentials(as_pem(ticket.ca_certificates).encode())
+    with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
+        stub = JoinServiceStub(channel)
+        response = _call(lambda: stub.Join(request, timeout=CALL_TIMEOUT_S), ticket.address)
+    joined = msgspec.structs.replace(
+        _with_certificate(enrolment, response.certificate),
+        identity=identity,
+        coordinator=response.coordinator,
+        ticket_digest=digest,
+    )
+    state_directory.save_enrolment(joined)
+    return joined
 
 
 def renew(state_directory: StateDirectory, coordinator: str) -> None:

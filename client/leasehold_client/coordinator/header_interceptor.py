@@ -1,4 +1,4 @@
-"""Adds a token to each call. gRPC's own call credentials start a thread for each call."""
+"""Adds a header to each call. gRPC's own call credentials start a thread for each call."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
@@ -18,33 +18,35 @@ class _CallDetails(NamedTuple):
 
 
 @final
-class TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Sends ``authorization: Bearer …`` with each call.
+class HeaderInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Sends a header with each call.
 
     Args:
-        token: Returns the token. It is called for each call, since another program may replace the token.
+        key: The name of the header.
+        value: Returns the value. It is called for each call, since another program may replace a token.
     """
 
-    def __init__(self, token: Callable[[], str]) -> None:
-        self._token = token
+    def __init__(self, key: str, value: Callable[[], str]) -> None:
+        self._key = key
+        self._value = value
 
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: object
     ) -> Any:
-        """Makes a call with the token."""
-        return continuation(self._with_token(client_call_details), request)
+        """Makes a call with the header."""
+        return continuation(self._with_header(client_call_details), request)
 
     def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: object
     ) -> Any:
-        """Opens a stream with the token."""
-        return continuation(self._with_token(client_call_details), request)
+        """Opens a stream with the header."""
+        return continuation(self._with_header(client_call_details), request)
 
-    def _with_token(self, details: grpc.ClientCallDetails) -> Any:
+    def _with_header(self, details: grpc.ClientCallDetails) -> Any:
         return _CallDetails(
             details.method,
             details.timeout,
-            [*(details.metadata or ()), ("authorization", f"Bearer {self._token()}")],
+            [*(details.metadata or ()), (self._key, self._value())],
             details.credentials,
             details.wait_for_ready,
             details.compression,

@@ -49,7 +49,7 @@ def _read(source: str, limit: int) -> str:
     """
     try:
         if source == "-":
-            return sys.stdin.read(limit)
+            return sys.stdin.readline(limit)
         with open(source, encoding="ascii", errors="replace") as file:
             return file.read(limit)
     except (OSError, UnicodeDecodeError) as error:

@@ -135,7 +135,7 @@ class Border(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             work, parse = _both_ways(handler), handler.request_deserializer
         else:
-            work, parse = _one_request(method, handler, self._bounds), _parser(handler)
+            work, parse = _one_request(method, handler, self._bounds, self._check_again), _parser(handler)
         places, streams = self._places(method, handler), handler.response_streaming
 
         async def serve(requests: object, context: Context) -> object:
@@ -181,6 +181,16 @@ class Border(grpc.aio.ServerInterceptor):
             request_deserializer=parse,
             response_serializer=handler.response_serializer,
         )
+
+    def _check_again(self, method: str) -> None:
+        """Refuses a caller that lost the permission, or was blocked, before its request arrived.
+
+        Raises:
+            FleetError: NOT_PERMITTED or UNAUTHENTICATED.
+        """
+        caller = require_caller()
+        self._authentication.calls.require(caller)
+        note_caller(self._authorization.authorize_again(method, caller))
 
     def _bounded(self, refusal: FleetError, address: str) -> FleetError:
         """The refusal of a call without an identity, or that of an address with too many such calls."""
@@ -231,11 +241,14 @@ async def _admitted(requests: Any, caller: Caller, bounds: CallerBounds) -> Asyn
         yield request
 
 
-def _one_request(method: str, handler: Handler, bounds: CallerBounds) -> Work:
+def _one_request(
+    method: str, handler: Handler, bounds: CallerBounds, check_again: Callable[[str], None]
+) -> Work:
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def work(_: object, context: Context) -> object:
         request = await _read(context, bounds)
+        check_again(method)
         if isinstance(request, Message):
             note_request(method, request)
         responses = respond(request, context)

@@ -79,15 +79,15 @@ def test_a_certificate_takes_no_worker_that_has_another_name() -> None:
 def test_a_worker_can_not_claim_gpus_without_end() -> None:
     bindings, registry = WorkerBindings(), Registry(5.0, 0.0)
 
-    def claim_256(round: int) -> int:
-        invented = [f"GPU-{round}-{number}" for number in range(256)]
+    def claim_256(turn: int) -> int:
+        invented = [f"GPU-{turn}-{number}" for number in range(256)]
         claimed = hello("alpha", "worker-alpha", *invented)
         bound = find_binding(bindings, registry, claimed, is_certified=True, is_restored=False)
         assert bound is not None
         bindings.put(bound)
         return len(bound.gpu_uuids)
 
-    assert [claim_256(round) for round in range(4)] == [256, 512, 768, BOUND_GPU_LIMIT]
+    assert [claim_256(turn) for turn in range(4)] == [256, 512, 768, BOUND_GPU_LIMIT]
     with pytest.raises(FleetError, match="of at most 1024") as refusal:
         claim_256(4)
     assert refusal.value.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION

@@ -29,12 +29,13 @@ from leasehold_coordinator import __version__
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
-from leasehold_coordinator.api.rpc_errors import abort
+from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import CONNECT
+from leasehold_coordinator.fleet.authority_changes import tell_authorities
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
@@ -43,7 +44,7 @@ from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=6)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=7)
 STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
@@ -216,6 +217,8 @@ class SessionService(SessionServiceServicer):
         session.known.is_encrypted = session.is_encrypted
         # The welcome is queued before any other frame, and sent once the rest of this method is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
+        if len(self._authentication.certificates.authorities.members) > 1:
+            tell_authorities(self._authentication.certificates, session)
         fleet.sessions[hello.worker_id] = session
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
@@ -322,6 +325,11 @@ class SessionService(SessionServiceServicer):
                 session.answer_plan(frame.plan_answer)
             case "checkpoint_answer":
                 session.answer_checkpoints(frame.checkpoint_answer)
+            case "authorities_stored":
+                if session.is_certified and session.identity is not None:
+                    self._authentication.certificates.confirm(
+                        session.identity, frozenset(frame.authorities_stored.serials)
+                    )
             case "goodbye":
                 session.left = True
                 logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_ALLOWED
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.worker.v1.session_pb2 import ConnectRequest
@@ -138,6 +139,15 @@ def test_a_binding_adds_to_the_claim(issuer: Issuer) -> None:
     with Client(issuer.coordinator.address) as admin:
         admin.grant("viewer", "user/oidc-bob")
     issuer.list_workers(f"Bearer {bob}")
+
+
+def test_each_new_token_is_a_login_in_the_audit(issuer: Issuer) -> None:
+    token = issuer.token(email="newcomer", groups="gpu-users")
+    for _ in range(2):
+        issuer.list_workers(f"Bearer {token}")
+    with Client(issuer.coordinator.address) as admin:
+        (login,) = admin.audit_entries(filter="method = login AND identity:newcomer")
+    assert (login.outcome, login.count) == (AUDIT_OUTCOME_ALLOWED, 1)
 
 
 @pytest.mark.parametrize("key_id", ["rs", "ps", "es", "ed"])

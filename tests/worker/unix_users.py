@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,41 +89,50 @@ def user_worker(
     """A worker of a user of its own, with exactly these capabilities."""
     if not is_readable():
         pytest.skip("other users can't read this checkout and its interpreter")
-    open_to_others(folder)
-    started = UserWorker(coordinator, folder, share(host, folder), settings, capabilities)
+    started = UserWorker(coordinator.address, folder, share(host, folder), settings, capabilities)
+    started.next_session = coordinator.next_session
     try:
         started.start()
         yield started
         started.stop()
     finally:
-        if started.process.poll() is None:
-            started.process.kill()
-            started.process.wait(timeout=30)
-        end_leftovers(started.state)
+        started.clean_up()
 
 
 class UserWorker:
-    """The worker's process, and its state directory."""
+    """The worker's process, and its state directory.
+
+    Attributes:
+        state: The state directory.
+        log: The file of its log.
+        process: The process.
+        session: Its last session with a scripted coordinator.
+    """
+
+    process: subprocess.Popen[bytes]
+    session: Session
 
     def __init__(
         self,
-        coordinator: ScriptedCoordinator,
+        address: str,
         folder: Path,
         variables: dict[str, str],
         settings: str,
-        capabilities: tuple[str, ...],
+        capabilities: tuple[str, ...] = CAPABILITIES,
     ) -> None:
+        open_to_others(folder)
+        self.next_session: Callable[[], Session] | None = None
+        """Waits for the session of a started worker. None: the test waits in its own way."""
         self.state = folder / "state"
         self.state.mkdir()
         os.chown(self.state, WORKER_UID, WORKER_UID)
         self.log = folder / "worker.log"
         config = folder / "worker.toml"
         config.write_text(settings)
-        self._coordinator = coordinator
         self._command = [
             *as_user(WORKER_UID, *capabilities),
             *(sys.executable, "-c", "from leasehold_worker.agent.cli import command; command()"),
-            f"--coordinator={coordinator.address}",
+            f"--coordinator={address}",
             f"--state-dir={self.state}",
             f"--credentials={give_credentials(folder, WORKER_UID)}",
             f"--config={config}",
@@ -132,11 +141,13 @@ class UserWorker:
         ]
         self._variables = {**os.environ, **variables, "HOME": str(self.state)}
 
-    def start(self) -> None:
-        """Starts the worker, and waits for its session."""
+    def start(self, crash_point: str = "") -> None:
+        """Starts the worker, which is killed at a crash point, and waits for its session."""
+        variables = {**self._variables, "LEASEHOLD_CRASH_POINT": crash_point}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, env=self._variables, stdout=log, stderr=log)
-        self.session: Session = self._coordinator.next_session()
+            self.process = subprocess.Popen(self._command, env=variables, stdout=log, stderr=log)
+        if self.next_session is not None:
+            self.session = self.next_session()
 
     def stop(self) -> None:
         """Ends the worker. Its workloads continue."""
@@ -149,3 +160,10 @@ class UserWorker:
             self.process.kill()
         self.process.wait(timeout=30)
         self.start()
+
+    def clean_up(self) -> None:
+        """Kills the worker and its workloads."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=30)
+        end_leftovers(self.state)

@@ -29,11 +29,13 @@ from leasehold_coordinator import __version__
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
-from leasehold_coordinator.api.rpc_errors import abort
+from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_entries import CONNECT
+from leasehold_coordinator.fleet.authority_changes import tell_authorities
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.frame_rules import check_leases, check_workload_of
@@ -43,7 +45,7 @@ from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=6)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=7)
 STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
@@ -81,9 +83,6 @@ STORAGE_PAUSE_S: Final = (2.0, 6.0)
 TAKEOVER_WAIT_S: Final = 2.0
 """How long a new instance of a worker waits for the stream of a killed instance to end."""
 
-CONNECT: Final = "/leasehold.worker.v1.SessionService/Connect"
-"""The method, in the audit."""
-
 Context = grpc.aio.ServicerContext[ConnectRequest, ConnectResponse]
 
 
@@ -110,7 +109,7 @@ class SessionService(SessionServiceServicer):
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
             with self._hellos.entered(host_of(context.peer())):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
-            session.is_encrypted = is_encrypted(context)
+            session.address, session.is_encrypted = host_of(context.peer()), is_encrypted(context)
             self._check(session.hello)
             if caller is None:
                 caller = self._authentication.token_worker(context, session.hello.name)
@@ -220,11 +219,13 @@ class SessionService(SessionServiceServicer):
         session.known.is_encrypted = session.is_encrypted
         # The welcome is queued before any other frame, and sent once the rest of this method is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
+        if len(self._authentication.certificates.authorities.members) > 1:
+            tell_authorities(self._authentication.certificates, session)
         fleet.sessions[hello.worker_id] = session
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
             older.end(session_pb2.GOODBYE_REASON_SUPERSEDED)
-        await fleet.save_worker(hello, session.epoch, robbed, binding)
+        await fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         crash_point("epoch-stored")
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(session, hello.workloads)
@@ -326,6 +327,11 @@ class SessionService(SessionServiceServicer):
                 session.answer_plan(frame.plan_answer)
             case "checkpoint_answer":
                 session.answer_checkpoints(frame.checkpoint_answer)
+            case "authorities_stored":
+                if session.is_certified and session.identity is not None:
+                    self._authentication.certificates.confirm(
+                        session.identity, frozenset(frame.authorities_stored.serials)
+                    )
             case "goodbye":
                 session.left = True
                 logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)
@@ -374,7 +380,7 @@ class SessionService(SessionServiceServicer):
         _check_own(self._fleet, hello)
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
-        await self._fleet.save_worker(hello, session.epoch, robbed, binding)
+        await self._fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
 

@@ -18,6 +18,7 @@ from leasehold_coordinator.access.key_source import KeySource
 from leasehold_coordinator.access.local_tokens import SCHEME
 from leasehold_coordinator.api.authentication import authorization, is_encrypted, refuse
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.callers import host_of
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 
@@ -35,10 +36,14 @@ class TokenAuthentication:
         settings: Which tokens are accepted.
         source: The keys of the issuer.
         calls: The calls under way.
+        audit: Told of each token that is new.
     """
 
-    def __init__(self, settings: OidcSettings, source: KeySource, calls: LiveCalls) -> None:
+    def __init__(
+        self, settings: OidcSettings, source: KeySource, calls: LiveCalls, audit: AuditRefusals
+    ) -> None:
         self.calls = calls
+        self._audit = audit
         self._settings = settings
         self._source = source
         self._verified: dict[bytes, TokenUser] = {}
@@ -60,21 +65,29 @@ class TokenAuthentication:
                 "the call has no token, or several: send a token of the OpenID Connect issuer as metadata "
                 "`authorization: Bearer …`; `leasehold` takes it from the file LEASEHOLD_TOKEN_FILE"
             )
-        user = self._user(headers[0].removeprefix(SCHEME))
-        return Caller(
+        user, is_new = self._user(headers[0].removeprefix(SCHEME))
+        caller = Caller(
             user.identity,
             host_of(context.peer()),
             claimed_role=user.role,
             expire_time=user.expire_time,
         )
+        if is_new:
+            self._audit.note_login(caller)
+        return caller
 
-    def _user(self, token: str) -> TokenUser:
+    def _user(self, token: str) -> tuple[TokenUser, bool]:
+        """The user of a token, and whether the token is new.
+
+        Raises:
+            FleetError: As :meth:`client`.
+        """
         if self._keys is not self._source.keys:
             self._keys = self._source.keys
             self._verified.clear()  # a removed key verifies no token any more
         digest = hashlib.sha256(token.encode()).digest()
         if (known := self._verified.get(digest)) is not None:
-            return known
+            return known, False
         try:
             user = verify(token, self._keys, self._settings)
         except UnknownKeyError as error:
@@ -90,7 +103,7 @@ class TokenAuthentication:
         self._verified[digest] = user
         if len(self._verified) > VERIFIED_LIMIT:
             del self._verified[next(iter(self._verified))]
-        return user
+        return user, True
 
 
 def _refuse_token(why: str) -> NoReturn:

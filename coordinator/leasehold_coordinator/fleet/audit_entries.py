@@ -8,8 +8,11 @@ from google.protobuf.message import Message
 from leasehold.v1 import audit_pb2
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
+from leasehold.v1.enrolment_service_pb2 import JoinRequest
 
 from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.core.redaction import without_secrets
 from leasehold_coordinator.fleet.callers import current_caller, current_request
@@ -18,6 +21,9 @@ from leasehold_coordinator.timestamps import now_timestamp
 
 ARGUMENTS_LIMIT_BYTES: Final = 4_096
 """Most bytes of a request in an entry."""
+
+CONNECT: Final = "/leasehold.worker.v1.SessionService/Connect"
+"""The method of the sessions of workers."""
 
 RESOURCE_LIMIT: Final = 256
 """Most characters of a resource, such as of the workloads of a large remap."""
@@ -70,6 +76,13 @@ def command_rows(command: Command) -> tuple[AuditRow, ...]:
     """The row of a call that creates or cancels a command, as of :func:`change_rows`."""
     workloads = ", ".join(f"workload/{workload_id}" for workload_id in workload_ids(command))
     return change_rows(workloads or f"worker/{command.worker_id}", command.command_id)
+
+
+def binding_rows(binding: WorkerBinding, address: str) -> tuple[AuditRow]:
+    """The row of a worker id and GPUs that a hello binds to the identity of its certificate."""
+    caller = Caller(Identity(Kind.WORKER, binding.name), address)
+    claimed = JoinRequest(worker_id=binding.worker_id, gpu_uuids=sorted(binding.gpu_uuids))
+    return call_rows(caller, CONNECT, claimed, str(caller.identity))
 
 
 def _arguments(request: Message) -> tuple[str, bytes]:

@@ -1,6 +1,6 @@
-"""Refusals in the audit: one entry per minute for each caller, with a count.
+"""Refusals and logins in the audit: one entry per minute for each caller, with a count.
 
-Anybody who reaches a listener can be refused a thousand times per second. So the first refusal of a caller
+Anybody who reaches a listener can be counted a thousand times per second. So the first refusal of a caller
 becomes an entry at the next tick, and all refusals of the following minute become the next entry. Memory, and
 the number of entries over time, have bounds. Refusals of further callers count as those of one.
 """
@@ -37,25 +37,28 @@ REASONS: Final = frozenset(
 
 PERIOD_S: Final = 60.0
 CALLER_LIMIT: Final = 64
-"""Callers with refusals of their own in a period. All further callers count as one."""
+"""Callers with an identity, and without one, that are counted apart. All further callers count as one."""
+
+LOGIN: Final = "login"
+"""The method of a login by a token of an issuer, which is no call of its own."""
 
 OTHERS: Final = "(other addresses)"
 
 ENTRIES_PER_S: Final = 8 / 60
 ENTRY_BURST: Final = 256
-"""Most entries of refusals, in the long run and at once: 4 million in 400 days, about 2 GB."""
+"""Most entries, in the long run and at once, with and without an identity: 2 GB each in 400 days."""
 
 TEXT_LIMIT: Final = 256
 """Most characters of a message, a method or a resource, which callers may choose."""
 
 
 @dataclass(slots=True)
-class _Refused:
-    """The refusals of one caller that have no entry yet.
+class _Counted:
+    """The refusals or logins of one caller that have no entry yet.
 
     Attributes:
         entry: The entry of the next write, without the count.
-        count: Number of the refusals.
+        count: Their number.
         due_s: When the entry is due, by the monotonic clock.
     """
 
@@ -64,9 +67,13 @@ class _Refused:
     due_s: float
 
 
+def _entry_allowance() -> Allowance:
+    return Allowance(ENTRIES_PER_S, ENTRY_BURST)
+
+
 @final
 class AuditRefusals:
-    """Collects refusals in memory, and stores them from the ticks of the coordinator.
+    """Collects refusals and logins in memory, and stores them from the ticks of the coordinator.
 
     Args:
         store: The store.
@@ -74,8 +81,9 @@ class AuditRefusals:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._refused: dict[tuple[str, str], _Refused] = {}
-        self._allowance = Allowance(ENTRIES_PER_S, ENTRY_BURST)
+        self._counted: dict[tuple[str, str, int], _Counted] = {}
+        self._allowances = {has_identity: _entry_allowance() for has_identity in (False, True)}
+        """Of callers with and without an identity: nobody without one holds up the others."""
 
     def note(
         self,
@@ -97,27 +105,44 @@ class AuditRefusals:
         """
         if error.reason not in REASONS:
             return
-        key = (str(caller.identity) if caller is not None else "", address)
-        if key not in self._refused and len(self._refused) >= CALLER_LIMIT:
-            key = ("", OTHERS)
-        refused = self._refused.get(key)
-        if refused is None:
-            refused = self._refused[key] = _Refused(AuditEntry(), 0, 0.0)
-        if not refused.count:
-            identity, address = key
-            user = caller.on_behalf_of if caller is not None and identity else None
-            refused.entry = AuditEntry(
-                time=now_timestamp(),
-                identity=identity,
+        self._count(
+            AuditEntry(
+                identity=str(caller.identity) if caller is not None else "",
+                on_behalf_of=str(caller.on_behalf_of or "") if caller is not None else "",
                 address=address,
-                on_behalf_of=str(user or ""),
                 method=method[:TEXT_LIMIT],
                 resource=resource[:TEXT_LIMIT],
                 outcome=audit_pb2.AUDIT_OUTCOME_REFUSED,
                 reason=error.reason,
                 message=error.message[:TEXT_LIMIT],
             )
-        refused.count += 1
+        )
+
+    def note_login(self, caller: Caller) -> None:
+        """Counts the first call with a token of an issuer. Never waits."""
+        self._count(
+            AuditEntry(
+                identity=str(caller.identity),
+                address=caller.address,
+                method=LOGIN,
+                outcome=audit_pb2.AUDIT_OUTCOME_ALLOWED,
+            )
+        )
+
+    def _count(self, entry: AuditEntry) -> None:
+        """Counts something. The first of a caller's refusals, or of its logins, gives the entry."""
+        key = (entry.identity, entry.address, entry.outcome)
+        alike = sum(bool(identity) == bool(entry.identity) for identity, _, _ in self._counted)
+        if key not in self._counted and alike >= CALLER_LIMIT:
+            key = ("", OTHERS, entry.outcome)
+            entry.identity, entry.address, entry.on_behalf_of = "", OTHERS, ""
+        counted = self._counted.get(key)
+        if counted is None:
+            counted = self._counted[key] = _Counted(AuditEntry(), 0, 0.0)
+        if not counted.count:
+            entry.time.CopyFrom(now_timestamp())
+            counted.entry = entry
+        counted.count += 1
 
     async def flush(self, *, is_last: bool = False) -> None:
         """Stores the entries that are due.
@@ -129,23 +154,23 @@ class AuditRefusals:
             FleetError: STORAGE_UNAVAILABLE. The next flush tries again.
         """
         now = time.monotonic()
-        due: list[tuple[_Refused, int]] = []
+        due: list[tuple[_Counted, int]] = []
         rows: list[AuditRow] = []
-        for key, refused in list(self._refused.items()):
-            if refused.due_s > now and not is_last:
+        for key, counted in list(self._counted.items()):
+            if counted.due_s > now and not is_last:
                 continue
-            if not refused.count:
-                del self._refused[key]
-            elif is_last or self._allowance.take(1, now) == 0:
-                refused.entry.count = refused.count
-                rows.append(AuditRow(refused.entry))
-                due.append((refused, refused.count))
-                refused.count, refused.due_s = 0, now + PERIOD_S
+            if not counted.count:
+                del self._counted[key]
+            elif is_last or self._allowances[bool(key[0])].take(1, now) == 0:
+                counted.entry.count = counted.count
+                rows.append(AuditRow(counted.entry))
+                due.append((counted, counted.count))
+                counted.count, counted.due_s = 0, now + PERIOD_S
         if not rows:
             return
         try:
             await self._store.write(*rows)
         except FleetError:
-            for (refused, count), row in zip(due, rows, strict=True):
-                refused.entry, refused.count, refused.due_s = row.entry, refused.count + count, 0.0
+            for (counted, count), row in zip(due, rows, strict=True):
+                counted.entry, counted.count, counted.due_s = row.entry, counted.count + count, 0.0
             raise

@@ -30,7 +30,7 @@ from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.workload_reports import failed, is_concluded
 from leasehold_coordinator.core.workload_states import is_ended, state_name
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.audit_entries import change_rows
+from leasehold_coordinator.fleet.audit_entries import binding_rows, change_rows
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.bound_workers import find_binding
 from leasehold_coordinator.fleet.event_log import Events
@@ -128,10 +128,21 @@ class Fleet:
         epoch: int,
         robbed: Sequence[KnownWorker] = (),
         binding: WorkerBinding | None = None,
+        address: str = "",
     ) -> None:
-        """Stores a worker's epoch, hello and binding, and the workers that lost GPUs to it."""
+        """Stores a worker's epoch, hello and binding, and the workers that lost GPUs to it.
+
+        Args:
+            hello: The hello.
+            epoch: The epoch.
+            robbed: The workers that lost GPUs.
+            binding: The new binding. None: it stays.
+            address: The worker's host, for the audit of the binding.
+        """
         others = [worker_row(known.epoch, known.hello) for known in robbed]
-        bound = [binding_row(binding)] if binding is not None else []
+        bound: list[Change] = []
+        if binding is not None:
+            bound = [binding_row(binding), *binding_rows(binding, address)]
         if binding is not None:
             self.bindings.put(binding)
         await self.store.write(worker_row(epoch, hello), *others, *bound)

@@ -57,6 +57,8 @@ class Session:
         self.hello = hello
         self.identity: Identity | None = None
         """The worker's identity. None: not yet established."""
+        self.address = ""
+        """The worker's host, as gRPC writes it."""
         self.known: KnownWorker | None = None
         """The worker's record. None: the worker is not yet welcomed."""
         self.epoch = 0

@@ -131,3 +131,12 @@ def test_a_validation_invents_no_id_and_takes_no_request_id(
     assert adoption.result(20) == type(adoption.result())()
     assert nothing(coordinator)
     assert create(coordinator, aside, request_id="r-1", name="one").result(20).command.command_id
+
+
+def test_a_worker_that_does_not_know_secret_variables_gets_none(
+    coordinator: CoordinatorProcess, checker: ScriptedWorker, aside: ThreadPoolExecutor
+) -> None:
+    spec = WorkloadSpec(arguments=["program"], secret_environment={"TOKEN": "value"})
+    creation = create(coordinator, aside, spec=spec)
+    assert refusal(lambda: creation.result(20))[1] == "UNSUPPORTED_CAPABILITY"
+    assert nothing(coordinator)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import errors_pb2
+from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_ALLOWED
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
@@ -47,7 +48,7 @@ def test_a_callers_refusals_are_one_entry_per_minute(tmp_path: Path, monkeypatch
         assert {(entry.method, entry.message, entry.reason) for entry in entries} == {
             (METHOD, "no role", errors_pb2.ERROR_REASON_NOT_PERMITTED)
         }
-        assert refusals._refused == {}
+        assert refusals._counted == {}
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -60,7 +61,7 @@ def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: 
         for minute in range(minutes):
             for number in range(hosts):
                 refusals.note(REFUSAL, METHOD, f"ipv6:[2001:db8::{minute:x}:{number:x}]")
-            assert len(refusals._refused) <= CALLER_LIMIT + 1
+            assert len(refusals._counted) <= CALLER_LIMIT + 1
             await refusals.flush()
             clock.served_s += 61
         await refusals.flush(is_last=True)
@@ -100,5 +101,22 @@ def test_texts_of_callers_are_cut(tmp_path: Path) -> None:
         (entry,) = await listed(store)
         assert entry.ByteSize() < 1_000
         assert len(entry.method) == len(entry.resource) == audit_refusals.TEXT_LIMIT
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_logins_are_counted_by_identity_whatever_addresses_without_one_do(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for number in range(10 * ENTRY_BURST):
+            refusals.note(REFUSAL, METHOD, f"ipv6:[2001:db8::{number:x}]")
+            if number % ENTRY_BURST == 0:
+                await refusals.flush(is_last=True)
+        for _ in range(3):
+            refusals.note_login(Caller(Identity(Kind.USER, "alice"), HOST))
+        await refusals.flush()
+        (login,) = [entry for entry in await listed(store) if entry.identity]
+        assert (login.identity, login.address, login.method, login.count) == ("user/alice", HOST, "login", 3)
+        assert login.outcome == AUDIT_OUTCOME_ALLOWED
 
     with_store(tmp_path / "store.sqlite3", scenario)

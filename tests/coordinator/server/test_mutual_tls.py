@@ -10,6 +10,7 @@ import pytest
 from grpc_status import rpc_status
 from leasehold.v1 import access_service_pb2, errors_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding
+from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_ALLOWED
 from leasehold.v1.certificate_service_pb2 import CERTIFICATE_STATE_REVOKED
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
@@ -161,6 +162,16 @@ def test_a_worker_has_the_name_of_its_certificate(remote: Remote) -> None:
     worker.welcome()
     worker.up.put(ConnectRequest(hello=make_hello("alpha", worker_id="worker-beta")))
     assert worker.wait_end().goodbye.error.reason == errors_pb2.ERROR_REASON_IDENTITY_MISMATCH
+
+
+def test_refused_and_bound_workers_are_in_the_audit(remote: Remote) -> None:
+    remote.connect("worker/gamma", "gamma").welcome()
+    (bound,) = remote.admin.audit_entries(filter='identity = "worker/gamma"')
+    assert (bound.outcome, bound.resource) == (AUDIT_OUTCOME_ALLOWED, "worker/gamma")
+    assert "GPU-gamma-0" in bound.arguments
+    remote.connect("worker/gamma", "alpha").wait_end()
+    refused, _ = remote.admin.audit_entries(filter='identity = "worker/gamma"')
+    assert refused.reason == errors_pb2.ERROR_REASON_IDENTITY_MISMATCH
 
 
 def test_sessions_and_watches_end_with_their_certificate(remote: Remote) -> None:

@@ -108,6 +108,9 @@ def test_a_rotation_ends_no_session(coordinator: CoordinatorProcess, tmp_path: P
         with pytest.raises(LeaseholdError, match="2 valid certificates of the authority are left"):
             admin.certificates.retire(first.serial)
 
+        told = worker.wait(lambda frame: frame.HasField("authorities")).authorities.certificates
+        assert [x509.load_der_x509_certificate(one).subject for one in told] == names
+
         renewed = renew(alpha, workers)
         worker.report()
         assert not worker.ended

@@ -9,7 +9,13 @@ import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.hook_pb2 import HOOK_PHASE_BEFORE_SUSPEND, CommandHook, Hook, HookCredential
-from leasehold.v1.operation_pb2 import RestoreOperation, RunOperation, StopOperation, SuspendOperation
+from leasehold.v1.operation_pb2 import (
+    RemapOperation,
+    RestoreOperation,
+    RunOperation,
+    StopOperation,
+    SuspendOperation,
+)
 from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.hooks.credentials import read_token
@@ -20,7 +26,7 @@ from leasehold_worker.programs.output_bounds import remove_folders
 from leasehold_worker.programs.user_files import UserFileError, read_as
 
 from tests.worker.counters import counter_run, counters, counts, read_output, wait_counting
-from tests.worker.planning.test_driver_checks import remap_to
+from tests.worker.operations.test_handler import move
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
 from tests.worker.stories.test_membership import wait_until
 from tests.worker.unix_users import (
@@ -36,15 +42,21 @@ from tests.worker.unix_users import (
 pytestmark = needs_root
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> SimulatedHost:
-    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+@pytest.fixture(scope="module")
+def shared_host(tmp_path_factory: pytest.TempPathFactory) -> SimulatedHost:
+    folder = tmp_path_factory.mktemp("host")
+    return SimulatedHost.create(folder / "host", gpus=4, chip="H100", timing=Timing.instant())
 
 
-@pytest.fixture
-def worker(host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path) -> Iterator[UserWorker]:
-    with user_worker(host, coordinator, tmp_path) as started:
-        yield started
+@pytest.fixture(scope="module")
+def worker(shared_host: SimulatedHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UserWorker]:
+    """One worker for all tests, each of which has workloads of its own."""
+    coordinator = ScriptedCoordinator()
+    try:
+        with user_worker(shared_host, coordinator, tmp_path_factory.mktemp("worker")) as started:
+            yield started
+    finally:
+        coordinator.stop()
 
 
 def run_for(
@@ -62,29 +74,30 @@ def succeeded(update: CommandUpdate) -> CommandUpdate:
     return update
 
 
-def test_the_life_of_a_workload_of_another_user(worker: UserWorker, host: SimulatedHost) -> None:
+def test_the_life_of_a_workload_of_another_user(worker: UserWorker, shared_host: SimulatedHost) -> None:
     session = worker.session
-    succeeded(run_for("user/alice", session, "c1", "w1", run=counter_run("w1")))
-    wait_counting(session, "w1")
-    (process,) = counters(host)
+    succeeded(run_for("user/alice", session, "life-c1", "life", run=counter_run("life")))
+    wait_counting(session, "life")
+    (process,) = counters(shared_host)
     account = account_of(process.pid)
     assert account is not None
     assert (account.uid, account.gid) == (ALICE_UID, ALICE_UID)
-    folder = worker.state / "users/w1"
+    folder = worker.state / "users/life"
     assert folder.stat().st_uid == ALICE_UID
     assert os.readlink(f"/proc/{process.pid}/cwd") == str(folder)
-    succeeded(session.run("c2", "w1", suspend=SuspendOperation()))
+    succeeded(session.run("life-c2", "life", suspend=SuspendOperation()))
     worker.restart()
     session = worker.session
-    succeeded(session.run("c3", "w1", restore=RestoreOperation()))
-    wait_counting(session, "w1")
-    succeeded(session.run("c4", "w1", remap=remap_to(host, 2)))
-    text = wait_counting(session, "w1", host.gpus[2].uuid)
+    succeeded(session.run("life-c3", "life", restore=RestoreOperation()))
+    wait_counting(session, "life")
+    there = move("life", shared_host.gpus[0].uuid, shared_host.gpus[2].uuid)
+    succeeded(session.run("life-c4", "life", remap=RemapOperation(moves=[there])))
+    text = wait_counting(session, "life", shared_host.gpus[2].uuid)
     found = counts(text)
     assert found == list(range(found[0], found[0] + len(found)))
-    succeeded(session.run("c5", "w1", stop=StopOperation()))
-    assert counters(host) == []
-    assert counts(read_output(session, "w1"))
+    succeeded(session.run("life-c5", "life", stop=StopOperation()))
+    assert counters(shared_host) == []
+    assert counts(read_output(session, "life"))
 
 
 def shell(script: str, **fields: object) -> RunOperation:
@@ -97,9 +110,14 @@ def test_a_program_has_the_environment_of_its_user_and_nothing_of_the_worker(wor
     session = worker.session
     script = "env; id -u; cat worker-file; ls ..; grep ^Cap /proc/self/status; grep NoNew /proc/self/status"
     environment = {"PYTHONPATH": "/of/the/spec", "LD_LIBRARY_PATH": "/of/the/spec"}
-    succeeded(run_for("user/alice", session, "c1", "w1", run=shell(script, environment=environment)))
-    session.wait(lambda frame: frame.workload_event.workload.status.HasField("exit"))
-    said = read_output(session, "w1")
+    succeeded(run_for("user/alice", session, "env-c1", "env", run=shell(script, environment=environment)))
+    session.wait(
+        lambda frame: (
+            frame.workload_event.workload.workload_id == "env"
+            and frame.workload_event.workload.status.HasField("exit")
+        )
+    )
+    said = read_output(session, "env")
     lines = said.splitlines()
     assert {"HOME=/", "USER=2001", "LOGNAME=2001", "SHELL=/bin/sh", str(ALICE_UID)} <= set(lines)
     assert {f"{name}=/of/the/spec" for name in environment} <= set(lines)
@@ -114,10 +132,10 @@ def test_a_program_has_the_environment_of_its_user_and_nothing_of_the_worker(wor
 def test_who_has_no_unix_user_starts_nothing(worker: UserWorker) -> None:
     session = worker.session
     for number, owner in enumerate(("user/carol", "local/root", "")):
-        refused = run_for(owner, session, f"c{number}", f"w{number}", run=shell("exit"))
+        refused = run_for(owner, session, f"no-c{number}", f"no-w{number}", run=shell("exit"))
         assert refused.state == command_pb2.COMMAND_STATE_REJECTED
         assert refused.error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
-        assert not (worker.state / "workloads" / f"w{number}").exists()
+        assert not (worker.state / "workloads" / f"no-w{number}").exists()
 
 
 def test_files_of_a_workload_lead_the_worker_nowhere(worker: UserWorker, tmp_path: Path) -> None:
@@ -130,19 +148,19 @@ def test_files_of_a_workload_lead_the_worker_nowhere(worker: UserWorker, tmp_pat
     script = (
         f"ln -s {outside} link; ln -s /etc/passwd passwd; mkfifo pipe; mkdir closed; touch closed/file;"
         "chmod 0 closed; echo said;"
-        "rm -f ../../workloads/w1/output.log; mv ../w1 ../w2; ln -s / ../w3; exec sleep 1000"
+        "rm -f ../../workloads/files/output.log; mv ../files ../w2; ln -s / ../w3; exec sleep 1000"
     )
-    succeeded(run_for("user/alice", session, "c1", "w1", run=shell(script)))
-    wait_until(lambda: "w3" in read_output(session, "w1"), "the script is at its end")
-    said = read_output(session, "w1")
+    succeeded(run_for("user/alice", session, "files-c1", "files", run=shell(script)))
+    wait_until(lambda: "w3" in read_output(session, "files"), "the script is at its end")
+    said = read_output(session, "files")
     assert said.startswith("said\n")
     assert said.count("Permission denied") >= 3
-    succeeded(session.run("c2", "w1", stop=StopOperation()))
+    succeeded(session.run("files-c2", "files", stop=StopOperation()))
     alice = numbered_account(ALICE_UID, ALICE_UID)
-    folder = worker.state / "users/w1"
+    folder = worker.state / "users/files"
 
     async def empty() -> None:
-        await remove_folders(worker.state / "workloads/w1", folder)
+        await remove_folders(worker.state / "workloads/files", folder)
 
     assert alice.uid == folder.stat().st_uid
     trio.run(empty)
@@ -158,13 +176,13 @@ def test_a_command_hook_and_its_credentials_are_those_of_the_workload(worker: Us
         phase=HOOK_PHASE_BEFORE_SUSPEND,
         command=CommandHook(arguments=["/bin/sh", "-c", script]),
     )
-    run = counter_run("w1")
+    run = counter_run("hook")
     run.spec.hooks.append(hook)
-    succeeded(run_for("user/alice", session, "c1", "w1", run=run))
-    wait_counting(session, "w1")
-    failed = session.run("c2", "w1", suspend=SuspendOperation())
+    succeeded(run_for("user/alice", session, "hook-c1", "hook", run=run))
+    wait_counting(session, "hook")
+    failed = session.run("hook-c2", "hook", suspend=SuspendOperation())
     assert failed.error.reason == errors_pb2.ERROR_REASON_HOOK_FAILED
-    folder = worker.state / "users/w1"
+    folder = worker.state / "users/hook"
     assert f"{ALICE_UID}\n{folder}\nCapEff:" in failed.error.message
     assert "0000000000000000" in failed.error.message
 
@@ -196,6 +214,11 @@ def capabilities_of(pid: int) -> set[int]:
     return {number for number in range(64) if mask >> number & 1}
 
 
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
+
+
 def test_a_worker_drops_what_it_does_not_need(
     host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -204,6 +227,7 @@ def test_a_worker_drops_what_it_does_not_need(
         assert capabilities_of(worker.process.pid) == NEEDED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", CAPABILITIES)
 def test_each_capability_is_needed(
     host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path, missing: str

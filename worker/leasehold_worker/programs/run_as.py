@@ -15,9 +15,14 @@ RunAsSetting: TypeAlias = str | dict[str, str]
 SAME_NAME: Final = "same-name"
 MIN_UID: Final = 1000
 NOBODY: Final = 65534
+NO_ID: Final = 2**32 - 1
+"""The number by which setresuid(2) and setresgid(2) change nothing."""
 
 LOOK_UP_TIMEOUT_S: Final = 10.0
 """Timeout of the host's directory of users (NSS), which may ask a server."""
+
+TOLD_LIMIT: Final = 128
+"""Characters of an owner in a message."""
 
 _look_ups: Final = trio.CapacityLimiter(4)
 """Threads that ask the directory, including those that hang."""
@@ -73,27 +78,34 @@ class RunAs:
             OperationError: NOT_PERMITTED: the setting maps the owner to no permitted user.
                 PERMISSION_OR_OS: the host's directory of users does not answer.
         """
+        told = owner[:TOLD_LIMIT]
         if not self._setting:
             await trio.lowlevel.checkpoint()
-            self._require_own(owner)
+            self._require_own(told)
             return None
         name = self._name(owner)
         if name is None:
-            raise _refused(f"the worker's run_as names no Unix user for {owner or 'an unknown owner'}")
+            raise _refused(f"the worker's run_as names no Unix user for {told or 'an unknown owner'}")
         try:
             with trio.fail_after(LOOK_UP_TIMEOUT_S):
                 account = await trio.to_thread.run_sync(
                     find_account, name, abandon_on_cancel=True, limiter=_look_ups
                 )
         except LookupError:
-            raise _refused(f"run_as maps {owner} to {name!r}, and this host has no such user") from None
+            raise _refused(
+                f"run_as maps {told} to {name[:TOLD_LIMIT]!r}, and this host has no such user"
+            ) from None
         except (trio.TooSlowError, OSError) as error:
             why = getattr(error, "strerror", None) or f"no answer within {LOOK_UP_TIMEOUT_S:g} s"
             raise OperationError(
                 errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
                 f"the Unix user {name!r} can't be looked up ({why}): check the host's directory of users",
             ) from None
-        self._require_permitted(owner, account)
+        if self._setting == SAME_NAME and account.name != name:  # identities differ in their letters
+            raise _refused(
+                f"run_as is same-name, and the host's directory of users calls {name} {account.name}"
+            )
+        self._require_permitted(told, account)
         return None if account.uid == os.geteuid() else account
 
     def _name(self, owner: str) -> str | None:
@@ -102,10 +114,12 @@ class RunAs:
             return self._setting.get(owner)
         if self._setting != SAME_NAME:
             return self._setting
+        if not _OWNER.fullmatch(owner):  # no name has the form of UID:GID
+            return None
         kind, _, name = owner.partition("/")
         # Another host's LOGIN can be another person.
         permitted = ("user", "local") if self._on_loopback else ("user",)
-        return name if kind in permitted and name else None
+        return name if kind in permitted else None
 
     def _require_own(self, owner: str) -> None:
         """Refuses an owner who does not have the rights of the worker's user anyway."""
@@ -120,6 +134,8 @@ class RunAs:
             why = "root, or a member of root's group"
         elif NOBODY in {uid, account.gid}:
             why = f"the user or group {NOBODY} of everything unmapped"
+        elif max(uid, account.gid) >= NO_ID:
+            why = f"no id of a user and a group, which are below {NO_ID}"
         elif uid < self._min_uid:
             why = f"user id {uid}, below run_as_min_uid {self._min_uid}"
         elif uid == os.geteuid() and self._setting == SAME_NAME:

@@ -178,5 +178,9 @@ class ClientCertificates:
         self.registry.add(issued)
         for revocation in revocations:
             self.registry.revoke(revocation)
+        if (end := self.registry.revocation(issued.predecessor)) is not None:  # revoked during the write
+            own = Revocation(issued.serial, end.actor, end.create_time_ns)
+            self.registry.revoke(own)
+            await self._store.write(revocation_row(own))
         logger.info("issued certificate %s of %s", issued.serial, issued.identity)
         return issued

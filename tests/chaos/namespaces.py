@@ -23,7 +23,7 @@ from .fleet import CHANNEL_OPTIONS, WORKERS, ChaosFleet
 
 PREFIX: Final = "leasehold"
 NET: Final = "10.173.91"
-HOSTS: Final = {"coordinator": 1, "alpha": 2, "beta": 3}
+HOSTS: Final = {"coordinator": 1, "alpha": 2, "beta": 3, "gamma": 4, "laptop": 5}
 PORT: Final = 7400
 WORKER_PORT: Final = 7401
 

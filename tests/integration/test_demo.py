@@ -12,8 +12,9 @@ from tests.prefork import COMMAND_LINE, Forked, run
 
 
 @pytest.mark.long
-def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
-    done = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path)], env=os.environ, timeout=90)
+@pytest.mark.parametrize("options", [[], ["--mutual-tls"]])
+def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path, options: list[str]) -> None:
+    done = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path), *options], env=os.environ, timeout=90)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary == {"counters": 6, "suspends": 2, "restores": 2, "remaps": 1, "lost": 0, "corrupt": 0}

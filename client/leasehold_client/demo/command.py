@@ -20,7 +20,12 @@ from leasehold_client import interrupts
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The counting program.  [default: examples/counter.py of Leasehold]",
 )
-def demo(keep: bool, folder: Path | None, counter: Path | None) -> None:
+@click.option(
+    "--mutual-tls",
+    is_flag=True,
+    help="Enrol the workers and a user by join tokens. The coordinator then listens on all addresses.",
+)
+def demo(keep: bool, folder: Path | None, counter: Path | None, mutual_tls: bool) -> None:
     """Suspend, move and restore six counting processes on two simulated GPU hosts.
 
     The output of the counters shows whether a count was lost or a byte is corrupt. The result is one line of
@@ -29,4 +34,4 @@ def demo(keep: bool, folder: Path | None, counter: Path | None) -> None:
     from leasehold_client.demo import runner  # late: imports gRPC and protobuf
 
     interrupts.raise_in_verb()
-    runner.run(folder, counter, keep=keep)
+    runner.run(folder, counter, keep=keep, is_mutual=mutual_tls)

@@ -16,9 +16,13 @@ from typing import Final, final
 import click
 
 from leasehold_client.coordinator.client import Client
+from leasehold_client.coordinator.login import login, read_ticket
 from leasehold_client.errors import LeaseholdError
 
 WORKERS: Final = ("alpha", "beta")
+USER: Final = "demo"
+"""The enrolled user, and its context."""
+
 GPUS_PER_WORKER: Final = 4
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 6.0
@@ -38,15 +42,25 @@ class DemoError(LeaseholdError):
 
 @final
 class DemoFleet:
-    """The running daemons, with their logs in one folder. Created by :func:`demo_fleet`."""
+    """The running daemons, with their logs in one folder. Created by :func:`demo_fleet`.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The folder.
+        is_mutual: Whether the workers and a user are enrolled, and use mutual TLS.
+    """
+
+    def __init__(self, folder: Path, *, is_mutual: bool) -> None:
+        self._is_mutual = is_mutual
         self._folder = folder
         self._temporary = folder / "tmp"  # holds the simulated hosts, and is deleted even after a crash
         self._mark = uuid.uuid4().hex
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"unix:{folder.absolute()}/coordinator.sock"
-        self._worker_address = f"127.0.0.1:{_free_port()}"
+        # On loopback a coordinator asks for tokens, and elsewhere for client certificates.
+        host = "0.0.0.0" if is_mutual else "127.0.0.1"  # noqa: S104
+        self._client_address = f"{host}:{_free_port()}"
+        self._worker_address = f"{host}:{_free_port()}"
+        self._join_address = f"{host}:{_free_port()}"
 
     @property
     def coordinator_pid(self) -> int:
@@ -61,13 +75,32 @@ class DemoFleet:
         """
         self._temporary.mkdir(exist_ok=True)
         self._start_coordinator()
-        for name in WORKERS:
-            self._start_worker(name)
+        socket_path = Path(self.address.removeprefix("unix:"))
+        self.wait_for(socket_path.exists, "the start of the coordinator")
         with Client(self.address) as client:
+            if self._is_mutual:
+                self._enrol_user(client)
+            for name in WORKERS:
+                self._start_worker(name, client)
             self.wait_until_reported(client)
 
+    def open_client(self) -> Client:
+        """A client of the enrolled user, or of the Unix user."""
+        return Client(context=USER) if self._is_mutual else Client(self.address)
+
+    def _enrol_user(self, client: Client) -> None:
+        """Enrols a user, whose context is in the folder of the demonstration."""
+        os.environ["XDG_CONFIG_HOME"] = str(self._folder / "config")
+        ticket = read_ticket(client.enrolment.create_join_token(f"user/{USER}").ticket)
+        login(ticket, "", USER)
+        client.grant("operator", f"user/{USER}")
+
     def _start_coordinator(self) -> None:
-        listen = ("--listen", "127.0.0.1:0", "--worker-listen", self._worker_address)
+        listen = ["--listen", self._client_address, "--worker-listen", self._worker_address]
+        if self._is_mutual:
+            settings = self._folder / "coordinator.toml"
+            settings.write_text('server_names = ["localhost"]\n')
+            listen += ["--join-listen", self._join_address, "--config", str(settings)]
         state = ("--state-dir", str(self._folder), "--database", str(self._folder / "coordinator.sqlite3"))
         socket_path = self.address.removeprefix("unix:")
         self._start("coordinator", "coordinator", *listen, *state, "--socket", socket_path)
@@ -79,7 +112,7 @@ class DemoFleet:
         process.wait(STOP_TIMEOUT_S)
         self._start_coordinator()
 
-    def _start_worker(self, name: str) -> None:
+    def _start_worker(self, name: str, client: Client) -> None:
         """Starts a worker on a simulated host of its own.
 
         The host has exclusive memory: two workloads on one GPU would overwrite each other, and the counters
@@ -87,7 +120,12 @@ class DemoFleet:
         """
         gpus = ("--gpus", str(GPUS_PER_WORKER), "--chip", "H100", "--exclusive-memory")
         host = ("simgpu", "exec", *gpus, "--")
-        coordinator = ("--coordinator", self._worker_address, "--credentials", str(self._folder))
+        coordinator = ["--coordinator", self._worker_address, "--credentials", str(self._folder)]
+        if self._is_mutual:
+            file = self._folder / f"{name}.join"
+            file.touch(0o600)
+            file.write_text(client.enrolment.create_join_token(f"worker/{name}").ticket)
+            coordinator = ["--join-file", str(file)]
         worker = ("worker", *coordinator, "--name", name)
         state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
         self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)
@@ -181,9 +219,9 @@ class DemoFleet:
 
 
 @contextmanager
-def demo_fleet(folder: Path) -> Iterator[DemoFleet]:
+def demo_fleet(folder: Path, *, is_mutual: bool) -> Iterator[DemoFleet]:
     """Starts the daemons, and always ends them. Prints their logs after a failure."""
-    fleet = DemoFleet(folder)
+    fleet = DemoFleet(folder, is_mutual=is_mutual)
     try:
         fleet.start()
         yield fleet

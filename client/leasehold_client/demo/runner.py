@@ -29,19 +29,20 @@ TIME_LIMIT_S: Final = 45.0
 """Limit without the cleanup, which takes up to 15 s."""
 
 
-def run(folder: Path | None, counter: Path | None, *, keep: bool) -> None:
+def run(folder: Path | None, counter: Path | None, *, keep: bool, is_mutual: bool) -> None:
     """Runs the demonstration, and exits with 1 if a count was lost or a byte is corrupt.
 
     Args:
         folder: Folder for stores and logs, which is kept. None: a temporary folder.
         counter: The counting program. None: Leasehold's own.
         keep: Keep the fleet running at the end, until Ctrl-C.
+        is_mutual: Enrol the workers and a user, and use mutual TLS.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         program = _find_counter(counter)
         with _folder(folder) as chosen:
-            whole = _run_scenario(chosen, program, keep=keep)
+            whole = _run_scenario(chosen, program, keep=keep, is_mutual=is_mutual)
     except KeyboardInterrupt:
         interrupted("all processes of the demonstration have ended")
     except LeaseholdError as error:
@@ -49,10 +50,15 @@ def run(folder: Path | None, counter: Path | None, *, keep: bool) -> None:
     sys.exit(0 if whole else EXIT_FAILED)
 
 
-def _run_scenario(folder: Path, program: Path, *, keep: bool) -> bool:
+def _run_scenario(folder: Path, program: Path, *, keep: bool, is_mutual: bool) -> bool:
     """Runs the whole demonstration. Returns whether no count was lost and no byte is corrupt."""
-    with _time_limit(TIME_LIMIT_S), demo_fleet(folder) as fleet, Client(fleet.address) as client:
-        summary = Scenario(fleet, client, DemoScreen(), program).run()
+    with (
+        _time_limit(TIME_LIMIT_S),
+        demo_fleet(folder, is_mutual=is_mutual) as fleet,
+        Client(fleet.address) as owner,
+        fleet.open_client() as client,
+    ):
+        summary = Scenario(fleet, client, owner, DemoScreen(), program).run()
         click.echo(json.dumps(summary))
         signal.setitimer(signal.ITIMER_REAL, 0)
         if keep:

@@ -33,11 +33,15 @@ class Scenario:
     Args:
         fleet: The daemons.
         client: A client of the coordinator.
+        owner: A client of the Unix user whose workloads the counters are.
         screen: The output.
         counter: The counting program.
     """
 
-    def __init__(self, fleet: DemoFleet, client: Client, screen: DemoScreen, counter: Path) -> None:
+    def __init__(
+        self, fleet: DemoFleet, client: Client, owner: Client, screen: DemoScreen, counter: Path
+    ) -> None:
+        self._owner = owner
         self._fleet = fleet
         self._client = client
         self._screen = screen
@@ -115,7 +119,7 @@ class Scenario:
         spec = WorkloadSpec(
             arguments=[sys.executable, str(self._counter), *options], resources=Resources(gpu_count=gpu_count)
         )
-        _, command = self._client.run(spec, name=name, worker=worker, timeout_s=COMMAND_TIMEOUT_S)
+        _, command = self._owner.run(spec, name=name, worker=worker, timeout_s=COMMAND_TIMEOUT_S)
         self._finish(command, name)
 
     def _finish(self, command: Command, name: str) -> None:

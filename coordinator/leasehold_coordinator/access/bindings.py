@@ -105,6 +105,11 @@ class Bindings:
         roles = (binding.role for binding in self._of(identity) if binding.role != ON_BEHALF_OF)
         return Role(max(roles, default=0))
 
+    def is_admin(self, identity: str) -> bool:
+        """Whether an identity, as KIND/NAME, has a binding to the role admin."""
+        keys = self._keys.get(identity, ())
+        return any(self._bindings[key].role == access_service_pb2.ROLE_ADMIN for key in keys)
+
     def may_act_for(self, service: Identity, user: Identity) -> bool:
         """Whether a service has a binding for a user."""
         return any(

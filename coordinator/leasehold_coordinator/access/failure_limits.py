@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 FAILURE_LIMIT: Final = 10
-"""Failures of one address in a period, after which its attempts are refused unseen."""
+"""Failures of one address in a period, after which its attempts need a valid secret."""
 
 PERIOD_S: Final = 60.0
 ADDRESS_LIMIT: Final = 4_096

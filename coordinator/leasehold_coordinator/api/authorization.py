@@ -37,8 +37,15 @@ class Authorization:
             FleetError: NOT_PERMITTED, or INVALID_ARGUMENT for the user for whom the caller acts.
         """
         user = _on_behalf_of(context)
-        found = caller if user is None else replace(caller, on_behalf_of=user)
-        found = replace(found, role=self.role(found))
+        return self.authorize_again(method, caller if user is None else replace(caller, on_behalf_of=user))
+
+    def authorize_again(self, method: str, caller: Caller) -> Caller:
+        """The caller with its present role, if the role may call the method by now.
+
+        Raises:
+            FleetError: NOT_PERMITTED.
+        """
+        found = replace(caller, role=self.role(caller))
         require_role(method, found)
         return found
 

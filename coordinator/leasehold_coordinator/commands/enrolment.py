@@ -60,11 +60,17 @@ class Enrolment:
         fleet: The known state.
         certificates: The client certificates.
         authorities: The certificates of the CAs, in DER, by which holders verify the coordinator.
+        is_admin: Whether an identity, as KIND/NAME, is an admin by a binding or as a Unix user.
     """
 
     def __init__(
-        self, fleet: Fleet, certificates: ClientCertificates, authorities: Callable[[], Sequence[bytes]]
+        self,
+        fleet: Fleet,
+        certificates: ClientCertificates,
+        authorities: Callable[[], Sequence[bytes]],
+        is_admin: Callable[[str], bool],
     ) -> None:
+        self._is_admin = is_admin
         self._fleet = fleet
         self._certificates = certificates
         self._authorities = authorities
@@ -83,7 +89,8 @@ class Enrolment:
             FleetError: JOIN_REFUSED, IDENTITY_MISMATCH, ALREADY_ENROLLED, DUPLICATE_WORKER_ID,
                 DUPLICATE_WORKER_GPU, INVALID_ARGUMENT, NOT_PERMITTED, TOO_MANY_CALLS or STORAGE_UNAVAILABLE.
         """
-        if wait_s := self._failures.wait_s(address, time.monotonic()):
+        wait_s = self._failures.wait_s(address, time.monotonic())
+        if wait_s and self._find(request.secret) is None:  # hosts behind one address keep out nobody
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
                 f"too many joins from this address failed: try again in {wait_s:.0f} s",
@@ -95,7 +102,7 @@ class Enrolment:
             self._fleet.audit.note(error, JOIN, address, resource=request.identity)
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
-                if self._fleet.refusals.may_tell(address):
+                if self._fleet.refusals.may_tell_host(address):
                     logger.warning("refused a join of %.80r: %s", request.identity, error.message)
                     self._fleet.events.join_refused(request.identity[:80], error)
             raise
@@ -105,8 +112,8 @@ class Enrolment:
 
     async def _join(self, request: JoinRequest, address: str) -> tuple[Identity, ClientCertificate]:
         async with self._fleet.enrolling:
-            token = self._fleet.join_tokens.find(request.secret)
-            if token is None or token.has_expired(self._fleet.store.highest_time_ns):
+            token = self._find(request.secret)
+            if token is None:
                 raise _refusal()
             identity, key = _read(request, token)
             digest = key_digest(key)
@@ -134,6 +141,16 @@ class Enrolment:
             self._fleet.join_tokens.put(used)
             self._fleet.events.publish(event)
             return identity, issued
+
+    def _find(self, secret: bytes) -> StoredJoinToken | None:
+        """The token with this secret, unless it has expired, or its creator could not create it by now."""
+        stored = self._fleet.join_tokens.find(secret)
+        if stored is None or stored.has_expired(self._fleet.store.highest_time_ns):
+            return None
+        creator = stored.token.creator
+        if self._certificates.registry.is_revoked(creator):  # blocked
+            return None
+        return stored if stored.token.creator_claimed or self._is_admin(creator) else None
 
     @contextmanager
     def _bound(self, binding: WorkerBinding | None) -> Iterator[None]:
@@ -182,13 +199,16 @@ class Enrolment:
         """Issues the next certificate of a caller, or the same certificate again.
 
         Raises:
-            FleetError: NOT_PERMITTED, INVALID_ARGUMENT, WRONG_STATE, CERTIFICATE_CLONED, STORAGE_UNAVAILABLE.
+            FleetError: UNAUTHENTICATED, NOT_PERMITTED, INVALID_ARGUMENT, WRONG_STATE, CERTIFICATE_CLONED or
+                STORAGE_UNAVAILABLE.
         """
         issued = await self._fleet.store.health.unless_stalled(self._renew(request, caller))
         return RenewCertificateResponse(certificate=self._message(issued))
 
     async def _renew(self, request: RenewCertificateRequest, caller: Caller) -> ClientCertificate:
         async with self._fleet.enrolling:
+            if (refusal := self._certificates.refusal(caller)) is not None:  # meanwhile
+                raise refusal
             registry = self._certificates.registry
             present = registry.get(caller.serial)
             if present is None:
@@ -222,7 +242,7 @@ class Enrolment:
             "two hosts have it: find the copy, then join again with a token of `leasehold token create "
             f"--{present.identity.kind} {present.identity.name} --replace`",
         )
-        if self._fleet.refusals.may_tell(caller.address):
+        if self._fleet.refusals.may_tell_host(caller.address):
             logger.warning("refused a renewal: %s", error.message)
             self._fleet.events.join_refused(str(present.identity), error)
         return error

@@ -22,9 +22,10 @@ from leasehold_coordinator.access.join_tokens import (
     secret_digest,
     ticket_text,
 )
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.audit_entries import change_rows
-from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.callers import caller, current_caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.enrolment_rows import binding_row, join_token_row
@@ -50,11 +51,15 @@ class JoinTokenChanges:
     Args:
         fleet: The known state.
         authorities: The certificates of the CA, in DER, by which the enrolment listener is verified.
+        is_admin: Whether an identity, as KIND/NAME, is an admin by a binding or as a Unix user.
     """
 
-    def __init__(self, fleet: Fleet, authorities: Callable[[], Sequence[bytes]]) -> None:
+    def __init__(
+        self, fleet: Fleet, authorities: Callable[[], Sequence[bytes]], is_admin: Callable[[str], bool]
+    ) -> None:
         self._fleet = fleet
         self._authorities = authorities
+        self._is_admin = is_admin
         self.address = ""
         """HOST:PORT of the enrolment listener, as a joining host reaches it. Empty: there is none."""
 
@@ -81,6 +86,7 @@ class JoinTokenChanges:
             expire_time=timestamp(now_ns + int(life_s * 1e9)),
             creator=caller(),
             replace=request.replace,
+            creator_claimed=self._is_claimed(),
         )
         stored = StoredJoinToken(token, secret_digest(secret))
 
@@ -106,6 +112,11 @@ class JoinTokenChanges:
             identity=token.identity,
         )
         return CreateJoinTokenResponse(join_token=token, ticket=ticket_text(ticket))
+
+    def _is_claimed(self) -> bool:
+        """Whether the caller is an admin only by the claim of a token."""
+        found = current_caller()
+        return found is not None and found.claimed_role is Role.ADMIN and not self._is_admin(caller())
 
     def all(self) -> list[JoinToken]:
         """The tokens that have not expired, by id."""

@@ -27,6 +27,16 @@ class LiveCalls:
         self._refusal = refusal
         self._calls: dict[object, tuple[Caller, End]] = {}
 
+    def require(self, caller: Caller) -> None:
+        """Refuses a caller that is refused by now.
+
+        Raises:
+            FleetError: The refusal.
+        """
+        refusal = self._refusal(caller)
+        if refusal is not None:
+            raise refusal
+
     @contextmanager
     def entered(self, caller: Caller, end: End) -> Iterator[None]:
         """Counts a call as live within the context.
@@ -34,9 +44,7 @@ class LiveCalls:
         Raises:
             FleetError: The caller is refused already.
         """
-        refusal = self._refusal(caller)
-        if refusal is not None:
-            raise refusal
+        self.require(caller)
         key = object()
         self._calls[key] = caller, end
         try:

@@ -40,7 +40,10 @@ class Refusals:
 
     def may_tell(self, peer: str) -> bool:
         """Whether a refusal of this peer is reported. Otherwise the refusal is counted."""
-        host = host_of(peer)
+        return self.may_tell_host(host_of(peer))
+
+    def may_tell_host(self, host: str) -> bool:
+        """As :meth:`may_tell`, for the host of a peer."""
         if host not in self._periods and len(self._periods) >= HOST_LIMIT:
             host = _OTHERS
         period = self._periods.setdefault(host, _Period(time.monotonic()))

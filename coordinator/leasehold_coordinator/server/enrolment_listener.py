@@ -1,7 +1,7 @@
 """The gRPC server for enrolment. Its callers have no identity yet, but a join token."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import grpc
@@ -31,14 +31,21 @@ class EnrolmentListener:
         fleet: The known state.
         certificates: The client certificates.
         authorities: The CAs.
+        is_admin: Whether an identity, as KIND/NAME, is an admin by a binding or as a Unix user.
     """
 
-    def __init__(self, fleet: Fleet, certificates: ClientCertificates, authorities: Authorities) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        certificates: ClientCertificates,
+        authorities: Authorities,
+        is_admin: Callable[[str], bool],
+    ) -> None:
         def bundle() -> Sequence[bytes]:
             return authorities.der
 
-        self.tokens = JoinTokenChanges(fleet, bundle)
-        self.enrolment = Enrolment(fleet, certificates, bundle)
+        self.tokens = JoinTokenChanges(fleet, bundle, is_admin)
+        self.enrolment = Enrolment(fleet, certificates, bundle, is_admin)
         self._server = grpc.aio.server(
             options=server_options(CONNECTIONS), maximum_concurrent_rpcs=CONNECTIONS
         )

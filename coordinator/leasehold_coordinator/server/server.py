@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import time
@@ -18,6 +19,7 @@ from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.key_source import open_keys
 from leasehold_coordinator.access.secret_vault import open_vault
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
+from leasehold_coordinator.api.unix_users import identity_of
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_follower import AuditFollower
@@ -89,7 +91,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authorities, is_external=pki is not None)
-        changes = AuthorityChanges(store, certificates)
+        changes = AuthorityChanges(fleet, certificates)
         bindings = Bindings()
         await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began
@@ -99,7 +101,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
-        enrolment = EnrolmentListener(fleet, certificates, authorities)
+        enrolment = EnrolmentListener(fleet, certificates, authorities, _admin_rule(bindings))
         source = open_keys(config.oidc) if config.oidc is not None else None
         oidc = (
             TokenAuthentication(config.oidc, source, calls, fleet.audit) if config.oidc and source else None
@@ -170,6 +172,12 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await settle()
         finally:
             await asyncio.to_thread(store.close)
+
+
+def _admin_rule(bindings: Bindings) -> Callable[[str], bool]:
+    """Whether an identity, as KIND/NAME, is an admin: by a binding, as root, or as this process's user."""
+    own = {str(identity_of(uid)) for uid in (0, os.geteuid())}
+    return lambda identity: identity in own or bindings.is_admin(identity)
 
 
 async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindings, database: str) -> None:

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from threading import Event
 from typing import cast
 
 import grpc
@@ -130,6 +131,31 @@ def test_a_stream_whose_view_changes_begins_again(shared: CoordinatorProcess, an
         next(watched)
     assert refusal(error.value)[0] in ("INVALID_TOKEN", "NOT_PERMITTED")  # revoked, then granted
     assert next(FleetServiceStub(ann).WatchFleet(WatchFleetRequest(), timeout=60))
+
+
+def test_a_request_that_comes_after_the_revocation_of_its_role_is_refused(
+    shared: CoordinatorProcess, ann: grpc.Channel
+) -> None:
+    grant(shared, ANN, Role.ADMIN)
+    own = RoleBinding(identity=identity(BEN), role=access_service_pb2.ROLE_ADMIN)
+    revoked = Event()
+
+    def late() -> Iterator[bytes]:
+        revoked.wait(60)
+        yield GrantRequest(binding=own).SerializeToString()
+
+    method: grpc.StreamUnaryMultiCallable[bytes, bytes] = ann.stream_unary(
+        "/leasehold.v1.AccessService/Grant"
+    )
+    call = method.future(late(), timeout=60)
+    AccessServiceStub(ann).WhoAmI(WhoAmIRequest())  # the headers of the call before have arrived
+    grant(shared, ANN, Role.NONE)
+    revoked.set()
+    error = call.exception()
+    assert isinstance(error, grpc.RpcError)
+    assert refusal(error)[0] == "NOT_PERMITTED"
+    listed = AccessServiceStub(shared.channel).ListBindings(ListBindingsRequest()).bindings
+    assert identity(BEN) not in [one.identity for one in listed if one.role == own.role]
 
 
 def test_roles_outlive_the_coordinator(coordinator: CoordinatorProcess) -> None:

@@ -12,7 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import access_service_pb2, errors_pb2
+from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.enrolment_service_pb2 import (
     CreateJoinTokenRequest,
     JoinRequest,
@@ -23,10 +24,12 @@ from leasehold.v1.enrolment_service_pb2 import (
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_coordinator.access.authorities import open_authorities
 from leasehold_coordinator.access.authority import IssueRules
+from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.commands import enrolment, join_tokens
 from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
@@ -34,9 +37,12 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.revocations import Revocations
+from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import VAULT
+from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 from tests.coordinator.storage.test_audit_chain import listed
 
@@ -60,10 +66,15 @@ class Office:
         self.store = store
         self.fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         self.certificates = ClientCertificates(store, self.authorities)
-        self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"])
+        self.bindings = Bindings()
+        self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"], self.is_admin)
         self.tokens.address = "coordinator.example:7402"
-        self.enrolment = Enrolment(self.fleet, self.certificates, lambda: [b"the CA"])
+        self.enrolment = Enrolment(self.fleet, self.certificates, lambda: [b"the CA"], self.is_admin)
         self.enrolment.addresses = dict.fromkeys(Kind, "coordinator.example:7400")
+
+    def is_admin(self, identity: str) -> bool:
+        """Whether an identity is an admin. Tokens without a creator are those of the coordinator's user."""
+        return not identity or self.bindings.is_admin(identity)
 
     async def load(self) -> None:
         await self.fleet.load()
@@ -106,7 +117,7 @@ class Office:
         serial = f"{x509.load_der_x509_certificate(certificate).serial_number:x}"
         known = self.certificates.registry.get(serial)
         assert known is not None
-        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial)
+        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial, expire_time=known.not_after)
 
 
 def read_ticket(text: str) -> JoinTicket:
@@ -183,6 +194,39 @@ def test_an_expired_or_deleted_token_is_as_good_as_none(
         monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + 3601 * 10**9)
         await office.refuse(REFUSED, office.join(expired, csr=csr))
         assert office.tokens.all() == []
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_token_ends_with_the_role_of_its_creator(tmp_path: Path) -> None:
+    eve = Identity(Kind.USER, "eve")
+    admin = RoleBinding(identity=str(eve), role=access_service_pb2.ROLE_ADMIN)
+
+    async def scenario(office: Office) -> None:
+        note_caller(Caller(eve, "", role=Role.ADMIN))
+        office.bindings.put(admin)
+        secret, other = await office.token("user/boss", replace=True), await office.token("user/b")
+        office.bindings.remove(admin)
+        await office.refuse(REFUSED, office.join(secret, "user/boss", worker_id=""))
+        office.bindings.put(admin)
+        office.certificates.registry.revoke(Revocation(str(eve), "local/root", 1))
+        await office.refuse(REFUSED, office.join(secret, "user/boss", worker_id=""))
+        office.certificates.registry.restore(str(eve))
+        await office.join(secret, "user/boss", worker_id="")
+        await office.join(other, "user/b", worker_id="")
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_token_of_an_admin_by_claim_ends_with_a_block(tmp_path: Path) -> None:
+    eve = Identity(Kind.USER, "oidc-eve")
+
+    async def scenario(office: Office) -> None:
+        note_caller(Caller(eve, "", claimed_role=Role.ADMIN, role=Role.ADMIN))
+        secret, other = await office.token("user/a"), await office.token("user/b")
+        await office.join(secret, "user/a", worker_id="")
+        office.certificates.registry.revoke(Revocation(str(eve), "local/root", 1))
+        await office.refuse(REFUSED, office.join(other, "user/b", worker_id=""))
 
     in_office(tmp_path, scenario)
 
@@ -298,10 +342,24 @@ def test_failures_are_limited_and_others_are_not(tmp_path: Path) -> None:
         secret = await office.token("worker/alpha")
         for _ in range(10):
             await office.refuse(REFUSED, office.join(b"guess"))
-        limited = await office.refuse(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, office.join(secret))
+        limited = await office.refuse(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, office.join(b"guess"))
         assert limited.retry_after_s is not None
         assert 0 < limited.retry_after_s <= 60
-        await office.join(secret, address="ipv4:192.0.2.2")
+        await office.refuse(REFUSED, office.join(b"guess", address="ipv4:192.0.2.2"))
+        await office.join(secret)  # hosts behind the same address can still join
+
+    in_office(tmp_path, scenario)
+
+
+def test_refused_joins_of_one_host_do_not_hide_those_of_another(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        for host in range(2):
+            for _ in range(12):
+                with pytest.raises(FleetError):
+                    await office.join(b"guess", f"worker/host-{host}", address=f"ipv4:192.0.2.{host}")
+        await office.fleet.events.flush()
+        told = [event.message for event in await all_events(office.store)]
+        assert [sum(f"host-{host}" in message for message in told) for host in range(2)] == [10, 10]
 
     in_office(tmp_path, scenario)
 
@@ -363,6 +421,40 @@ def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
         assert office.tokens.all()[0].uses_left == 1
 
     in_office(tmp_path, scenario)
+
+
+def test_a_revocation_ends_a_renewal_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serials: list[str] = []
+
+    async def during(office: Office) -> None:
+        first = await office.join(await office.token("worker/alpha"))
+        caller = office.caller(first)
+        days_ns = 15 * 86_400 * 10**9
+        monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + days_ns)
+        write, begun, revoked = Store.write, asyncio.Event(), asyncio.Event()
+
+        async def slow(store: Store, *rows: Change) -> None:
+            monkeypatch.setattr(Store, "write", write)
+            begun.set()
+            await revoked.wait()
+            await write(store, *rows)
+
+        monkeypatch.setattr(Store, "write", slow)
+        requests = [RenewCertificateRequest(csr=signing_request()) for _ in range(2)]
+        renewing = asyncio.ensure_future(office.enrolment.renew(requests[0], caller))
+        await begun.wait()
+        waiting = asyncio.ensure_future(office.enrolment.renew(requests[1], caller))
+        await Revocations(office.store, office.certificates).revoke(caller.serial)
+        revoked.set()
+        renewed = (await renewing).certificate.certificate
+        await office.refuse(errors_pb2.ERROR_REASON_UNAUTHENTICATED, waiting)
+        serials.append(office.caller(renewed).serial)
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    async def after(office: Office) -> None:
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    in_office(tmp_path, during, after)
 
 
 def test_joins_renewals_and_unbound_gpus_are_in_the_audit(

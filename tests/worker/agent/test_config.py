@@ -1,10 +1,14 @@
 """Where settings come from, and what is said of wrong ones."""
 
+import io
 from pathlib import Path
 
 import pytest
+from leasehold_worker.agent import daemon
 from leasehold_worker.agent.config import load_config
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.enrolment_file import Enrolment, write_enrolment
+from leasehold_worker.session.enrolment import read_ticket
 
 from tests.settings_files import UNREADABLE, make_unreadable
 
@@ -132,3 +136,38 @@ def test_a_settings_file_is_a_regular_file_of_bounded_size(tmp_path: Path, kind:
     rule = "larger than the limit of 1000000 bytes" if kind == "large" else "not a regular file"
     with pytest.raises(StartError, match=f"{file} can't be read: {rule}; give another with --config"):
         load_config(file)
+
+
+def test_an_enrolment_gives_name_and_coordinator_unless_others_are_given(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    write_enrolment(tmp_path, Enrolment(identity="worker/gpu-07", coordinator="c:7401"))
+    file = tmp_path / "worker.toml"
+    file.write_text(f'state_dir = "{tmp_path}"\n')
+    config = load_config(file)
+    assert (config.name, config.coordinator) == ("gpu-07", "c:7401")
+    assert load_config(file, "gpu-08").name == "gpu-08", "the token is newer"
+    given = load_config(file, "gpu-08", name="gpu-09", coordinator="d:1")
+    assert (given.name, given.coordinator) == ("gpu-09", "d:1")
+
+
+def test_a_join_token_comes_from_standard_input_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("leasehold-join-x\nmore\n"))
+    assert daemon._join_token("-", None) == "leasehold-join-x\n"
+    (tmp_path / "token").write_text("leasehold-join-y")
+    assert daemon._join_token(None, tmp_path / "token") == "leasehold-join-y"
+    assert capsys.readouterr().err == ""
+    assert daemon._join_token("leasehold-join-z", None) == "leasehold-join-z"
+    assert "can see a token in an argument" in capsys.readouterr().err
+    for join, file in (("-", tmp_path), (None, tmp_path / "none")):
+        with pytest.raises(StartError):
+            daemon._join_token(join, file)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "leasehold-join-", "leasehold-join-!!", "leasehold-join-AAAA"]
+)
+def test_what_is_no_join_token_is_told(text: str) -> None:
+    with pytest.raises(StartError, match="is no join token"):
+        read_ticket(text)

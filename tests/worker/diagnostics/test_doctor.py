@@ -1,5 +1,6 @@
 """``leasehold doctor`` on hosts with nothing wrong, and with one thing wrong each."""
 
+import datetime
 import json
 import os
 import socket
@@ -10,12 +11,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+from leasehold_client.config import credentials_directory
+from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.server.transport import open_state
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.diagnostics.checks import CHECKS
 from leasehold_worker.diagnostics.gpu_checks import mps_daemons
+from leasehold_worker.files.enrolment_file import Enrolment, write_enrolment
 from leasehold_worker.files.state_directory import open_state_directory
 
+from tests.certificates import issue
 from tests.channels import server_credentials
 from tests.prefork import COMMAND_LINE, run
 from tests.worker.conftest import Counter
@@ -281,3 +286,20 @@ def test_the_unix_users_of_workloads(host: SimulatedHost, configure: Callable[..
     else:
         results = examine(host, configure("[run_as]", '"user/alice" = "2001:2001"'), code=1)
         assert "this user lacks CAP_CHOWN" in results["run_as"][1]
+
+
+def test_the_certificate_of_an_enrolled_worker(
+    host: SimulatedHost, configure: Callable[..., Path], tmp_path: Path
+) -> None:
+    authority = open_authority(credentials_directory())
+    for minutes, expected in ((60, "PASSED"), (-1, "REFUSED")):
+        holder = issue(authority, "worker/gpu-07", life=datetime.timedelta(minutes=minutes))
+        enrolment = Enrolment(
+            identity="worker/gpu-07", certificate=holder.chain.decode(), authorities=holder.roots.decode()
+        )
+        (tmp_path / "state").mkdir(mode=0o700, exist_ok=True)
+        write_enrolment(tmp_path / "state", enrolment)
+        code = 0 if expected == "PASSED" else 1
+        result, detail = examine(host, configure(), code=code)["coordinator"]
+        assert result == expected
+        assert ("this worker is worker/gpu-07" if expected == "PASSED" else "expired 1 minute ago") in detail

@@ -88,7 +88,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     released = threading.Event()
     environment, user_id = processes._environment, processes.user_id
 
-    def read(pid: int) -> list[bytes]:
+    def read(pid: int) -> bytes:
         if pid in pids:
             released.wait(30)
         return environment(pid)

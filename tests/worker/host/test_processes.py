@@ -554,3 +554,37 @@ def test_an_environment_that_is_empty_for_good_is_read() -> None:
         finally:
             bare.kill()
     assert processes.has_entries(2, "MARK=bare") is False, "a thread of the kernel"
+
+
+LARGE = """
+import ctypes, mmap, sys, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sbrk.restype = libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+size = 2**28
+start = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+places = [int(fields[number]) for number in (23, 24, 42, 43, 44)] + [libc.sbrk(0), int(fields[25])]
+parts = (ctypes.c_uint64 * 13)(*places, *[start, start + size] * 2, 0, 0xFFFFFFFF << 32)  # prctl_mm_map
+if libc.prctl(35, 14, ctypes.byref(parts), ctypes.sizeof(parts), 0):  # PR_SET_MM, PR_SET_MM_MAP
+    sys.exit(f"PR_SET_MM: {ctypes.get_errno()}")
+print(".", flush=True)
+time.sleep(1000)
+"""
+"""A program whose arguments and environment are 256 MiB of its memory, which cost it nothing."""
+
+
+def test_a_large_environment_is_not_read_whole() -> None:
+    process = subprocess.Popen([sys.executable, "-c", LARGE], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if process.stdout.read(1) != b".":
+            pytest.skip(process.stderr.read().decode())  # a kernel without CONFIG_CHECKPOINT_RESTORE
+        for name in ("environ", "cmdline"):
+            assert len(process_files.read_process_file(process.pid, name)) == process_files.READ_LIMIT
+        assert len(command_line(process.pid)) <= processes.COMMAND_LINE_LIMIT
+        assert processes.variable_of(process.pid, "PATH") == ""
+    finally:
+        end(process)

@@ -12,6 +12,7 @@ from leasehold_worker.hooks import hook_child
 from leasehold_worker.programs import shim
 from leasehold_worker.programs.child_input import child_input
 from leasehold_worker.programs.interpreter import module_command
+from leasehold_worker.programs.user_change import KEYCTL, KEYCTL_JOIN_SESSION_KEYRING
 
 from tests.worker.unix_users import open_to_others
 
@@ -110,3 +111,47 @@ def test_nothing_ever_becomes_root(user: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "never becomes root" in done.stderr
+
+
+KEYRING_CALLS = f"""
+import ctypes, os, sys
+
+libc = ctypes.CDLL(None)
+keyctl = {KEYCTL.get(os.uname().machine, 0)}
+"""
+WITH_A_KEY = f"""{KEYRING_CALLS}
+libc.syscall(keyctl, {KEYCTL_JOIN_SESSION_KEYRING}, None)
+libc.syscall(keyctl - 2, b"user", b"secret", b"of the worker", 13, -3)  # add_key(2)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Executes a command that has a session keyring with a key."""
+READ_THE_KEY = f"""{KEYRING_CALLS}
+found = ctypes.create_string_buffer(100)
+key = libc.syscall(keyctl, 10, -3, b"user", b"secret", 0)  # KEYCTL_SEARCH
+libc.syscall(keyctl, 11, key, found, 100)  # KEYCTL_READ
+print("read", found.value)
+"""
+
+
+@pytest.mark.parametrize(("user", "expected"), [("", "of the worker"), (OTHER, "")])
+def test_a_program_of_another_user_has_no_keyring_of_the_worker(
+    environment: int, user: str, expected: str
+) -> None:
+    program = [sys.executable, "-I", "-S", "-c", READ_THE_KEY]
+    errors_read, errors = os.pipe()
+    hook = [*module_command(hook_child.__name__), str(errors), user, "/", str(environment), *program]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", WITH_A_KEY, *hook],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            pass_fds=(environment, errors),
+        )
+    finally:
+        os.close(errors)
+        os.close(errors_read)
+    if not user and "of the worker" not in done.stdout:
+        pytest.skip("no keyrings here")
+    assert done.stdout.strip() == f"read {expected.encode()!r}", done.stderr

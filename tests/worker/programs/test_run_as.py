@@ -54,6 +54,8 @@ async def test_one_user_may_be_for_all() -> None:
         ("65534:2001", "65534"),
         ("2001:65534", "65534"),
         ("999:2001", "below run_as_min_uid 1000"),
+        ("4294967295:2001", "no id"),
+        ("2001:4294967295", "no id"),
         ("no-such-user-here", "no such user"),
     ],
 )
@@ -74,6 +76,18 @@ async def test_the_same_name_is_for_users_and_on_loopback_for_logins(monkeypatch
     for owner in ("local/alice", "service/alice", "", "user/", "user/2001:999", "user/a/b", "user/alice\n"):
         await refusal("same-name", owner)
     await refusal("same-name", "service/alice", on_loopback=True)
+
+
+@pytest.mark.parametrize("name", ["2001:2001", "2001:6", "ali\0ce", "-alice", "a/b", "a" * 65])
+async def test_the_same_name_of_an_owner_is_a_name_and_no_number(name: str) -> None:
+    assert "names no Unix user" in await refusal("same-name", f"user/{name}")
+
+
+async def test_the_same_name_is_the_same_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of users may ignore the case of letters, or add a domain."""
+    monkeypatch.setattr(run_as, "find_account", lambda _: Account(2001, 2001, (2001,), "alice"))
+    assert "calls Alice alice" in await refusal("same-name", "user/Alice")
+    assert (await account({"user/Alice": "alice@corp"}, "user/Alice")) is not None
 
 
 async def test_the_own_user_of_a_worker_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def _join_token(join: str | None, join_file: Path | None) -> str | None:
         raise StartError("--join and --join-file are both given: give one of them")
     try:
         if join == "-":
-            return sys.stdin.read(TICKET_LIMIT)
+            return sys.stdin.readline(TICKET_LIMIT)
         if join_file is not None:
             with join_file.open(encoding="ascii", errors="replace") as file:
                 return file.read(TICKET_LIMIT)

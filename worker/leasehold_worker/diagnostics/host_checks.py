@@ -11,10 +11,12 @@ from typing import Final
 from leasehold_worker.byte_sizes import size_text
 from leasehold_worker.diagnostics.examination import Examination, failed, not_checked, warning
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.enrolment_file import Enrolment, read_enrolment
 from leasehold_worker.files.private_directories import require_private
 from leasehold_worker.host import cgroups, processes
 from leasehold_worker.planning.driver_checks import PROVEN_ARCHITECTURE
 from leasehold_worker.session.channel import FILES, INSECURE_SCHEME
+from leasehold_worker.session.client_keys import require_valid
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CAP_SYS_PTRACE: Final = 19
@@ -200,6 +202,9 @@ def coordinator(patient: Examination) -> str:
                 f"{address} answers, and has no TLS: start the coordinator without --insecure, and write its "
                 f"address without {INSECURE_SCHEME}"
             )
+        if (enrolment := _enrolment(patient)) is not None:
+            _handshake(connection, host, address, ssl.create_default_context(cadata=enrolment.authorities))
+            return f"{address} answers, and this worker is {enrolment.identity}"
         certificate, token = (patient.config.credentials_path / name for name in FILES)
         try:
             token.read_bytes()
@@ -210,14 +215,32 @@ def coordinator(patient: Examination) -> str:
                 f"{' and '.join(FILES)} from the coordinator's state directory, or set credentials in "
                 "worker.toml"
             ) from error
-        context.set_alpn_protocols(["h2"])
-        try:
-            context.wrap_socket(connection, server_hostname=host).close()
-        except OSError as error:
-            raise warning(
-                f"TLS with {address} fails ({error}): docs/errors.md says what the causes mean"
-            ) from error
+        _handshake(connection, host, address, context)
     return f"{address} answers, with the certificate of {certificate}"
+
+
+def _enrolment(patient: Examination) -> Enrolment | None:
+    """The worker's own certificate. None: it has none, or only the worker's user can read it."""
+    try:
+        enrolment = read_enrolment(patient.config.state_dir)
+        if enrolment is None or not enrolment.certificate:
+            return None
+        require_valid(enrolment)
+    except OSError:
+        return None
+    except StartError as error:
+        raise failed(str(error)) from error
+    return enrolment
+
+
+def _handshake(connection: socket.socket, host: str, address: str, context: ssl.SSLContext) -> None:
+    context.set_alpn_protocols(["h2"])
+    try:
+        context.wrap_socket(connection, server_hostname=host).close()
+    except OSError as error:
+        raise warning(
+            f"TLS with {address} fails ({error}): docs/errors.md says what the causes mean"
+        ) from error
 
 
 def _first_line(path: Path) -> str | None:

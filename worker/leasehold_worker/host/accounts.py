@@ -43,13 +43,11 @@ def find_account(text: str) -> Account:
     A user by numbers has no supplementary groups, and needs no entry in the directory.
 
     Raises:
-        LookupError: The directory has no such user, or knows the user under another spelling.
+        LookupError: The directory has no such user.
     """
     if numbers := _NUMBERS.fullmatch(text):
         return numbered_account(int(numbers[1]), int(numbers[2]))
     entry = pwd.getpwnam(text)
-    if entry.pw_name != text:  # some directories ignore case, or add a domain
-        raise LookupError(f"{text} is {entry.pw_name}")
     groups = sorted({entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)})
     home, shell = entry.pw_dir or "/", entry.pw_shell or "/bin/sh"
     return Account(entry.pw_uid, entry.pw_gid, tuple(groups), entry.pw_name, home, shell)

@@ -1,9 +1,8 @@
-"""Files of /proc, read whole and without waiting."""
+"""Files of /proc, read up to a limit and without waiting."""
 
 import errno
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, NewType
 
@@ -17,8 +16,12 @@ Pid = NewType("Pid", int)
 READ_BYTES: Final = 65_536
 """Bytes of one read of ``/proc``."""
 
-ENVIRONMENT_LIMIT: Final = 8 * 2**20
-"""Bytes of an environment. Linux permits a quarter of the stack's limit, which is 8 MiB by default."""
+READ_LIMIT: Final = 8 * 2**20
+"""Bytes of a file that are read. Linux permits 6 MiB for arguments and environment together (execve(2)).
+
+A process can move its environment and its arguments to any part of its memory (PR_SET_MM in prctl(2)), so
+that its files in /proc have the size of an address space.
+"""
 
 _OF_MEMORY: Final = frozenset({"environ", "cmdline"})
 """Files that are empty for a process whose first thread has ended."""
@@ -105,7 +108,7 @@ def environment_in_memory(pid: int) -> bytes:
     try:
         fields = stat_fields(_read_visible(f"{folder}/stat").decode(errors="replace"))
         start, end = int(fields[_ENVIRONMENT_START]), int(fields[_ENVIRONMENT_END])
-        length = min(end - start, ENVIRONMENT_LIMIT)
+        length = min(end - start, READ_LIMIT)
         return read_memory(int(folder.name), start, length) if length > 0 else b""
     except (OSError, ValueError, IndexError):
         return b""
@@ -140,7 +143,10 @@ def _read_visible(path: str) -> bytes:
 
 def _read_file(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    content = bytearray()
     try:
-        return b"".join(iter(partial(os.read, descriptor, READ_BYTES), b""))
+        while len(content) < READ_LIMIT and (chunk := os.read(descriptor, READ_BYTES)):
+            content += chunk
+        return bytes(content)
     finally:
         os.close(descriptor)

@@ -46,6 +46,9 @@ HOLD_AGAIN_S: Final = 1.0
 _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 """Errors of pidfd_open(2) for an unused pid; the last two are for a thread's id, by kernel."""
 
+COMMAND_LINE_LIMIT: Final = 65_536
+"""Bytes of a command line that are used."""
+
 _user_names: Final[dict[int, str]] = {}
 """Known user names, by user id."""
 
@@ -127,29 +130,29 @@ def catches(identity: ProcessIdentity, signal_number: int) -> bool:
 
 def has_variable(identity: ProcessIdentity, name: str) -> bool:
     """Whether a process was started with a variable in its environment. False if that can't be read."""
-    return any(entry.startswith(name.encode() + b"=") for entry in _environment(identity.pid))
+    return f"\0{name}=".encode() in _environment(identity.pid)
 
 
 def has_entries(pid: int, mark: str) -> bool | None:
     """Whether a process was started with a mark. None: it has an environment, which can't be read yet."""
     environment = _environment(pid)
-    if environment == [b""] and may_have_environment(pid):
+    if environment == b"\0\0" and may_have_environment(pid):
         return None
-    return set(mark.encode().split(b"\0")).issubset(environment)
+    return all(b"\0%b\0" % entry in environment for entry in mark.encode().split(b"\0"))
 
 
-def _environment(pid: int) -> list[bytes]:
+def _environment(pid: int) -> bytes:
+    """The environment, with a NUL around each entry. As a list, it could take far more memory."""
     content = read_process_file(pid, "environ")
     if not content and os.geteuid() != 0:
         content = environment_in_memory(pid)
-    return content.split(b"\0")
+    return b"\0%b\0" % content
 
 
 def variable_of(pid: int, name: str) -> str:
     """A variable of a process's first environment. Empty: it has none, or can't be read."""
-    start = name.encode() + b"="
-    values = (entry[len(start) :] for entry in _environment(pid) if entry.startswith(start))
-    return next(values, b"").decode(errors="replace")
+    _, _, rest = _environment(pid).partition(f"\0{name}=".encode())
+    return rest.partition(b"\0")[0].decode(errors="replace")
 
 
 def lineage(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
@@ -197,7 +200,7 @@ def user_name(uid: int | None) -> str:
 
 def command_line(pid: int) -> list[str]:
     """Program and arguments of a process. Empty: it is gone, or a thread of the kernel."""
-    line = read_process_file(pid, "cmdline")
+    line = read_process_file(pid, "cmdline")[:COMMAND_LINE_LIMIT]
     return [part.decode(errors="replace") for part in line.rstrip(b"\0").split(b"\0")] if line else []
 
 

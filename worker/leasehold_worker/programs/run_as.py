@@ -15,6 +15,8 @@ RunAsSetting: TypeAlias = str | dict[str, str]
 SAME_NAME: Final = "same-name"
 MIN_UID: Final = 1000
 NOBODY: Final = 65534
+NO_ID: Final = 2**32 - 1
+"""The number by which setresuid(2) and setresgid(2) change nothing."""
 
 LOOK_UP_TIMEOUT_S: Final = 10.0
 """Timeout of the host's directory of users (NSS), which may ask a server."""
@@ -99,6 +101,10 @@ class RunAs:
                 errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
                 f"the Unix user {name!r} can't be looked up ({why}): check the host's directory of users",
             ) from None
+        if self._setting == SAME_NAME and account.name != name:  # identities differ in their letters
+            raise _refused(
+                f"run_as is same-name, and the host's directory of users calls {name} {account.name}"
+            )
         self._require_permitted(told, account)
         return None if account.uid == os.geteuid() else account
 
@@ -134,6 +140,8 @@ def why_forbidden(account: Account, setting: RunAsSetting, min_uid: int) -> str:
         return "root, or a member of root's group"
     if NOBODY in {uid, account.gid}:
         return f"the user or group {NOBODY} of everything unmapped"
+    if max(uid, account.gid) >= NO_ID:
+        return f"no id of a user and a group, which are below {NO_ID}"
     if uid < min_uid:
         return f"user id {uid}, below run_as_min_uid {min_uid}"
     if uid == os.geteuid() and setting == SAME_NAME:

@@ -5,6 +5,7 @@ one shim lives as long as each workload.
 """
 
 import ctypes
+import errno
 import os
 
 PR_SET_DUMPABLE = 4
@@ -12,6 +13,9 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAPABILITY_VERSION_3 = 0x20080522
+KEYCTL_JOIN_SESSION_KEYRING = 1
+KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}
+"""Number of the system call keyctl(2), which the C library lacks."""
 
 
 def take_on(user: str) -> None:
@@ -39,6 +43,7 @@ def take_on(user: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs can't be set")
+    leave_session_keyring()
     # Until its exec, this process has the worker's memory, which the user must not read whatever
     # fs.suid_dumpable says.
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
@@ -59,6 +64,22 @@ def drop_capabilities() -> None:
     if libc.capset(header, none):
         raise OSError(ctypes.get_errno(), "the worker's capabilities can't be dropped")
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)  # empty already, as the permitted set is
+
+
+def leave_session_keyring() -> None:
+    """Begins an empty session keyring. Whoever inherits the worker's can read the keys in it (keyrings(7)).
+
+    Raises:
+        OSError: The process still has the worker's keyring.
+    """
+    machine = os.uname().machine
+    if machine not in KEYCTL:
+        raise OSError(errno.ENOSYS, f"the number of keyctl(2) on {machine} is unknown")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(KEYCTL[machine], KEYCTL_JOIN_SESSION_KEYRING, None) < 0:
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EPERM):  # no keyrings here; or a container forbids them to all
+            raise OSError(number, "the worker's session keyring can't be left")
 
 
 def require(uid: int, gid: int, groups: list[int]) -> None:

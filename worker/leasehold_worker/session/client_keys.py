@@ -27,10 +27,20 @@ def new_key() -> str:
 
 
 def signing_request(key: str) -> bytes:
-    """A certificate signing request in DER. It proves the possession of the key, and has no name."""
-    loaded = serialization.load_pem_private_key(key.encode(), password=None)
-    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-        raise ValueError("the key is not on an elliptic curve")  # noqa: TRY004 - as for a malformed key
+    """A certificate signing request in DER. It proves the possession of the key, and has no name.
+
+    Raises:
+        StartError: The key is damaged.
+    """
+    try:
+        loaded = serialization.load_pem_private_key(key.encode(), password=None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise ValueError("it is not on an elliptic curve")  # noqa: TRY004 - as for a malformed key
+    except ValueError as error:
+        raise StartError(
+            f"the worker's key in enrolment.json is damaged ({error}): delete the file, and join again with "
+            "a token of `leasehold token create --replace`"
+        ) from None
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return request.sign(loaded, hashes.SHA256()).public_bytes(Encoding.DER)
 
@@ -43,6 +53,11 @@ def as_pem(certificates: Iterable[bytes]) -> str:
     """
     parsed = [x509.load_der_x509_certificate(certificate) for certificate in certificates]
     return "".join(one.public_bytes(Encoding.PEM).decode("ascii") for one in parsed)
+
+
+def serial_numbers(certificates: Iterable[bytes]) -> list[str]:
+    """The serial numbers of certificates in DER, in hexadecimal."""
+    return [f"{x509.load_der_x509_certificate(one).serial_number:x}" for one in certificates]
 
 
 def require_valid(enrolment: Enrolment) -> None:

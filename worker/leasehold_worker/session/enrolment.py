@@ -26,7 +26,7 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session.channel import OPTIONS, open_enrolled_channel
-from leasehold_worker.session.client_keys import as_pem, new_key, signing_request
+from leasehold_worker.session.client_keys import as_pem, new_key, serial_numbers, signing_request
 from leasehold_worker.session.tls_failures import explain
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 TICKET_PREFIX: Final = "leasehold-join-"
 TICKET_LIMIT: Final = 65_536
 """Most characters of a join token."""
+
+AUTHORITY_LIMIT: Final = 8
+"""Most authorities of a coordinator."""
 
 CALL_TIMEOUT_S: Final = 20.0
 WORKER_KIND: Final = "worker"
@@ -99,41 +102,53 @@ def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uui
     Raises:
         StartError: The coordinator refused or does not answer, or the answer can't be stored.
     """
+    try:
+        enrolment = _join(ticket, state_directory, f"{WORKER_KIND}/{name}", gpu_uuids)
+    except RefusedError as error:
+        raise StartError(f"{WORKER_KIND}/{name} can't join: {error}") from None
+    except OSError as error:
+        raise StartError(
+            f"the certificate can't be stored ({error.strerror}): check the state directory's disk"
+        ) from error
+    logger.info("joined as %s; the certificate is in the state directory", enrolment.identity)
+
+
+def _join(
+    ticket: JoinTicket, state_directory: StateDirectory, identity: str, gpu_uuids: Sequence[str]
+) -> Enrolment:
+    """Joins as an identity, and returns what is stored then.
+
+    Raises:
+        RefusedError: The coordinator refused or does not answer.
+        OSError: The key or the certificate can't be stored.
+    """
     digest = hashlib.sha256(ticket.secret).hexdigest()
     enrolment = state_directory.enrolment() or Enrolment()
     if enrolment.ticket_digest == digest:
-        logger.info("joined as %s before: the join token is not used again", enrolment.identity)
-        return
+        return enrolment
     if enrolment.next_ticket != digest:
         enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket=digest)
     request = JoinRequest(
         secret=ticket.secret,
-        identity=f"{WORKER_KIND}/{name}",
+        identity=identity,
         csr=signing_request(enrolment.next_key),
         worker_id=state_directory.worker_id(),
         gpu_uuids=gpu_uuids,
         last_epoch=state_directory.last_epoch(),
     )
-    authorities = as_pem(ticket.ca_certificates)
-    credentials = grpc.ssl_channel_credentials(authorities.encode())
-    try:
-        state_directory.save_enrolment(enrolment)
-        with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
-            response = _call(
-                lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S), ticket.address
-            )
-        joined = msgspec.structs.replace(
-            _with_certificate(enrolment, response.certificate),
-            identity=request.identity,
-            coordinator=response.coordinator,
-            ticket_digest=digest,
-        )
-        state_directory.save_enrolment(joined)
-    except RefusedError as error:
-        raise StartError(f"{request.identity} can't join: {error}") from None
-    except OSError as error:
-        raise StartError(f"the certificate can't be stored ({error.strerror}): check the disk") from error
-    logger.info("joined as %s; the certificate is in the state directory", joined.identity)
+    state_directory.save_enrolment(enrolment)
+    credentials = grpc.ssl_channel_credentials(as_pem(ticket.ca_certificates).encode())
+    with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
+        stub = JoinServiceStub(channel)
+        response = _call(lambda: stub.Join(request, timeout=CALL_TIMEOUT_S), ticket.address)
+    joined = msgspec.structs.replace(
+        _with_certificate(enrolment, response.certificate),
+        identity=identity,
+        coordinator=response.coordinator,
+        ticket_digest=digest,
+    )
+    state_directory.save_enrolment(joined)
+    return joined
 
 
 def renew(state_directory: StateDirectory, coordinator: str) -> None:
@@ -148,15 +163,44 @@ def renew(state_directory: StateDirectory, coordinator: str) -> None:
     if enrolment is None:
         return
     if not enrolment.next_key or enrolment.next_ticket:
-        enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket="")
-        state_directory.save_enrolment(enrolment)
+        enrolment = state_directory.change_enrolment(
+            lambda present: msgspec.structs.replace(present, next_key=new_key(), next_ticket="")
+        )
     request = RenewCertificateRequest(csr=signing_request(enrolment.next_key))
     with open_enrolled_channel(coordinator, enrolment) as channel:
         response = _call(
             lambda: RenewalServiceStub(channel).RenewCertificate(request, timeout=CALL_TIMEOUT_S), coordinator
         )
-    state_directory.save_enrolment(_with_certificate(enrolment, response.certificate))
+    state_directory.change_enrolment(lambda present: _with_certificate(present, response.certificate))
     logger.info("renewed the certificate of %s", enrolment.identity)
+
+
+def keep_authorities(state_directory: StateDirectory, certificates: Sequence[bytes]) -> list[str]:
+    """Stores the certificates by which the coordinator is verified from the next connection on.
+
+    Args:
+        state_directory: Keeps the worker's certificate.
+        certificates: The certificates, in DER.
+
+    Returns:
+        Their serial numbers, in hexadecimal. Empty: the worker has not joined, and keeps its own files.
+
+    Raises:
+        OSError: They can't be stored.
+        StartError: The stored enrolment is damaged.
+        ValueError: They are no certificates, or too many.
+    """
+    enrolment = state_directory.enrolment()
+    if enrolment is None or not enrolment.certificate:
+        return []
+    if not 0 < len(certificates) <= AUTHORITY_LIMIT:
+        raise ValueError(f"{len(certificates)} authorities are sent, and 1 to {AUTHORITY_LIMIT} are possible")
+    authorities = as_pem(certificates)
+    if enrolment.authorities != authorities:
+        state_directory.change_enrolment(
+            lambda present: msgspec.structs.replace(present, authorities=authorities)
+        )
+    return serial_numbers(certificates)
 
 
 def _with_certificate(enrolment: Enrolment, issued: IssuedCertificate) -> Enrolment:

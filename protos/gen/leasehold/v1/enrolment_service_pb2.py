@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$leasehold/v1/enrolment_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\x01\n\tJoinToken\x12\x15\n\rjoin_token_id\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x11\n\tuses_left\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x63reator\x18\x06 \x01(\t\x12\x0f\n\x07replace\x18\x07 \x01(\x08\"q\n\x16\x43reateJoinTokenRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04uses\x18\x03 \x01(\x05\x12\x0f\n\x07replace\x18\x04 \x01(\x08\"V\n\x17\x43reateJoinTokenResponse\x12+\n\njoin_token\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.JoinToken\x12\x0e\n\x06ticket\x18\x02 \x01(\t\"\x17\n\x15ListJoinTokensRequest\"F\n\x16ListJoinTokensResponse\x12,\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x17.leasehold.v1.JoinToken\"/\n\x16\x44\x65leteJoinTokenRequest\x12\x15\n\rjoin_token_id\x18\x01 \x01(\t\"F\n\x17\x44\x65leteJoinTokenResponse\x12+\n\njoin_token\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.JoinToken\"$\n\x10UnbindGpuRequest\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\"%\n\x11UnbindGpuResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\"X\n\nJoinTicket\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x17\n\x0f\x63\x61_certificates\x18\x02 \x03(\x0c\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12\x10\n\x08identity\x18\x04 \x01(\t\"v\n\x0bJoinRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x0b\n\x03\x63sr\x18\x03 \x01(\x0c\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x11\n\tgpu_uuids\x18\x05 \x03(\t\x12\x12\n\nlast_epoch\x18\x06 \x01(\x03\"Y\n\x0cJoinResponse\x12\x34\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0b\x32\x1f.leasehold.v1.IssuedCertificate\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\"q\n\x11IssuedCertificate\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63\x61_certificates\x18\x02 \x03(\x0c\x12.\n\nrenew_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"&\n\x17RenewCertificateRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\"P\n\x18RenewCertificateResponse\x12\x34\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0b\x32\x1f.leasehold.v1.IssuedCertificate2\xfd\x02\n\x10\x45nrolmentService\x12^\n\x0f\x43reateJoinToken\x12$.leasehold.v1.CreateJoinTokenRequest\x1a%.leasehold.v1.CreateJoinTokenResponse\x12[\n\x0eListJoinTokens\x12#.leasehold.v1.ListJoinTokensRequest\x1a$.leasehold.v1.ListJoinTokensResponse\x12^\n\x0f\x44\x65leteJoinToken\x12$.leasehold.v1.DeleteJoinTokenRequest\x1a%.leasehold.v1.DeleteJoinTokenResponse\x12L\n\tUnbindGpu\x12\x1e.leasehold.v1.UnbindGpuRequest\x1a\x1f.leasehold.v1.UnbindGpuResponse2L\n\x0bJoinService\x12=\n\x04Join\x12\x19.leasehold.v1.JoinRequest\x1a\x1a.leasehold.v1.JoinResponse2s\n\x0eRenewalService\x12\x61\n\x10RenewCertificate\x12%.leasehold.v1.RenewCertificateRequest\x1a&.leasehold.v1.RenewCertificateResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$leasehold/v1/enrolment_service.proto\x12\x0cleasehold.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe4\x01\n\tJoinToken\x12\x15\n\rjoin_token_id\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x11\n\tuses_left\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x63reator\x18\x06 \x01(\t\x12\x0f\n\x07replace\x18\x07 \x01(\x08\x12\x17\n\x0f\x63reator_claimed\x18\x08 \x01(\x08\"q\n\x16\x43reateJoinTokenRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04uses\x18\x03 \x01(\x05\x12\x0f\n\x07replace\x18\x04 \x01(\x08\"V\n\x17\x43reateJoinTokenResponse\x12+\n\njoin_token\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.JoinToken\x12\x0e\n\x06ticket\x18\x02 \x01(\t\"\x17\n\x15ListJoinTokensRequest\"F\n\x16ListJoinTokensResponse\x12,\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x17.leasehold.v1.JoinToken\"/\n\x16\x44\x65leteJoinTokenRequest\x12\x15\n\rjoin_token_id\x18\x01 \x01(\t\"F\n\x17\x44\x65leteJoinTokenResponse\x12+\n\njoin_token\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.JoinToken\"$\n\x10UnbindGpuRequest\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\"%\n\x11UnbindGpuResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\"X\n\nJoinTicket\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x17\n\x0f\x63\x61_certificates\x18\x02 \x03(\x0c\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12\x10\n\x08identity\x18\x04 \x01(\t\"v\n\x0bJoinRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x0b\n\x03\x63sr\x18\x03 \x01(\x0c\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x11\n\tgpu_uuids\x18\x05 \x03(\t\x12\x12\n\nlast_epoch\x18\x06 \x01(\x03\"Y\n\x0cJoinResponse\x12\x34\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0b\x32\x1f.leasehold.v1.IssuedCertificate\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\"q\n\x11IssuedCertificate\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63\x61_certificates\x18\x02 \x03(\x0c\x12.\n\nrenew_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"&\n\x17RenewCertificateRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\"P\n\x18RenewCertificateResponse\x12\x34\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0b\x32\x1f.leasehold.v1.IssuedCertificate2\xfd\x02\n\x10\x45nrolmentService\x12^\n\x0f\x43reateJoinToken\x12$.leasehold.v1.CreateJoinTokenRequest\x1a%.leasehold.v1.CreateJoinTokenResponse\x12[\n\x0eListJoinTokens\x12#.leasehold.v1.ListJoinTokensRequest\x1a$.leasehold.v1.ListJoinTokensResponse\x12^\n\x0f\x44\x65leteJoinToken\x12$.leasehold.v1.DeleteJoinTokenRequest\x1a%.leasehold.v1.DeleteJoinTokenResponse\x12L\n\tUnbindGpu\x12\x1e.leasehold.v1.UnbindGpuRequest\x1a\x1f.leasehold.v1.UnbindGpuResponse2L\n\x0bJoinService\x12=\n\x04Join\x12\x19.leasehold.v1.JoinRequest\x1a\x1a.leasehold.v1.JoinResponse2s\n\x0eRenewalService\x12\x61\n\x10RenewCertificate\x12%.leasehold.v1.RenewCertificateRequest\x1a&.leasehold.v1.RenewCertificateResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,39 +35,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
   _globals['_JOINTOKEN']._serialized_start=120
-  _globals['_JOINTOKEN']._serialized_end=323
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=325
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=438
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=440
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=526
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=528
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=551
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=553
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=623
-  _globals['_DELETEJOINTOKENREQUEST']._serialized_start=625
-  _globals['_DELETEJOINTOKENREQUEST']._serialized_end=672
-  _globals['_DELETEJOINTOKENRESPONSE']._serialized_start=674
-  _globals['_DELETEJOINTOKENRESPONSE']._serialized_end=744
-  _globals['_UNBINDGPUREQUEST']._serialized_start=746
-  _globals['_UNBINDGPUREQUEST']._serialized_end=782
-  _globals['_UNBINDGPURESPONSE']._serialized_start=784
-  _globals['_UNBINDGPURESPONSE']._serialized_end=821
-  _globals['_JOINTICKET']._serialized_start=823
-  _globals['_JOINTICKET']._serialized_end=911
-  _globals['_JOINREQUEST']._serialized_start=913
-  _globals['_JOINREQUEST']._serialized_end=1031
-  _globals['_JOINRESPONSE']._serialized_start=1033
-  _globals['_JOINRESPONSE']._serialized_end=1122
-  _globals['_ISSUEDCERTIFICATE']._serialized_start=1124
-  _globals['_ISSUEDCERTIFICATE']._serialized_end=1237
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=1239
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=1277
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=1279
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=1359
-  _globals['_ENROLMENTSERVICE']._serialized_start=1362
-  _globals['_ENROLMENTSERVICE']._serialized_end=1743
-  _globals['_JOINSERVICE']._serialized_start=1745
-  _globals['_JOINSERVICE']._serialized_end=1821
-  _globals['_RENEWALSERVICE']._serialized_start=1823
-  _globals['_RENEWALSERVICE']._serialized_end=1938
+  _globals['_JOINTOKEN']._serialized_end=348
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=350
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=463
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=465
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=551
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=553
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=576
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=578
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=648
+  _globals['_DELETEJOINTOKENREQUEST']._serialized_start=650
+  _globals['_DELETEJOINTOKENREQUEST']._serialized_end=697
+  _globals['_DELETEJOINTOKENRESPONSE']._serialized_start=699
+  _globals['_DELETEJOINTOKENRESPONSE']._serialized_end=769
+  _globals['_UNBINDGPUREQUEST']._serialized_start=771
+  _globals['_UNBINDGPUREQUEST']._serialized_end=807
+  _globals['_UNBINDGPURESPONSE']._serialized_start=809
+  _globals['_UNBINDGPURESPONSE']._serialized_end=846
+  _globals['_JOINTICKET']._serialized_start=848
+  _globals['_JOINTICKET']._serialized_end=936
+  _globals['_JOINREQUEST']._serialized_start=938
+  _globals['_JOINREQUEST']._serialized_end=1056
+  _globals['_JOINRESPONSE']._serialized_start=1058
+  _globals['_JOINRESPONSE']._serialized_end=1147
+  _globals['_ISSUEDCERTIFICATE']._serialized_start=1149
+  _globals['_ISSUEDCERTIFICATE']._serialized_end=1262
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=1264
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=1302
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=1304
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=1384
+  _globals['_ENROLMENTSERVICE']._serialized_start=1387
+  _globals['_ENROLMENTSERVICE']._serialized_end=1768
+  _globals['_JOINSERVICE']._serialized_start=1770
+  _globals['_JOINSERVICE']._serialized_end=1846
+  _globals['_RENEWALSERVICE']._serialized_start=1848
+  _globals['_RENEWALSERVICE']._serialized_end=1963
 # @@protoc_insertion_point(module_scope)

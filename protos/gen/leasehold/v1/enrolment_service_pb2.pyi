@@ -33,6 +33,7 @@ class JoinToken(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     CREATOR_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
+    CREATOR_CLAIMED_FIELD_NUMBER: _builtins.int
     join_token_id: _builtins.str
     """Id of the token, which is no secret."""
     identity: _builtins.str
@@ -43,6 +44,10 @@ class JoinToken(_message.Message):
     """Identity of the creator."""
     replace: _builtins.bool
     """A name that has a certificate may join again. Its older certificates are then revoked."""
+    creator_claimed: _builtins.bool
+    """The creator was an admin by a token of an OpenID Connect issuer only. Other creators must still be admins
+    when somebody joins.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """Time of the creation."""
@@ -61,10 +66,11 @@ class JoinToken(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         creator: _builtins.str = ...,
         replace: _builtins.bool = ...,
+        creator_claimed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "creator", b"creator", "expire_time", b"expire_time", "identity", b"identity", "join_token_id", b"join_token_id", "replace", b"replace", "uses_left", b"uses_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "creator", b"creator", "creator_claimed", b"creator_claimed", "expire_time", b"expire_time", "identity", b"identity", "join_token_id", b"join_token_id", "replace", b"replace", "uses_left", b"uses_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,106 @@
+"""A client with a context renews its certificate when it is due, and goes on with the new one."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from leasehold_client.config import config_path
+from leasehold_client.contexts import FILE, Context, Contexts, locked_contexts, read_contexts
+from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import UsageError
+
+from tests.renewals import Renewals, serving_renewals
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Renewals]:
+    """A coordinator that renews, and the current context of a user whose certificate is due."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with serving_renewals(tmp_path) as serving:
+        holder = serving.issue("user/alice")
+        context = Context(
+            "alice",
+            "user/alice",
+            coordinator=serving.address,
+            key=holder.key.decode(),
+            certificate=holder.chain.decode(),
+            authorities=holder.roots.decode(),
+            expire_s=time.time() + 1000,
+            renew_s=time.time() - 1,
+        )
+        with locked_contexts() as write:
+            write(Contexts("alice", {"alice": context}))
+        yield serving
+
+
+def change(**fields: float) -> None:
+    """Changes the context."""
+    with locked_contexts() as write:
+        contexts = read_contexts()
+        write(contexts.put(replace(contexts.get("alice"), **fields)))  # type: ignore[arg-type]
+
+
+def test_a_client_renews_and_calls_with_the_new_certificate(coordinator: Renewals) -> None:
+    change(renew_s=time.time() + 1000)
+    with Client() as client:
+        client.workers()
+        change(renew_s=time.time() - 1)
+        client._connection.channel._context = read_contexts().get("alice")  # type: ignore[attr-defined]
+        client.workers()
+        client.workers()
+    first, second, third = coordinator.callers
+    assert first != second == third
+    assert len(coordinator.keys) == 1
+    assert read_contexts().get("alice").renew_s > time.time()
+
+
+def test_a_renewal_by_another_process_is_taken_over(coordinator: Renewals) -> None:
+    stale = read_contexts().get("alice")
+    with Client() as client:
+        client._connection.channel._context = stale  # type: ignore[attr-defined]
+        client.workers()
+    assert len(coordinator.keys) == 1
+
+
+def test_a_coordinator_that_does_not_renew_stops_no_call(coordinator: Renewals) -> None:
+    coordinator.losing = 100
+    with Client() as client:
+        client.workers()
+        client.workers()
+    assert len(coordinator.keys) == 1, "the next attempt is a minute later"
+    with Client() as client:
+        client.workers()
+    assert len(set(coordinator.keys)) == 1, "a lost answer is asked for again with the same key"
+
+
+def test_an_expired_certificate_is_told_with_its_remedy(coordinator: Renewals) -> None:
+    change(expire_s=time.time() - 3 * 86_400)
+    with pytest.raises(UsageError, match=r"expired 3 days ago.*token create --user alice --replace"):
+        Client()
+    change(expire_s=time.time() + 1000, renew_s=time.time() + 900, begin_s=time.time() + 7200)
+    with pytest.raises(UsageError, match=r"valid in 1 hour only.*the clock is behind"):
+        Client()
+
+
+def test_an_address_leaves_out_the_current_context(coordinator: Renewals) -> None:
+    with pytest.raises(UsageError, match="no context is named 'bob'"):
+        Client(context="bob")
+    with Client(coordinator.address, context="alice") as client:
+        client.workers()
+    assert len(coordinator.callers) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"current": 1, "contexts": {}}', '{"current": "", "contexts": {"a": {"x": 1}}}']
+)
+def test_a_damaged_file_is_told(coordinator: Renewals, text: str) -> None:
+    path = config_path().with_name(FILE)
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is damaged"):
+        read_contexts()
+    os.chmod(path, 0o644)
+    with pytest.raises(UsageError, match="others may have the keys"):
+        read_contexts()

@@ -29,7 +29,7 @@ from leasehold_coordinator.fleet.callers import (
     LIST_LIMIT,
     STREAM_LIMIT,
     CallLimits,
-    caller_at_host,
+    counted_caller,
     current_caller,
     host_of,
     note_caller,
@@ -146,7 +146,7 @@ class Border(grpc.aio.ServerInterceptor):
                 caller = self._authorization.authorize(method, found, context)
                 note_caller(caller)
                 self._bounds.admit_user(caller)
-                _count_until_end(places.enter(caller_at_host()))
+                _count_until_end(places.enter(counted_caller()))
                 if streams:
                     _count_until_end(self._bounds.open_stream(caller))
                 if handler.request_streaming:

@@ -37,6 +37,8 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.revocations import Revocations
+from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import VAULT
@@ -116,7 +118,7 @@ class Office:
         serial = f"{x509.load_der_x509_certificate(certificate).serial_number:x}"
         known = self.certificates.registry.get(serial)
         assert known is not None
-        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial)
+        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial, expire_time=known.not_after)
 
 
 def read_ticket(text: str) -> JoinTicket:
@@ -420,6 +422,40 @@ def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
         assert office.tokens.all()[0].uses_left == 1
 
     in_office(tmp_path, scenario)
+
+
+def test_a_revocation_ends_a_renewal_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serials: list[str] = []
+
+    async def during(office: Office) -> None:
+        first = await office.join(await office.token("worker/alpha"))
+        caller = office.caller(first)
+        days_ns = 15 * 86_400 * 10**9
+        monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + days_ns)
+        write, begun, revoked = Store.write, asyncio.Event(), asyncio.Event()
+
+        async def slow(store: Store, *rows: Change) -> None:
+            monkeypatch.setattr(Store, "write", write)
+            begun.set()
+            await revoked.wait()
+            await write(store, *rows)
+
+        monkeypatch.setattr(Store, "write", slow)
+        requests = [RenewCertificateRequest(csr=signing_request()) for _ in range(2)]
+        renewing = asyncio.ensure_future(office.enrolment.renew(requests[0], caller))
+        await begun.wait()
+        waiting = asyncio.ensure_future(office.enrolment.renew(requests[1], caller))
+        await Revocations(office.store, office.certificates).revoke(caller.serial)
+        revoked.set()
+        renewed = (await renewing).certificate.certificate
+        await office.refuse(errors_pb2.ERROR_REASON_UNAUTHENTICATED, waiting)
+        serials.append(office.caller(renewed).serial)
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    async def after(office: Office) -> None:
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    in_office(tmp_path, during, after)
 
 
 def test_joins_renewals_and_unbound_gpus_are_in_the_audit(

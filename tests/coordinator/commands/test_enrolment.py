@@ -4,6 +4,7 @@ import asyncio
 import base64
 import datetime
 import json
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ from tests.coordinator.bench import VAULT
 from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 from tests.coordinator.storage.test_audit_chain import listed
+from tests.fuzz.messages import fill
 
 REFUSED = errors_pb2.ERROR_REASON_JOIN_REFUSED
 
@@ -55,6 +57,9 @@ def signing_request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None =
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "local/root")])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return request.public_bytes(Encoding.DER)
+
+
+CSR = signing_request()
 
 
 class Office:
@@ -499,5 +504,28 @@ def test_no_token_for_whom_no_listener_asks_for_a_certificate(tmp_path: Path) ->
         error = await office.refuse(errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY, refused)
         assert "--worker-listen on an address off loopback" in error.message
         await office.token("user/alice")
+
+    in_office(tmp_path, scenario)
+
+
+def test_any_request_is_answered_or_refused(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/a*", uses=256)
+        joined = 0
+        for seed in range(400):
+            choose = random.Random(seed)
+            request = fill(JoinRequest, choose)
+            if choose.random() < 0.8:
+                request.secret = secret
+            if choose.random() < 0.8:
+                request.identity = f"worker/a{seed}"
+            if choose.random() < 0.8:
+                request.csr = CSR
+            try:
+                await office.enrolment.join(request, f"ipv4:192.0.2.{seed}")
+                joined += 1
+            except FleetError as error:
+                assert error.reason != errors_pb2.ERROR_REASON_INTERNAL
+        assert joined < 400
 
     in_office(tmp_path, scenario)

@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
 from threading import Event
 from typing import cast
 
@@ -175,16 +174,18 @@ def test_a_worker_has_the_name_of_its_certificate(remote: Remote) -> None:
 def test_streams_without_hello_count_for_their_worker_only(remote: Remote) -> None:
     """Workers of several hosts may share an address, and one may have many addresses."""
     stub = SessionServiceStub(remote.holders["worker/alpha"].open_channel(remote.workers))
-    ended: Queue[grpc.Call] = Queue()
-    silent = Event()
-    streams = []
-    for _ in range(3):
-        stream = stub.Connect(iter(silent.wait, True), timeout=60)
-        stream.add_done_callback(lambda stream=stream: ended.put(stream))
-        streams.append(stream)
-    assert ended.get(timeout=20).code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # alpha has half of the places
+    over = Event()
+
+    def silence() -> Iterator[ConnectRequest]:
+        over.wait(60)
+        yield from ()
+
+    streams = [stub.Connect(silence(), timeout=60) for _ in range(3)]
+    with pytest.raises(grpc.RpcError) as error:
+        next(streams[2])  # alpha has half of the places
+    assert cast("grpc.Call", error.value).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     remote.connect("worker/beta", "beta").welcome()
-    silent.set()
+    over.set()
     for stream in streams:
         stream.cancel()
 

@@ -22,6 +22,7 @@ from leasehold_coordinator.fleet.audit_entries import command_rows
 from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
 from leasehold_coordinator.fleet.callers import counted_caller, current_caller
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.frame_rules import check_command_of
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.log_context import log_context
@@ -174,7 +175,14 @@ class Dispatcher:
                 await self._carry_out(effects)
 
     def take(self, session: Session, update: CommandUpdate) -> Coroutine[Any, Any, None] | None:
-        """Applies a worker's update of a command. Returns the remaining work: None for most steps."""
+        """Applies a worker's update of a command. Returns the remaining work: None for most steps.
+
+        Raises:
+            FleetError: PROTOCOL_VIOLATION, the command is for another worker.
+        """
+        stored = self._fleet.ledger.commands.get(update.command_id)
+        if stored is not None:
+            check_command_of(stored, session.hello.worker_id)
         is_step = update.state in STEPS and not update.workloads
         if not is_step or update.command_id in self._ends:
             return self.update(session, update)

@@ -69,6 +69,7 @@ class Office:
         self.bindings = Bindings()
         self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"], self.is_admin)
         self.tokens.address = "coordinator.example:7402"
+        self.tokens.kinds = frozenset({Kind.WORKER, Kind.USER, Kind.SERVICE})
         self.enrolment = Enrolment(self.fleet, self.certificates, lambda: [b"the CA"], self.is_admin)
         self.enrolment.addresses = dict.fromkeys(Kind, "coordinator.example:7400")
 
@@ -487,5 +488,16 @@ def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
             "worker_id": "worker-alpha",
         }
         assert json.loads(renewed.arguments) == {}
+
+    in_office(tmp_path, scenario)
+
+
+def test_no_token_for_whom_no_listener_asks_for_a_certificate(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        office.tokens.kinds = frozenset({Kind.USER, Kind.SERVICE})
+        refused = office.token("worker/alpha")
+        error = await office.refuse(errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY, refused)
+        assert "--worker-listen on an address off loopback" in error.message
+        await office.token("user/alice")
 
     in_office(tmp_path, scenario)

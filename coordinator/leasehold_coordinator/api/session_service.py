@@ -29,7 +29,7 @@ from leasehold_coordinator import __version__
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
-from leasehold_coordinator.api.rpc_errors import abort
+from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
@@ -38,6 +38,7 @@ from leasehold_coordinator.fleet.audit_entries import CONNECT
 from leasehold_coordinator.fleet.authority_changes import tell_authorities
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.frame_rules import check_leases, check_workload_of
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielded_tasks import finish
 from leasehold_coordinator.timestamps import duration
@@ -104,9 +105,10 @@ class SessionService(SessionServiceServicer):
         try:
             caller = self._authentication.worker(context)
             # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
-            leave = self._streams.enter(host_of(context.peer()))
+            counted = str(caller.identity) if caller is not None else host_of(context.peer())
+            leave = self._streams.enter(counted)
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
-            with self._hellos.entered(host_of(context.peer())):
+            with self._hellos.entered(counted):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
             session.address, session.is_encrypted = host_of(context.peer()), is_encrypted(context)
             self._check(session.hello)
@@ -206,6 +208,7 @@ class SessionService(SessionServiceServicer):
         fleet, hello = self._fleet, session.hello
         binding = fleet.check_binding(hello, is_certified=session.is_certified)
         fleet.registry.check_newcomer(hello, time.monotonic())
+        _check_own(fleet, hello)
         crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
         session.is_restored = fleet.registry.is_restored(hello)
@@ -347,6 +350,7 @@ class SessionService(SessionServiceServicer):
             return
         if known is None:
             return
+        check_leases(self._fleet.reader, session.hello.worker_id, load.gpu_leases)
         if self._fleet.registry.apply_load(known, load):
             self._fleet.worker_news.publish(known)
         session.loads += 1
@@ -374,11 +378,25 @@ class SessionService(SessionServiceServicer):
             _check_name(hello, session.identity)
         binding = self._fleet.check_binding(hello, is_certified=session.is_certified)
         self._fleet.registry.check_unique(hello, time.monotonic())
+        _check_own(self._fleet, hello)
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
         await self._fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
+
+
+def _check_own(fleet: Fleet, hello: Hello) -> None:
+    """Refuses leases and unfinished workloads in a hello that are of other workers.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION.
+    """
+    claimed = {gpu.uuid for gpu in hello.gpus}
+    check_leases(fleet.reader, hello.worker_id, hello.gpu_leases, claimed=claimed)
+    for reported in hello.workloads:
+        if (known := fleet.workloads.get(reported.workload_id)) is not None:
+            check_workload_of(known, hello.worker_id)
 
 
 def _check_name(hello: Hello, identity: Identity) -> None:

@@ -43,11 +43,11 @@ class AuthorityChanges:
         return Counter(one.authority for one in self._certificates.valid())
 
     def serve_newest(self) -> None:
-        """Lets the newest CA sign the server's certificate, once each worker has confirmed to trust it."""
+        """Lets the newest CA sign the server's certificate, once each holder of a certificate trusts it."""
         authorities = self._authorities
         if len(authorities.members) < 2 or authorities.is_newest_served:
             return
-        if not self._certificates.waiting_workers():
+        if not self._certificates.waiting():
             authorities.serve_newest()
             logger.info("authority %s signs the server's certificate from now on", authorities.newest.serial)
 

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import datetime
 import json
+import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,12 +39,15 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.revocations import Revocations
+from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import VAULT
 from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 from tests.coordinator.storage.test_audit_chain import listed
+from tests.fuzz.messages import fill
 
 REFUSED = errors_pb2.ERROR_REASON_JOIN_REFUSED
 
@@ -53,6 +58,9 @@ def signing_request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None =
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "local/root")])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return request.public_bytes(Encoding.DER)
+
+
+CSR = signing_request()
 
 
 class Office:
@@ -67,6 +75,7 @@ class Office:
         self.bindings = Bindings()
         self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"], self.is_admin)
         self.tokens.address = "coordinator.example:7402"
+        self.tokens.kinds = frozenset({Kind.WORKER, Kind.USER, Kind.SERVICE})
         self.enrolment = Enrolment(self.fleet, self.certificates, lambda: [b"the CA"], self.is_admin)
         self.enrolment.addresses = dict.fromkeys(Kind, "coordinator.example:7400")
 
@@ -115,7 +124,7 @@ class Office:
         serial = f"{x509.load_der_x509_certificate(certificate).serial_number:x}"
         known = self.certificates.registry.get(serial)
         assert known is not None
-        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial)
+        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial, expire_time=known.not_after)
 
 
 def read_ticket(text: str) -> JoinTicket:
@@ -421,6 +430,40 @@ def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
     in_office(tmp_path, scenario)
 
 
+def test_a_revocation_ends_a_renewal_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serials: list[str] = []
+
+    async def during(office: Office) -> None:
+        first = await office.join(await office.token("worker/alpha"))
+        caller = office.caller(first)
+        days_ns = 15 * 86_400 * 10**9
+        monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + days_ns)
+        write, begun, revoked = Store.write, asyncio.Event(), asyncio.Event()
+
+        async def slow(store: Store, *rows: Change) -> None:
+            monkeypatch.setattr(Store, "write", write)
+            begun.set()
+            await revoked.wait()
+            await write(store, *rows)
+
+        monkeypatch.setattr(Store, "write", slow)
+        requests = [RenewCertificateRequest(csr=signing_request()) for _ in range(2)]
+        renewing = asyncio.ensure_future(office.enrolment.renew(requests[0], caller))
+        await begun.wait()
+        waiting = asyncio.ensure_future(office.enrolment.renew(requests[1], caller))
+        await Revocations(office.store, office.certificates).revoke(caller.serial)
+        revoked.set()
+        for renewal in (renewing, waiting):
+            await office.refuse(errors_pb2.ERROR_REASON_UNAUTHENTICATED, renewal)
+        serials.extend(one.serial for one in office.certificates.registry.successors(caller.serial))
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    async def after(office: Office) -> None:
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    in_office(tmp_path, during, after)
+
+
 def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,5 +494,37 @@ def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
             "worker_id": "worker-alpha",
         }
         assert json.loads(renewed.arguments) == {}
+
+    in_office(tmp_path, scenario)
+
+
+def test_no_token_for_whom_no_listener_asks_for_a_certificate(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        office.tokens.kinds = frozenset({Kind.USER, Kind.SERVICE})
+        refused = office.token("worker/alpha")
+        error = await office.refuse(errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY, refused)
+        assert "--worker-listen on an address off loopback" in error.message
+        await office.token("user/alice")
+
+    in_office(tmp_path, scenario)
+
+
+def test_any_request_is_answered_or_refused(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/a*", uses=256)
+        joined = 0
+        for seed in range(400):
+            choose = random.Random(seed)
+            request = fill(JoinRequest, choose)
+            if choose.random() < 0.8:
+                request.secret = secret
+            if choose.random() < 0.8:
+                request.identity = f"worker/a{seed}"
+            if choose.random() < 0.8:
+                request.csr = CSR
+            with suppress(FleetError):  # and nothing else
+                await office.enrolment.join(request, f"ipv4:192.0.2.{seed}")
+                joined += 1
+        assert joined < 400
 
     in_office(tmp_path, scenario)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from tests.worker.unix_users import (
     CAPABILITIES,
     WORKER_UID,
     UserWorker,
+    as_user,
     needs_root,
     open_to_others,
     user_worker,
@@ -251,3 +254,18 @@ def test_each_capability_is_needed(
             assert failed.error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
         for process in counters(host):
             os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_child_is_closed_to_its_user_until_its_exec() -> None:
+    """It has the memory of the worker, whose environment may hold secrets."""
+    code = "from leasehold_worker.programs.user_change import take_on; take_on('2001:2001:2001'); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        wait_until(
+            lambda: (user := account_of(child.pid)) is not None and user.uid == ALICE_UID, "it is alice's"
+        )
+        look = [*as_user(ALICE_UID), "cat", f"/proc/{child.pid}/environ"]
+        seen = subprocess.run(look, capture_output=True, text=True, check=False)
+        child.communicate(b"\n")
+    assert child.returncode == 0
+    assert "Permission denied" in seen.stderr

@@ -7,12 +7,22 @@ from collections.abc import Iterator
 
 import grpc
 from google.protobuf import json_format, message_factory
+from google.protobuf.message import Message
 from grpc_status import rpc_status
 from hypothesis import given
 from hypothesis import strategies as st
-from leasehold.v1 import command_service_pb2, event_service_pb2, fleet_service_pb2, workload_service_pb2
-from leasehold.v1.workload_pb2 import WorkloadSpec
-from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    event_service_pb2,
+    fleet_service_pb2,
+    lease_pb2,
+    workload_pb2,
+    workload_service_pb2,
+)
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Hello, WorkerLoad, WorkloadEvent
 from leasehold_coordinator.core.hello_rules import NAME
 
 from tests.channels import open_worker_channel
@@ -80,6 +90,54 @@ def rival(seed: int) -> bytes:
     return ConnectRequest(hello=hello).SerializeToString()
 
 
+def thief(seed: int, ids: dict[str, str]) -> bytes:
+    """A frame that names what belongs to the honest worker. Half have any content besides."""
+    choose = random.Random(seed)
+    if choose.random() < 0.5:
+        return choose.choice(claims(ids)).SerializeToString()
+    frame = ConnectRequest()
+    content = getattr(frame, choose.choice(ConnectRequest.DESCRIPTOR.fields).name)
+    content.CopyFrom(fill(type(content), choose))
+    content.SetInParent()
+    take_ids(content, choose, ids)
+    return frame.SerializeToString()
+
+
+def claims(ids: dict[str, str]) -> list[ConnectRequest]:
+    """Frames that would be valid from the honest worker."""
+    exited = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_EXITED, generation=50)
+    workload = Workload(workload_id=ids["workload_id"], status=exited)
+    lease = GpuLease(gpu_uuid=ids["gpu_uuid"], state=lease_pb2.SLOT_STATE_LEASED)
+    succeeded = command_pb2.COMMAND_STATE_SUCCEEDED
+    return [
+        ConnectRequest(workload_event=WorkloadEvent(workload=workload)),
+        ConnectRequest(command_update=CommandUpdate(command_id=ids["command_id"], state=succeeded)),
+        ConnectRequest(command_update=CommandUpdate(command_id="c-1", state=succeeded, workloads=[workload])),
+        ConnectRequest(worker_load=WorkerLoad(sequence=2**40, gpu_leases=[lease])),
+    ]
+
+
+def take_ids(message: Message, choose: random.Random, ids: dict[str, str]) -> None:
+    """Replaces most ids in a message."""
+    for field in message.DESCRIPTOR.fields:
+        if field.name in ids and choose.random() < 0.8:
+            setattr(message, field.name, ids[field.name])
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if field.is_repeated else [value]:
+                take_ids(part, choose, ids)
+
+
+def state_of_alpha(coordinator: CoordinatorProcess, ids: dict[str, str]) -> list[Message]:  # noqa: F811
+    """What belongs to the honest worker."""
+    listed = coordinator.fleet.ListGpus(fleet_service_pb2.ListGpusRequest(worker="worker-alpha"))
+    for gpu in listed.gpus:
+        gpu.ClearField("report_time")
+    asked = workload_service_pb2.GetWorkloadRequest(workload=ids["workload_id"])
+    command = command_service_pb2.GetCommandRequest(command_id=ids["command_id"])
+    return [listed, coordinator.workloads.GetWorkload(asked), coordinator.commands.GetCommand(command)]
+
+
 def speak(
     coordinator: CoordinatorProcess,  # noqa: F811
     frames: list[bytes],
@@ -140,6 +198,43 @@ def test_a_hostile_worker_harms_nobody_else(
     request = workload_service_pb2.CreateWorkloadRequest(name="honest", spec=spec, worker="worker-alpha")
     coordinator.workloads.CreateWorkload(request)
     honest.succeed("run")
+
+
+def test_nothing_of_another_worker_ever_changes(
+    coordinator: CoordinatorProcess,  # noqa: F811
+    examples: Examples,
+) -> None:
+    honest = coordinator.connect(make_hello("alpha"))
+    honest.welcome()
+    created = coordinator.workloads.CreateWorkload(
+        workload_service_pb2.CreateWorkloadRequest(
+            name="victim", spec=WorkloadSpec(arguments=["program"]), worker="worker-alpha"
+        )
+    )
+    ids = {
+        "workload_id": created.workload.workload_id,
+        "command_id": created.command.command_id,
+        "gpu_uuid": "GPU-alpha-0",
+        "uuid": "GPU-alpha-0",
+    }
+    honest.update(ids["command_id"], command_pb2.COMMAND_STATE_ACCEPTED)
+    honest.update(ids["command_id"], command_pb2.COMMAND_STATE_RUNNING)
+    asked = command_service_pb2.GetCommandRequest(command_id=ids["command_id"])
+    while coordinator.commands.GetCommand(asked).command.state != command_pb2.COMMAND_STATE_RUNNING:
+        pass
+    honest.report()
+    before = state_of_alpha(coordinator, ids)
+
+    @examples
+    @given(SEEDS)
+    def play(seed: int) -> None:
+        hello = ConnectRequest(hello=make_hello(f"hostile-{seed % 7}"))
+        speak(coordinator, [hello.SerializeToString(), *(thief(seed + number, ids) for number in range(4))])
+        honest.report()
+        assert not honest.ended
+        assert state_of_alpha(coordinator, ids) == before
+
+    play()
 
 
 def test_a_hostile_client_gets_a_typed_answer(

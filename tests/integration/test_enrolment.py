@@ -167,6 +167,8 @@ def test_a_user_logs_in_and_later_verbs_need_no_option(fleet: Fleet) -> None:
     assert fleet.cli("whoami").stdout.startswith("local/"), "--coordinator leaves out the current context"
     by_context(fleet, "context", "use", "alice")
     assert re.search(r"^\* +alice +user/alice", by_context(fleet, "context", "list"), re.MULTILINE)
+    by_context(fleet, "context", "use", "-")
+    assert re.search(r"^ +alice +user/alice", by_context(fleet, "context", "list"), re.MULTILINE)
     by_context(fleet, "context", "delete", "alice")
     assert "alice" not in by_context(fleet, "context", "list")
     assert "no context is named 'alice'" in by_context(fleet, "whoami", "--context", "alice", code=2)
@@ -191,6 +193,9 @@ def test_a_stolen_token_and_one_for_others_get_no_certificate(fleet: Fleet) -> N
     assert "worker/gpu-04 can't join: the join token is unknown, expired or used up" in fleet.log("gpu-05")
     file = fleet.folder / "gpu.token"
     file.write_text(token)
+    said = by_context(fleet, "login", "--token", token.strip(), code=2)
+    assert "it is the token itself" in said
+    assert token.strip() not in said
     assert "the join token is for worker/gpu-04" in by_context(fleet, "login", "--token", str(file), code=2)
 
 

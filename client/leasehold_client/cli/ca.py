@@ -82,8 +82,9 @@ def rotate(client: Client) -> None:
     """Add a second authority, which signs client certificates from now on.
 
     Both authorities are trusted, and no session ends. Renewals and sessions of workers deliver both. Once
-    each worker has both, the new one signs the server's certificate. After that, and after the last
-    certificate of the old one has expired, `leasehold ca retire SERIAL` ends the trust in the old one.
+    each holder of a certificate has both, the new one signs the server's certificate. After that, and after
+    the last certificate of the old one has expired, `leasehold ca retire SERIAL` ends the trust in the old
+    one.
     """
     added = client.certificates.rotate()
     echo(f"{added.serial}: added; it signs from now on")

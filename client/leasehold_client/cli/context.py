@@ -67,12 +67,15 @@ def list_contexts(output: str) -> None:
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME|-")
 @_told
 def use(name: str) -> None:
-    """Make a context the current one."""
+    """Make a context the current one; - means none."""
     with locked_contexts() as write:
         contexts = read_contexts()
+        if name == "-":
+            write(replace(contexts, current=""))
+            return
         chosen = contexts.get(name)
         chosen.require_valid()
         write(replace(contexts, current=name))

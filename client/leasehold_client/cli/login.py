@@ -53,7 +53,8 @@ def _read(source: str, limit: int) -> str:
         with open(source, encoding="ascii", errors="replace") as file:
             return file.read(limit)
     except (OSError, UnicodeDecodeError) as error:
+        what = "it is the token itself" if source.startswith("leasehold-join-") else f"{source}: {error}"
         raise UsageError(
-            f"the join token can't be read from {source} ({error}): name a file that has it, or - for "
-            "standard input; the token itself would be visible to other users of this host"
+            f"the join token can't be read ({what}): name a file that has it, or - for standard input; other "
+            "users of this host can see arguments"
         ) from error

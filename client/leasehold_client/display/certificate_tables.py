@@ -52,9 +52,9 @@ def echo_authorities(authorities: Iterable[Authority]) -> None:
 
 
 def _waiting(authority: Authority) -> str:
-    """The workers that do not trust the authority yet."""
-    more = authority.waiting_worker_count - len(authority.waiting_workers)
-    return ",".join([*authority.waiting_workers, *([f"{more} more"] if more > 0 else [])]) or "-"
+    """The identities that do not trust the authority yet."""
+    more = authority.waiting_count - len(authority.waiting)
+    return ",".join([*authority.waiting, *([f"{more} more"] if more > 0 else [])]) or "-"
 
 
 def echo_blocks(blocks: Iterable[Block]) -> None:

@@ -46,7 +46,7 @@ class Authentication:
         is_insecure: bool = False,
     ) -> None:
         self.calls = calls
-        self._certificates = certificates
+        self.certificates = certificates
         self._is_insecure = is_insecure
         self._tokens = tokens
         self._socket_user = socket_user
@@ -104,27 +104,27 @@ class Authentication:
         if authorization(context):
             refuse("the call has a token besides its connection's certificate: send only one credential")
         try:
-            found = parse_peer_certificate(pem, self._certificates.trust_domain)
+            found = parse_peer_certificate(pem, self.certificates.trust_domain)
         except ValueError as error:
             refuse(str(error))
         if found.identity.kind not in kinds:
             expected = " or ".join(f"{kind}/NAME" for kind in kinds)
             refuse(f"the certificate is of {found.identity}, and this address is for {expected}")
-        known = self._certificates.registry.find(found.fingerprint)
-        if known is None and not self._certificates.is_external:
+        known = self.certificates.registry.find(found.fingerprint)
+        if known is None and not self.certificates.is_external:
             refuse(
                 f"the coordinator's store does not know certificate {found.serial} of {found.identity}: ask "
                 "an admin for a join token"
             )
         if known is not None:  # it came together with the certificates of all CAs
-            self._certificates.confirm(known.identity, {known.authority})
+            self.certificates.confirm(known.identity, {known.authority})
         caller = Caller(
             found.identity, host_of(context.peer()), serial=found.serial, expire_time=found.not_after
         )
         return self._admitted(caller)
 
     def _admitted(self, caller: Caller) -> Caller:
-        refusal = self._certificates.refusal(caller)
+        refusal = self.certificates.refusal(caller)
         if refusal is not None:
             raise refusal
         return caller

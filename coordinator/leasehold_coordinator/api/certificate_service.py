@@ -119,7 +119,7 @@ class CertificateService(CertificateServiceServicer):
     def _authority(self, found: authority.Authority, count: int) -> Authority:
         authorities, certificate = self._certificates.authorities, found.certificate
         is_new = found is authorities.newest and len(authorities.members) > 1
-        waiting = self._certificates.waiting_workers() if is_new else []
+        waiting = self._certificates.waiting() if is_new else []
         return Authority(
             serial=found.serial,
             start_time=timestamp(unix_ns(certificate.not_valid_before_utc)),
@@ -127,8 +127,8 @@ class CertificateService(CertificateServiceServicer):
             signs_clients=found is authorities.newest,
             signs_server=found is authorities.server,
             valid_certificate_count=count,
-            waiting_worker_count=len(waiting),
-            waiting_workers=map(str, waiting[:WAITING_SHOWN]),
+            waiting_count=len(waiting),
+            waiting=map(str, waiting[:WAITING_SHOWN]),
         )
 
     def _state(self, certificate: ClientCertificate) -> CertificateState.ValueType:
@@ -151,7 +151,7 @@ class CertificateService(CertificateServiceServicer):
 
 
 WAITING_SHOWN: Final = 16
-"""Most workers that the answer about an authority names."""
+"""Most identities that the answer about an authority names."""
 
 _VALID: Final = certificate_service_pb2.CERTIFICATE_STATE_VALID
 

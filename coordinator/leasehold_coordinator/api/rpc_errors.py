@@ -8,23 +8,20 @@ limit from its headers to its last response.
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, cast, final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, final
 
 import grpc
-from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.api.authorization import Authorization
+from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.api.live_streams import LiveStreams
-from leasehold_coordinator.api.status_codes import status_code
-from leasehold_coordinator.errors import DOMAIN, FleetError, invalid, reason_name
+from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.callers import (
@@ -32,7 +29,7 @@ from leasehold_coordinator.fleet.callers import (
     LIST_LIMIT,
     STREAM_LIMIT,
     CallLimits,
-    caller_at_host,
+    counted_caller,
     current_caller,
     host_of,
     note_caller,
@@ -41,12 +38,14 @@ from leasehold_coordinator.fleet.callers import (
 )
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.message_values import find_problem
-from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 5.0
 """How long a request may take to arrive after the headers of its call."""
+
+CALL_TIMEOUT_S: Final = 35.0
+"""How long a unary call may take. The longest wait of one is for a worker's plan, 30 s."""
 
 WORKERS: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
 """The service for workers, which limits its calls itself."""
@@ -147,14 +146,15 @@ class Border(grpc.aio.ServerInterceptor):
                 caller = self._authorization.authorize(method, found, context)
                 note_caller(caller)
                 self._bounds.admit_user(caller)
-                _count_until_end(places.enter(caller_at_host()))
+                _count_until_end(places.enter(counted_caller()))
                 if streams:
                     _count_until_end(self._bounds.open_stream(caller))
                 if handler.request_streaming:
                     requests = _admitted(requests, caller, self._bounds)
                 async with self._authentication.calls.serving(caller):
                     if not streams:
-                        return await work(requests, context)
+                        async with _deadline():
+                            return await work(requests, context)
                     async with self._live.entered(caller, method):
                         return await work(requests, context)
             except FleetError as error:
@@ -204,6 +204,26 @@ class Border(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             return self._streams
         return self._lists if method.rpartition("/")[2].startswith("List") else self._calls
+
+
+@asynccontextmanager
+async def _deadline() -> AsyncIterator[None]:
+    """A context that lasts 35 s at most. A change that was begun is finished nevertheless.
+
+    Raises:
+        FleetError: CALL_TIMEOUT.
+    """
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise FleetError(
+            errors_pb2.ERROR_REASON_CALL_TIMEOUT,
+            f"the call took longer than {CALL_TIMEOUT_S:g} s, so whether it changed anything is unknown: "
+            "look before you repeat it, or repeat it with the same request_id",
+        ) from None
 
 
 def _count_until_end(leave: Callable[[], None]) -> None:
@@ -303,47 +323,3 @@ def _parser(handler: Handler) -> Callable[[bytes], _Received]:
 _DEFECT: Final = FleetError(
     errors_pb2.ERROR_REASON_INTERNAL, "internal error: see the coordinator's log, and report the defect"
 )
-
-
-FIELD_LIMIT_BYTES: Final = 256
-"""Bound of a field's path, and of its description, in BadRequest. The message has the whole text."""
-
-
-def _first_bytes(text: str) -> str:
-    return text.encode()[:FIELD_LIMIT_BYTES].decode(errors="ignore")
-
-
-def _packed(message: Message) -> any_pb2.Any:
-    detail = any_pb2.Any()
-    detail.Pack(message)
-    return detail
-
-
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FleetError) -> NoReturn:
-    """Ends a call with an error and its details.
-
-    gRPC keeps the exception that this raises, with all frames that the exception passes. A frame that refers
-    to the context makes a reference cycle, which only the garbage collector frees while every call waits. So
-    ``abort`` forgets the context and the frames of the error, and callers that many peers reach do so, too.
-    """
-    code = status_code(error.reason)
-    info = error_details_pb2.ErrorInfo(
-        reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
-    )
-    details = [_packed(info)]
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=_first_bytes(error.metadata.get("field", "")), description=_first_bytes(error.message)
-        )
-        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
-    if error.retry_after_s is not None:
-        delay = duration(error.retry_after_s)
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    status = rpc_status.to_status(
-        status_pb2.Status(code=code.value[0], message=error.message, details=details)
-    )
-    context.set_trailing_metadata(status.trailing_metadata)
-    error.__traceback__ = error.__context__ = None
-    aborting = context.abort(status.code, status.details)
-    del context
-    await aborting

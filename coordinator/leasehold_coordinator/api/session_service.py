@@ -29,21 +29,23 @@ from leasehold_coordinator import __version__
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
-from leasehold_coordinator.api.rpc_errors import abort
+from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.hello_rules import check_hello, check_values
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import CONNECT
+from leasehold_coordinator.fleet.authority_changes import tell_authorities
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.frame_rules import check_leases, check_workload_of
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielded_tasks import finish
 from leasehold_coordinator.timestamps import duration
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=6)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=7)
 STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
@@ -205,6 +207,7 @@ class SessionService(SessionServiceServicer):
         fleet, hello = self._fleet, session.hello
         binding = fleet.check_binding(hello, is_certified=session.is_certified)
         fleet.registry.check_newcomer(hello, time.monotonic())
+        _check_own(fleet, hello)
         crash_point("hello-received")
         session.epoch = fleet.registry.next_epoch(hello)
         session.is_restored = fleet.registry.is_restored(hello)
@@ -216,6 +219,8 @@ class SessionService(SessionServiceServicer):
         session.known.is_encrypted = session.is_encrypted
         # The welcome is queued before any other frame, and sent once the rest of this method is stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
+        if len(self._authentication.certificates.authorities.members) > 1:
+            tell_authorities(self._authentication.certificates, session)
         fleet.sessions[hello.worker_id] = session
         session.earlier = frozenset(fleet.ledger.stored_of_worker(hello.worker_id))
         if older is not None:
@@ -322,6 +327,11 @@ class SessionService(SessionServiceServicer):
                 session.answer_plan(frame.plan_answer)
             case "checkpoint_answer":
                 session.answer_checkpoints(frame.checkpoint_answer)
+            case "authorities_stored":
+                if session.is_certified and session.identity is not None:
+                    self._authentication.certificates.confirm(
+                        session.identity, frozenset(frame.authorities_stored.serials)
+                    )
             case "goodbye":
                 session.left = True
                 logger.info("worker %s said goodbye: %s", session.hello.name, frame.goodbye.error.message)
@@ -339,6 +349,7 @@ class SessionService(SessionServiceServicer):
             return
         if known is None:
             return
+        check_leases(self._fleet.reader, session.hello.worker_id, load.gpu_leases)
         if self._fleet.registry.apply_load(known, load):
             self._fleet.worker_news.publish(known)
         session.loads += 1
@@ -366,11 +377,25 @@ class SessionService(SessionServiceServicer):
             _check_name(hello, session.identity)
         binding = self._fleet.check_binding(hello, is_certified=session.is_certified)
         self._fleet.registry.check_unique(hello, time.monotonic())
+        _check_own(self._fleet, hello)
         robbed = self._fleet.registry.take_gpus(hello)
         self._fleet.registry.describe(session.known, hello)
         await self._fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
+
+
+def _check_own(fleet: Fleet, hello: Hello) -> None:
+    """Refuses leases and unfinished workloads in a hello that are of other workers.
+
+    Raises:
+        FleetError: PROTOCOL_VIOLATION.
+    """
+    claimed = {gpu.uuid for gpu in hello.gpus}
+    check_leases(fleet.reader, hello.worker_id, hello.gpu_leases, claimed=claimed)
+    for reported in hello.workloads:
+        if (known := fleet.workloads.get(reported.workload_id)) is not None:
+            check_workload_of(known, hello.worker_id)
 
 
 def _check_name(hello: Hello, identity: Identity) -> None:

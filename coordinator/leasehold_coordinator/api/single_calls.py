@@ -9,7 +9,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from leasehold.v1 import errors_pb2
 
-from leasehold_coordinator.api.rpc_errors import REQUEST_TIMEOUT_S, Context, abort
+from leasehold_coordinator.api.error_statuses import abort
+from leasehold_coordinator.api.rpc_errors import REQUEST_TIMEOUT_S, Context
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.callers import CallLimits, host_of
 from leasehold_coordinator.message_values import find_problem

@@ -68,7 +68,10 @@ _REASONS: Final[dict[grpc.StatusCode, tuple[ErrorReason.ValueType, ...]]] = {
         errors_pb2.ERROR_REASON_CERTIFICATE_CLONED,
     ),
     grpc.StatusCode.UNIMPLEMENTED: (errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,),
-    grpc.StatusCode.DEADLINE_EXCEEDED: (errors_pb2.ERROR_REASON_EXPIRED,),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (
+        errors_pb2.ERROR_REASON_EXPIRED,
+        errors_pb2.ERROR_REASON_CALL_TIMEOUT,
+    ),
     grpc.StatusCode.CANCELLED: (errors_pb2.ERROR_REASON_CANCELLED,),
     grpc.StatusCode.DATA_LOSS: (
         errors_pb2.ERROR_REASON_STORAGE_DAMAGED,

@@ -20,8 +20,9 @@ from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import command_rows
 from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
-from leasehold_coordinator.fleet.callers import caller_at_host, current_caller
+from leasehold_coordinator.fleet.callers import counted_caller, current_caller
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.frame_rules import check_command_of
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.log_context import log_context
@@ -90,7 +91,7 @@ class Dispatcher:
                     f"{self._caller_limit} of one caller: try again later",
                     bound="caller_commands",
                 )
-        if not ledger.has_room(worker_id, caller_at_host()):
+        if not ledger.has_room(worker_id, counted_caller()):
             yield FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
                 f"{len(ledger.of_worker(worker_id))} commands of the worker have not ended, of at most "
@@ -119,7 +120,7 @@ class Dispatcher:
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
         effects = self._fleet.ledger.create(
-            command, self._now(), instance_id, caller_at_host(), request_digest
+            command, self._now(), instance_id, counted_caller(), request_digest
         )
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
@@ -174,7 +175,14 @@ class Dispatcher:
                 await self._carry_out(effects)
 
     def take(self, session: Session, update: CommandUpdate) -> Coroutine[Any, Any, None] | None:
-        """Applies a worker's update of a command. Returns the remaining work: None for most steps."""
+        """Applies a worker's update of a command. Returns the remaining work: None for most steps.
+
+        Raises:
+            FleetError: PROTOCOL_VIOLATION, the command is for another worker.
+        """
+        stored = self._fleet.ledger.commands.get(update.command_id)
+        if stored is not None:
+            check_command_of(stored, session.hello.worker_id)
         is_step = update.state in STEPS and not update.workloads
         if not is_step or update.command_id in self._ends:
             return self.update(session, update)

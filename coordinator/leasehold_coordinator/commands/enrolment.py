@@ -199,13 +199,16 @@ class Enrolment:
         """Issues the next certificate of a caller, or the same certificate again.
 
         Raises:
-            FleetError: NOT_PERMITTED, INVALID_ARGUMENT, WRONG_STATE, CERTIFICATE_CLONED, STORAGE_UNAVAILABLE.
+            FleetError: UNAUTHENTICATED, NOT_PERMITTED, INVALID_ARGUMENT, WRONG_STATE, CERTIFICATE_CLONED or
+                STORAGE_UNAVAILABLE.
         """
         issued = await self._fleet.store.health.unless_stalled(self._renew(request, caller))
         return RenewCertificateResponse(certificate=self._message(issued))
 
     async def _renew(self, request: RenewCertificateRequest, caller: Caller) -> ClientCertificate:
         async with self._fleet.enrolling:
+            if (refusal := self._certificates.refusal(caller)) is not None:  # meanwhile
+                raise refusal
             registry = self._certificates.registry
             present = registry.get(caller.serial)
             if present is None:

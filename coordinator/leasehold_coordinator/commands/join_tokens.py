@@ -62,6 +62,8 @@ class JoinTokenChanges:
         self._is_admin = is_admin
         self.address = ""
         """HOST:PORT of the enrolment listener, as a joining host reaches it. Empty: there is none."""
+        self.kinds: frozenset[str] = frozenset()
+        """Kinds whose listener asks for certificates, which none on loopback does."""
 
     async def create(self, request: CreateJoinTokenRequest) -> CreateJoinTokenResponse:
         """Creates a token. Only the response has the secret.
@@ -76,6 +78,14 @@ class JoinTokenChanges:
                 "--listen or --join-listen on an address off loopback",
             )
         life_s = _check(request)
+        kind = request.identity.partition("/")[0]
+        if kind not in self.kinds:
+            option = "--worker-listen" if kind == Kind.WORKER else "--listen"
+            raise FleetError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
+                f"the coordinator's address for a {kind} is on loopback, where nobody needs a certificate: "
+                f"start the coordinator with {option} on an address off loopback",
+            )
         secret = secrets.token_bytes(SECRET_BYTES)
         now_ns = self._fleet.store.highest_time_ns
         token = JoinToken(

@@ -6,14 +6,17 @@ from collections import Counter
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
+from leasehold.worker.v1 import session_pb2
+from leasehold.worker.v1.session_pb2 import ConnectResponse
 
 from leasehold_coordinator.access.authority import Authority
 from leasehold_coordinator.errors import FleetError, StartError
 from leasehold_coordinator.fleet.audit_entries import change_rows
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielded_tasks import finish
-from leasehold_coordinator.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +28,12 @@ class AuthorityChanges:
     """Adds and retires CAs, one after the other.
 
     Args:
-        store: The store, for the audit.
+        fleet: The known state, with the sessions that are told.
         certificates: The client certificates.
     """
 
-    def __init__(self, store: Store, certificates: ClientCertificates) -> None:
-        self._store = store
+    def __init__(self, fleet: Fleet, certificates: ClientCertificates) -> None:
+        self._store, self._sessions = fleet.store, fleet.sessions
         self._certificates = certificates
         self._authorities = certificates.authorities
         self._changing = asyncio.Lock()
@@ -40,11 +43,11 @@ class AuthorityChanges:
         return Counter(one.authority for one in self._certificates.valid())
 
     def serve_newest(self) -> None:
-        """Lets the newest CA sign the server's certificate, once each worker has confirmed to trust it."""
+        """Lets the newest CA sign the server's certificate, once each holder of a certificate trusts it."""
         authorities = self._authorities
         if len(authorities.members) < 2 or authorities.is_newest_served:
             return
-        if not self._certificates.waiting_workers():
+        if not self._certificates.waiting():
             authorities.serve_newest()
             logger.info("authority %s signs the server's certificate from now on", authorities.newest.serial)
 
@@ -53,6 +56,10 @@ class AuthorityChanges:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self.serve_newest()
+
+    def _tell_all(self) -> None:
+        for session in self._sessions.values():
+            tell_authorities(self._certificates, session)
 
     async def rotate(self) -> Authority:
         """Adds a second CA, which signs client certificates from now on.
@@ -75,6 +82,7 @@ class AuthorityChanges:
                 added = await asyncio.to_thread(self._authorities.add)
             except (OSError, StartError) as error:
                 raise _not_written(error) from error
+            self._tell_all()
             logger.warning("%s added the authority %s beside %s", caller(), added.serial, first)
             return added
 
@@ -116,7 +124,15 @@ class AuthorityChanges:
                 await asyncio.to_thread(self._authorities.remove, serial)
             except OSError as error:
                 raise _not_written(error) from error
+            self._tell_all()
             logger.warning("%s retired the authority %s", caller(), serial)
+
+
+def tell_authorities(certificates: ClientCertificates, session: Session) -> None:
+    """Sends the certificates of the CAs to a worker that has joined."""
+    if session.is_certified and not certificates.is_external:
+        authorities = session_pb2.Authorities(certificates=certificates.authorities.der)
+        session.send(ConnectResponse(authorities=authorities))
 
 
 def _not_written(error: OSError | StartError) -> FleetError:

@@ -1,11 +1,16 @@
 """What a hello may claim: the worker id, the GPUs and the epoch that belong to the worker's identity."""
 
+from typing import Final
+
 from leasehold.v1 import errors_pb2
 from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.access.worker_bindings import WorkerBinding, WorkerBindings
 from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import FleetError
+
+BOUND_GPU_LIMIT: Final = 1_024
+"""Most GPUs of one identity, with those that its worker no longer has. Its hello chooses their UUIDs."""
 
 
 def find_binding(
@@ -37,12 +42,15 @@ def find_binding(
     claimed = frozenset(gpu_uuids)
     if own is not None and claimed <= own.gpu_uuids:
         return None
-    return WorkerBinding(
-        hello.name,
-        hello.worker_id,
-        claimed | (own.gpu_uuids if own is not None else frozenset()),
-        own.epoch if own is not None else 0,
-    )
+    bound = claimed | (own.gpu_uuids if own is not None else frozenset())
+    if len(bound) > BOUND_GPU_LIMIT:
+        raise FleetError(
+            errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
+            f"worker/{hello.name} has had {len(bound)} GPUs, of at most {BOUND_GPU_LIMIT}: if that is true, "
+            "`leasehold gpu unbind` those that have left its host",
+            worker=hello.worker_id,
+        )
+    return WorkerBinding(hello.name, hello.worker_id, bound, own.epoch if own is not None else 0)
 
 
 def check_own_id(registry: Registry, name: str, worker_id: str) -> None:

@@ -1,6 +1,6 @@
 """The caller of each call, and limits on concurrent calls.
 
-A client counts by its identity and host, and a worker by its host. A caller may have at most as many calls as
+A client counts by its identity, and a worker by its host. A caller may have at most as many calls as
 are still free, which always leaves room for other callers.
 """
 
@@ -65,10 +65,15 @@ def on_behalf_of() -> str:
     return str(found.on_behalf_of or "") if found is not None else ""
 
 
-def caller_at_host() -> str:
-    """The caller with its host. Limits count by this: many programs of many hosts share an identity."""
+def counted_caller() -> str:
+    """What the limits on concurrent calls count by: an identity, on whatever hosts it calls.
+
+    The coordinator's own user counts by host, since without TLS its token is used on many hosts.
+    """
     found = _CALLER.get()
-    return f"{found.identity} at {found.address}" if found is not None else ""
+    if found is None:
+        return ""
+    return f"{found.identity} at {found.address}" if found.is_local_admin else str(found.identity)
 
 
 def note_caller(found: Caller) -> None:

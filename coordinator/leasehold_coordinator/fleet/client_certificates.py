@@ -15,7 +15,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate, Revocation
-from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.shielded_tasks import finish
@@ -49,7 +49,7 @@ class ClientCertificates:
         self.is_external = is_external
         self.registry = CertificateRegistry()
         self._confirmed: dict[Identity, str] = {}
-        """The newest CA that each worker has confirmed to trust, by serial number."""
+        """The newest CA that each identity has confirmed to trust, by serial number."""
 
     async def load(self) -> None:
         """Loads certificates and revocations from the store.
@@ -100,16 +100,16 @@ class ClientCertificates:
                 yield one
 
     def confirm(self, identity: Identity, authorities: Container[str]) -> None:
-        """Notes that a worker trusts CAs, given by their serial numbers."""
+        """Notes that an identity trusts CAs, given by their serial numbers."""
         newest = self.authorities.newest.serial
         if newest in authorities:
             self._confirmed[identity] = newest
 
-    def waiting_workers(self) -> list[Identity]:
-        """The workers with valid certificates that have not confirmed that they trust the newest CA."""
+    def waiting(self) -> list[Identity]:
+        """The identities with valid certificates that have not confirmed that they trust the newest CA."""
         newest = self.authorities.newest.serial
-        workers = {one.identity: None for one in self.valid() if one.identity.kind is Kind.WORKER}
-        return [identity for identity in workers if self._confirmed.get(identity) != newest]
+        identities = dict.fromkeys(one.identity for one in self.valid())
+        return [one for one in identities if self._confirmed.get(one) != newest]
 
     def is_blocked(self, identity: Identity) -> bool:
         """Whether an identity is blocked on every listener, with each credential."""
@@ -152,14 +152,16 @@ class ClientCertificates:
             rows: Other rows of the transaction.
 
         Raises:
-            FleetError: NOT_PERMITTED, the identity is blocked. UNSUPPORTED_CAPABILITY. STORAGE_UNAVAILABLE.
-                Nothing has changed.
+            FleetError: NOT_PERMITTED, the identity is blocked. UNAUTHENTICATED, the predecessor is revoked.
+                UNSUPPORTED_CAPABILITY. STORAGE_UNAVAILABLE. Nothing has changed.
         """
         if self.is_external:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
                 "a PKI of others issues the certificates, by the setting tls_certificate: get one there",
             )
+        if self.registry.is_revoked(predecessor):
+            raise _revoked(predecessor)
         if self.is_blocked(identity):
             raise FleetError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
@@ -178,5 +180,21 @@ class ClientCertificates:
         self.registry.add(issued)
         for revocation in revocations:
             self.registry.revoke(revocation)
+        if (end := self.registry.revocation(issued.predecessor)) is not None:  # revoked during the write
+            own = Revocation(issued.serial, end.actor, end.create_time_ns)
+            self.registry.revoke(own)
+            await self._store.write(revocation_row(own))
         logger.info("issued certificate %s of %s", issued.serial, issued.identity)
+        if self.registry.is_revoked(issued.predecessor):  # meanwhile, when nobody knew of the new certificate
+            revocation = Revocation(issued.serial, caller(), self._store.highest_time_ns)
+            self.registry.revoke(revocation)
+            await self._store.write(revocation_row(revocation))
+            raise _revoked(issued.predecessor)
         return issued
+
+
+def _revoked(serial: str) -> FleetError:
+    return FleetError(
+        errors_pb2.ERROR_REASON_UNAUTHENTICATED,
+        f"certificate {serial} is revoked, and can't be renewed: ask an admin for a join token",
+    )

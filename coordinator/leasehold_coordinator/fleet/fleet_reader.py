@@ -71,7 +71,7 @@ class FleetReader:
         found = list(gpu_views(known))
         for gpu in found:
             holder = self.workloads.get(gpu.lease.workload_id)
-            if holder is not None:
+            if holder is not None and holder.worker_id == gpu.worker_id:
                 gpu.workload_name = holder.name
         return found
 
@@ -97,7 +97,8 @@ class FleetReader:
     def holders(self, known: KnownWorker) -> list[Workload]:
         """The workloads that hold GPUs of a worker, as it last reported, oldest first."""
         holder_ids = {lease.workload_id for lease in known.leases}
-        found = [self.workloads[holder_id] for holder_id in holder_ids if holder_id in self.workloads]
+        named = (self.workloads.get(holder_id) for holder_id in holder_ids)
+        found = [one for one in named if one is not None and one.worker_id == known.hello.worker_id]
         return sorted(found, key=lambda found: (found.create_time.ToNanoseconds(), found.workload_id))
 
     def contact(self, worker_id: str) -> Session:

@@ -79,7 +79,9 @@ class WorkerNews:
                 self._events.condition(known, change)
                 continue
             slot = slots.get(change.gpu.gpu_uuid, change.gpu.slot)
-            self._events.condition(known, change, slot, self._reader.workloads.get(change.gpu.workload_id))
+            holder = self._reader.workloads.get(change.gpu.workload_id)
+            is_own = holder is not None and holder.worker_id == worker_id
+            self._events.condition(known, change, slot, holder if is_own else None)
         self._told_conditions.pop(worker_id, None)
         if (told := against(now)) is not None:
             self._told_conditions[worker_id] = told

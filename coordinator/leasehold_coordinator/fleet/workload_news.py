@@ -13,6 +13,7 @@ from leasehold_coordinator.core.workload_reports import failed, is_presumed, reg
 from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.frame_rules import check_workload_of
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.timestamps import now_timestamp
 
@@ -59,7 +60,8 @@ def news(
         is_complete: Whether the worker has no others: those that it lacks have failed.
 
     Raises:
-        FleetError: PROTOCOL_VIOLATION, the worker has too many unfinished workloads.
+        FleetError: PROTOCOL_VIOLATION, a workload is on another worker, or the worker has too many unfinished
+            workloads.
     """
     worker_id, now = session.hello.worker_id, now_timestamp()
     changed: list[Workload] = []
@@ -67,9 +69,9 @@ def news(
     for reported in reports:
         known = reader.workloads.get(reported.workload_id)
         owner = known or over.get(reported.workload_id)
-        if owner is not None and owner.worker_id != worker_id:
-            logger.warning("worker %s reported %s of another worker", worker_id, owner.workload_id)
-        elif known is not None:
+        if owner is not None:
+            check_workload_of(owner, worker_id)
+        if known is not None:
             if reported.status.generation > known.status.generation:
                 changed.append(reported_again(known, reported))
         elif owner is None and _is_name_elsewhere(reader, reported.workload_id, worker_id):

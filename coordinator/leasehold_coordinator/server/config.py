@@ -234,6 +234,10 @@ def _check_certificates(config: CoordinatorConfig) -> None:
             "with tls_certificate the coordinator signs no certificate, so nobody can enrol, and all is "
             "encrypted: leave out join_listen and insecure"
         )
+    if config.insecure and config.join_listen:
+        raise StartError(
+            "with insecure nobody is asked for a certificate, so nobody needs to enrol: leave out join_listen"
+        )
     if not TRUST_DOMAIN.fullmatch(config.trust_domain):
         raise StartError(
             f"trust_domain {config.trust_domain[:100]!r} is not a domain: give 1 to 255 lower-case letters, "

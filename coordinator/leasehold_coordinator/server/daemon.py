@@ -75,7 +75,7 @@ def _serve(config: CoordinatorConfig) -> None:
 
 
 _HOW_TO_JOIN: Final = """\
-  other hosts need a client certificate, for which each word of `leasehold token create` is worth one
+  other hosts need client certificates, which they get for join tokens:
   a worker: `leasehold token create --worker NAME` here, then `leasehold worker --join -` on its host
   a person: `leasehold token create --user NAME` here, then `leasehold login --token -` on their host"""
 

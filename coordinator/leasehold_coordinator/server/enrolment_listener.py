@@ -14,6 +14,7 @@ from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.server.channel_options import server_options
+from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.ports import add_port
 from leasehold_coordinator.server.transport import WILDCARDS, PortTls
 
@@ -71,12 +72,13 @@ class EnrolmentListener:
         """
         found = add_port(self._server, address, "--join-listen", tls)
         self.tokens.address = _reachable(found, server_names)
-        client_address = _reachable(clients, server_names)
+        listeners = {Kind.WORKER: workers, Kind.USER: clients, Kind.SERVICE: clients}
         self.enrolment.addresses = {
-            Kind.WORKER: _reachable(workers, server_names),
-            Kind.USER: client_address,
-            Kind.SERVICE: client_address,
+            kind: _reachable(listener, server_names) for kind, listener in listeners.items()
         }
+        self.tokens.kinds = frozenset(
+            kind for kind, listener in listeners.items() if not is_loopback(listener.rpartition(":")[0])
+        )
         await self._server.start()
         return found
 

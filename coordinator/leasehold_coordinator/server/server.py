@@ -91,7 +91,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         began = time.monotonic()
         certificates = ClientCertificates(store, authorities, is_external=pki is not None)
-        changes = AuthorityChanges(store, certificates)
+        changes = AuthorityChanges(fleet, certificates)
         bindings = Bindings()
         await _load(fleet, certificates, bindings, config.store)
         loaded_s = time.monotonic() - began

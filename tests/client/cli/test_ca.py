@@ -48,9 +48,7 @@ def test_certificates_and_blocks_are_listed(leasehold: CommandLine, scripted: Sc
     scripted.answers["ListBlocks"] = lambda request, context: certificate_service_pb2.ListBlocksResponse(
         blocks=[Block(identity="user/ann", blocked_by="local/root")]
     )
-    authority = Authority(
-        serial="ca", signs_clients=True, waiting_worker_count=3, waiting_workers=["worker/a"]
-    )
+    authority = Authority(serial="ca", signs_clients=True, waiting_count=3, waiting=["worker/a"])
     scripted.answers["ListAuthorities"] = lambda request, context: (
         certificate_service_pb2.ListAuthoritiesResponse(authorities=[authority])
     )

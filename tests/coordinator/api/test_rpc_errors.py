@@ -6,7 +6,8 @@ import gc
 import grpc
 import pytest
 from leasehold.v1 import errors_pb2
-from leasehold_coordinator.api.rpc_errors import Context, abort
+from leasehold_coordinator.api.error_statuses import abort
+from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.errors import FleetError
 
 CALLS = 20

@@ -37,6 +37,8 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.fleet.revocations import Revocations
+from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import VAULT
@@ -67,6 +69,7 @@ class Office:
         self.bindings = Bindings()
         self.tokens = JoinTokenChanges(self.fleet, lambda: [b"the CA"], self.is_admin)
         self.tokens.address = "coordinator.example:7402"
+        self.tokens.kinds = frozenset({Kind.WORKER, Kind.USER, Kind.SERVICE})
         self.enrolment = Enrolment(self.fleet, self.certificates, lambda: [b"the CA"], self.is_admin)
         self.enrolment.addresses = dict.fromkeys(Kind, "coordinator.example:7400")
 
@@ -115,7 +118,7 @@ class Office:
         serial = f"{x509.load_der_x509_certificate(certificate).serial_number:x}"
         known = self.certificates.registry.get(serial)
         assert known is not None
-        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial)
+        return Caller(known.identity, "ipv4:192.0.2.1", serial=serial, expire_time=known.not_after)
 
 
 def read_ticket(text: str) -> JoinTicket:
@@ -421,6 +424,40 @@ def test_a_blocked_name_joins_by_no_token(tmp_path: Path) -> None:
     in_office(tmp_path, scenario)
 
 
+def test_a_revocation_ends_a_renewal_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serials: list[str] = []
+
+    async def during(office: Office) -> None:
+        first = await office.join(await office.token("worker/alpha"))
+        caller = office.caller(first)
+        days_ns = 15 * 86_400 * 10**9
+        monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + days_ns)
+        write, begun, revoked = Store.write, asyncio.Event(), asyncio.Event()
+
+        async def slow(store: Store, *rows: Change) -> None:
+            monkeypatch.setattr(Store, "write", write)
+            begun.set()
+            await revoked.wait()
+            await write(store, *rows)
+
+        monkeypatch.setattr(Store, "write", slow)
+        requests = [RenewCertificateRequest(csr=signing_request()) for _ in range(2)]
+        renewing = asyncio.ensure_future(office.enrolment.renew(requests[0], caller))
+        await begun.wait()
+        waiting = asyncio.ensure_future(office.enrolment.renew(requests[1], caller))
+        await Revocations(office.store, office.certificates).revoke(caller.serial)
+        revoked.set()
+        renewed = (await renewing).certificate.certificate
+        await office.refuse(errors_pb2.ERROR_REASON_UNAUTHENTICATED, waiting)
+        serials.append(office.caller(renewed).serial)
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    async def after(office: Office) -> None:
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    in_office(tmp_path, during, after)
+
+
 def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,5 +488,16 @@ def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
             "worker_id": "worker-alpha",
         }
         assert json.loads(renewed.arguments) == {}
+
+    in_office(tmp_path, scenario)
+
+
+def test_no_token_for_whom_no_listener_asks_for_a_certificate(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        office.tokens.kinds = frozenset({Kind.USER, Kind.SERVICE})
+        refused = office.token("worker/alpha")
+        error = await office.refuse(errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY, refused)
+        assert "--worker-listen on an address off loopback" in error.message
+        await office.token("user/alice")
 
     in_office(tmp_path, scenario)

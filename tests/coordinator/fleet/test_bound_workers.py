@@ -8,7 +8,7 @@ from leasehold.worker.v1.session_pb2 import Hello
 from leasehold_coordinator.access.worker_bindings import WorkerBinding, WorkerBindings
 from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.bound_workers import find_binding
+from leasehold_coordinator.fleet.bound_workers import BOUND_GPU_LIMIT, find_binding
 
 ALPHA = WorkerBinding("alpha", "worker-alpha", frozenset({"GPU-1", "GPU-2"}), epoch=3)
 
@@ -74,3 +74,20 @@ def test_a_certificate_takes_no_worker_that_has_another_name() -> None:
     registry.add_stored(hello(), 1)
     with pytest.raises(FleetError, match="belongs to the worker alpha"):
         find_binding(bindings, registry, hello("evil", "worker-alpha"), is_certified=True, is_restored=False)
+
+
+def test_a_worker_can_not_claim_gpus_without_end() -> None:
+    bindings, registry = WorkerBindings(), Registry(5.0, 0.0)
+
+    def claim_256(turn: int) -> int:
+        invented = [f"GPU-{turn}-{number}" for number in range(256)]
+        claimed = hello("alpha", "worker-alpha", *invented)
+        bound = find_binding(bindings, registry, claimed, is_certified=True, is_restored=False)
+        assert bound is not None
+        bindings.put(bound)
+        return len(bound.gpu_uuids)
+
+    assert [claim_256(turn) for turn in range(4)] == [256, 512, 768, BOUND_GPU_LIMIT]
+    with pytest.raises(FleetError, match="of at most 1024") as refusal:
+        claim_256(4)
+    assert refusal.value.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION

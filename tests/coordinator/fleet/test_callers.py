@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
+from contextvars import copy_context
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +14,19 @@ import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.api import session_service
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.callers import CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT, CallLimits, host_of
+from leasehold_coordinator.fleet.callers import (
+    CALL_LIMIT,
+    LIST_LIMIT,
+    STREAM_LIMIT,
+    CallLimits,
+    counted_caller,
+    host_of,
+    note_caller,
+)
 
 from tests.channels import open_aio_channel, open_channel
 from tests.coordinator.api.test_command_service import refusal
@@ -38,6 +49,23 @@ DEAF: Final = [
 )
 def test_a_host_has_many_ports(peer: str, host: str) -> None:
     assert host_of(peer) == host
+
+
+def counted_as(caller: Caller) -> str:
+    """What a call of this caller counts by."""
+
+    def call() -> str:
+        note_caller(caller)
+        return counted_caller()
+
+    return copy_context().run(call)
+
+
+def test_an_identity_has_its_limits_on_all_its_hosts_together() -> None:
+    hosts = ("ipv4:192.0.2.1", "ipv4:192.0.2.2")
+    assert {counted_as(Caller(Identity(Kind.USER, "a"), host)) for host in hosts} == {"user/a"}
+    own = {counted_as(Caller(Identity(Kind.LOCAL, "root"), host, is_local_admin=True)) for host in hosts}
+    assert own == {f"local/root at {host}" for host in hosts}
 
 
 def test_a_host_has_as_many_calls_as_are_free() -> None:

@@ -13,6 +13,7 @@ from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import KEPT_AFTER_EXPIRY, ClientCertificates
+from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.storage.rows import Change, revocation_row
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import unix_ns
@@ -58,6 +59,8 @@ def test_certificates_are_known_after_a_new_start(tmp_path: Path) -> None:
         assert registry.family(alice.serial) == [alice.serial]
         assert registry.expire_time(first, {first.authority}) == second.not_after
         assert registry.expire_time(first, {"ab"}) is None
+        connection = WORKER, first.serial, first.not_after, first.not_after
+        assert "is retired" in (registry.refusal(*connection, {"ab"}) or "")
         assert registry.is_revoked(str(WORKER)), "rows of the same transaction are stored"
         assert not registry.is_revoked(str(ALICE))
         with pytest.raises(FleetError, match="worker/gpu-07 is blocked") as refused:
@@ -119,12 +122,11 @@ def test_certificates_that_expired_long_ago_are_deleted(
 ) -> None:
     async def scenario(store: Store, certificates: ClientCertificates) -> None:
         first = await certificates.issue(new_key(), WORKER)
-        second = await certificates.issue(
-            new_key(), WORKER, predecessor=first.serial, replaced=[first.serial]
-        )
+        second = await certificates.issue(new_key(), WORKER, predecessor=first.serial)
+        third = await certificates.issue(new_key(), WORKER, replaced=[first.serial])
         await certificates.prune()
-        assert certificates.registry.of(WORKER) == [first, second]
-        later_ns = unix_ns(second.not_after + KEPT_AFTER_EXPIRY) + 1000
+        assert certificates.registry.of(WORKER) == [first, second, third]
+        later_ns = unix_ns(third.not_after + KEPT_AFTER_EXPIRY) + 1000
         monkeypatch.setattr("leasehold_coordinator.storage.store.time.time_ns", lambda: later_ns)
         await certificates.prune()
         registry = certificates.registry
@@ -133,5 +135,29 @@ def test_certificates_that_expired_long_ago_are_deleted(
         assert (registry.get(first.serial), registry.find(first.fingerprint)) == (None, None)
         assert registry.successors(first.serial) == []
         assert not registry.is_revoked(first.serial)
+
+    with_certificates(tmp_path, scenario)
+
+
+def test_a_certificate_does_not_escape_the_revocation_of_the_one_it_renews(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store, certificates: ClientCertificates) -> None:
+        first = await certificates.issue(new_key(), WORKER)
+        revocations, write_now = Revocations(store, certificates), store.write
+
+        async def write(*rows: Change) -> None:
+            monkeypatch.setattr(store, "write", write_now)
+            await revocations.revoke(first.serial)
+            await write_now(*rows)
+
+        monkeypatch.setattr(store, "write", write)
+        with pytest.raises(FleetError, match="is revoked, and can't be renewed"):
+            await certificates.issue(new_key(), WORKER, predecessor=first.serial)
+        (second,) = certificates.registry.successors(first.serial)
+        assert certificates.registry.is_revoked(second.serial)
+        assert {one.subject for one in await store.revocations()} == {first.serial, second.serial}
+        with pytest.raises(FleetError, match="is revoked, and can't be renewed"):
+            await certificates.issue(new_key(), WORKER, predecessor=first.serial)
 
     with_certificates(tmp_path, scenario)

@@ -5,6 +5,7 @@ import resource
 import signal
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -165,3 +166,24 @@ def test_a_key_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     assert f"the keys in {keys} can't be used (it has no list of keys): correct oidc.jwks_file" in refused(
         *options
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ""),
+        ({"listen": "localhost:7400", "worker_listen": "[::1]:7401"}, ""),
+        ({"listen": "0.0.0.0:7400"}, "0.0.0.0:7402"),
+        ({"worker_listen": "[2001:db8::1]:7401"}, "[2001:db8::1]:7402"),
+        ({"listen": "0.0.0.0:0"}, "0.0.0.0:0"),
+        ({"listen": "0.0.0.0:7400", "insecure": True}, ""),
+        ({"join_listen": "10.0.0.1:1"}, "10.0.0.1:1"),
+    ],
+)
+def test_enrolment_is_beside_a_listener_off_loopback(settings: dict[str, Any], expected: str) -> None:
+    assert load_config(None, **settings).join_address == expected
+
+
+def test_without_tls_nobody_enrols() -> None:
+    with pytest.raises(StartError, match="leave out join_listen"):
+        load_config(None, insecure=True, join_listen="0.0.0.0:7402")

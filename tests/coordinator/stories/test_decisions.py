@@ -11,7 +11,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.workload_pb2 import Resources, Workload
-from leasehold_coordinator.api.rpc_errors import abort
+from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.command_states import OUTCOMES, TRANSITIONS, is_terminal, may_follow

@@ -335,7 +335,7 @@ def test_an_ended_workload_of_another_worker_stays_as_it_is(
     coordinator.connect(make_hello(boot_id="boot-2")).welcome()
     until(lambda: state_of(coordinator, started.workload_id) == FAILED)
     thief = coordinator.connect(make_hello("beta", workloads=[running(started.workload_id, "one", 50)]))
-    thief.welcome()
+    assert "is on another worker" in thief.wait_end().goodbye.error.message
     assert found(coordinator, started.workload_id).worker_id == "worker-alpha"
     assert state_of(coordinator, started.workload_id) == FAILED
 

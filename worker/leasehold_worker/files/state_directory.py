@@ -4,7 +4,7 @@ import fcntl
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, final
@@ -24,6 +24,7 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._epoch_lock = threading.Lock()
+        self._enrolment_lock = threading.Lock()
         self.workloads_path = path / "workloads"
         """One folder per workload, with its output."""
         self.keys_path = path / "keys"
@@ -67,6 +68,18 @@ class StateDirectory:
             OSError: It can't be written.
         """
         write_enrolment(self._path, enrolment)
+
+    def change_enrolment(self, change: Callable[[Enrolment], Enrolment]) -> Enrolment:
+        """Changes the worker's own credential, one change at a time, and returns it.
+
+        Raises:
+            StartError: The file is damaged, or others could read it.
+            OSError: It can't be read or written.
+        """
+        with self._enrolment_lock:
+            changed = change(self.enrolment() or Enrolment())
+            self.save_enrolment(changed)
+        return changed
 
     def count_start(self) -> int:
         """Counts this start of the worker: 1 for the first. The number is on disk before this returns.

@@ -55,6 +55,11 @@ def as_pem(certificates: Iterable[bytes]) -> str:
     return "".join(one.public_bytes(Encoding.PEM).decode("ascii") for one in parsed)
 
 
+def serial_numbers(certificates: Iterable[bytes]) -> list[str]:
+    """The serial numbers of certificates in DER, in hexadecimal."""
+    return [f"{x509.load_der_x509_certificate(one).serial_number:x}" for one in certificates]
+
+
 def require_valid(enrolment: Enrolment) -> None:
     """Refuses a certificate that the coordinator would refuse.
 

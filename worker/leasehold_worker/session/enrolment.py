@@ -26,7 +26,7 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session.channel import OPTIONS, open_enrolled_channel
-from leasehold_worker.session.client_keys import as_pem, new_key, signing_request
+from leasehold_worker.session.client_keys import as_pem, new_key, serial_numbers, signing_request
 from leasehold_worker.session.tls_failures import explain
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 TICKET_PREFIX: Final = "leasehold-join-"
 TICKET_LIMIT: Final = 65_536
 """Most characters of a join token."""
+
+AUTHORITY_LIMIT: Final = 8
+"""Most authorities of a coordinator."""
 
 CALL_TIMEOUT_S: Final = 20.0
 WORKER_KIND: Final = "worker"
@@ -160,15 +163,44 @@ def renew(state_directory: StateDirectory, coordinator: str) -> None:
     if enrolment is None:
         return
     if not enrolment.next_key or enrolment.next_ticket:
-        enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket="")
-        state_directory.save_enrolment(enrolment)
+        enrolment = state_directory.change_enrolment(
+            lambda present: msgspec.structs.replace(present, next_key=new_key(), next_ticket="")
+        )
     request = RenewCertificateRequest(csr=signing_request(enrolment.next_key))
     with open_enrolled_channel(coordinator, enrolment) as channel:
         response = _call(
             lambda: RenewalServiceStub(channel).RenewCertificate(request, timeout=CALL_TIMEOUT_S), coordinator
         )
-    state_directory.save_enrolment(_with_certificate(enrolment, response.certificate))
+    state_directory.change_enrolment(lambda present: _with_certificate(present, response.certificate))
     logger.info("renewed the certificate of %s", enrolment.identity)
+
+
+def keep_authorities(state_directory: StateDirectory, certificates: Sequence[bytes]) -> list[str]:
+    """Stores the certificates by which the coordinator is verified from the next connection on.
+
+    Args:
+        state_directory: Keeps the worker's certificate.
+        certificates: The certificates, in DER.
+
+    Returns:
+        Their serial numbers, in hexadecimal. Empty: the worker has not joined, and keeps its own files.
+
+    Raises:
+        OSError: They can't be stored.
+        StartError: The stored enrolment is damaged.
+        ValueError: They are no certificates, or too many.
+    """
+    enrolment = state_directory.enrolment()
+    if enrolment is None or not enrolment.certificate:
+        return []
+    if not 0 < len(certificates) <= AUTHORITY_LIMIT:
+        raise ValueError(f"{len(certificates)} authorities are sent, and 1 to {AUTHORITY_LIMIT} are possible")
+    authorities = as_pem(certificates)
+    if enrolment.authorities != authorities:
+        state_directory.change_enrolment(
+            lambda present: msgspec.structs.replace(present, authorities=authorities)
+        )
+    return serial_numbers(certificates)
 
 
 def _with_certificate(enrolment: Enrolment, issued: IssuedCertificate) -> Enrolment:

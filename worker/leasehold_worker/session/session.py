@@ -15,6 +15,8 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import (
+    Authorities,
+    AuthoritiesStored,
     ConnectRequest,
     ConnectResponse,
     Goodbye,
@@ -33,6 +35,7 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.programs.secret_variables import SecretVariables
 from leasehold_worker.session.channel import INSECURE_SCHEME, open_channel, open_enrolled_channel
 from leasehold_worker.session.client_keys import require_valid
+from leasehold_worker.session.enrolment import keep_authorities
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.grpc_bridge import (
     REFUSED_BACKOFF_S,
@@ -267,6 +270,8 @@ class CoordinatorSession:
                 raise SessionEndError("the coordinator asked to connect again later", wait_s)
             case "welcome":
                 raise violation("welcome came twice: say it once per stream")
+            case "authorities":
+                nursery.start_soon(self._keep_authorities, frame.authorities, outbox)
             case "heartbeat":
                 if frame.heartbeat.HasField("load_interval"):
                     self._take_intervals(frame.heartbeat)
@@ -275,6 +280,17 @@ class CoordinatorSession:
             case None:
                 self._ignored += 1
                 logger.warning("ignored a frame of a newer coordinator, the %dth", self._ignored)
+
+    async def _keep_authorities(self, authorities: Authorities, outbox: Outbox) -> None:
+        """Stores the certificates by which the coordinator is verified, and says so."""
+        keep = partial(keep_authorities, self._state_directory, authorities.certificates)
+        try:
+            serials = await trio.to_thread.run_sync(keep, abandon_on_cancel=True)
+        except (OSError, StartError, ValueError) as error:
+            logger.error("the coordinator's authorities can't be stored: %s", error)
+            return
+        if serials:
+            outbox.put_answer(ConnectRequest(authorities_stored=AuthoritiesStored(serials=serials)))
 
     async def _be_welcomed(self, frames: trio.MemoryReceiveChannel[Incoming]) -> Welcome:
         frame = await _receive(frames, WELCOME_TIMEOUT_S)

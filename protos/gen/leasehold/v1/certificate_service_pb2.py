@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&leasehold/v1/certificate_service.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe7\x01\n\x0b\x43\x65rtificate\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.leasehold.v1.CertificateState\x12\x13\n\x0bpredecessor\x18\x04 \x01(\t\x12\x11\n\tauthority\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"]\n\x05\x42lock\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x12\n\nblocked_by\x18\x02 \x01(\t\x12.\n\nblock_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"W\n\x17ListCertificatesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\"d\n\x18ListCertificatesResponse\x12/\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x19.leasehold.v1.Certificate\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x18RevokeCertificateRequest\x12\x0e\n\x06serial\x18\x01 \x01(\t\",\n\x19RevokeCertificateResponse\x12\x0f\n\x07serials\x18\x01 \x03(\t\"\x13\n\x11ListBlocksRequest\"9\n\x12ListBlocksResponse\x12#\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x13.leasehold.v1.Block\"(\n\x14\x42lockIdentityRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\";\n\x15\x42lockIdentityResponse\x12\"\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x13.leasehold.v1.Block\"*\n\x16UnblockIdentityRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\"\x19\n\x17UnblockIdentityResponse\"\x81\x02\n\tAuthority\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rsigns_clients\x18\x04 \x01(\x08\x12\x14\n\x0csigns_server\x18\x05 \x01(\x08\x12\x1f\n\x17valid_certificate_count\x18\x06 \x01(\x05\x12\x1c\n\x14waiting_worker_count\x18\x07 \x01(\x05\x12\x17\n\x0fwaiting_workers\x18\x08 \x03(\t\"\x18\n\x16ListAuthoritiesRequest\"G\n\x17ListAuthoritiesResponse\x12,\n\x0b\x61uthorities\x18\x01 \x03(\x0b\x32\x17.leasehold.v1.Authority\"\x18\n\x16RotateAuthorityRequest\"E\n\x17RotateAuthorityResponse\x12*\n\tauthority\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.Authority\"7\n\x16RetireAuthorityRequest\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x19\n\x17RetireAuthorityResponse*\x90\x01\n\x10\x43\x65rtificateState\x12!\n\x1d\x43\x45RTIFICATE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43\x45RTIFICATE_STATE_VALID\x10\x01\x12\x1d\n\x19\x43\x45RTIFICATE_STATE_EXPIRED\x10\x02\x12\x1d\n\x19\x43\x45RTIFICATE_STATE_REVOKED\x10\x03\x32\x88\x06\n\x12\x43\x65rtificateService\x12\x61\n\x10ListCertificates\x12%.leasehold.v1.ListCertificatesRequest\x1a&.leasehold.v1.ListCertificatesResponse\x12\x64\n\x11RevokeCertificate\x12&.leasehold.v1.RevokeCertificateRequest\x1a\'.leasehold.v1.RevokeCertificateResponse\x12O\n\nListBlocks\x12\x1f.leasehold.v1.ListBlocksRequest\x1a .leasehold.v1.ListBlocksResponse\x12X\n\rBlockIdentity\x12\".leasehold.v1.BlockIdentityRequest\x1a#.leasehold.v1.BlockIdentityResponse\x12^\n\x0fUnblockIdentity\x12$.leasehold.v1.UnblockIdentityRequest\x1a%.leasehold.v1.UnblockIdentityResponse\x12^\n\x0fListAuthorities\x12$.leasehold.v1.ListAuthoritiesRequest\x1a%.leasehold.v1.ListAuthoritiesResponse\x12^\n\x0fRotateAuthority\x12$.leasehold.v1.RotateAuthorityRequest\x1a%.leasehold.v1.RotateAuthorityResponse\x12^\n\x0fRetireAuthority\x12$.leasehold.v1.RetireAuthorityRequest\x1a%.leasehold.v1.RetireAuthorityResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&leasehold/v1/certificate_service.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe7\x01\n\x0b\x43\x65rtificate\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.leasehold.v1.CertificateState\x12\x13\n\x0bpredecessor\x18\x04 \x01(\t\x12\x11\n\tauthority\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"]\n\x05\x42lock\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x12\n\nblocked_by\x18\x02 \x01(\t\x12.\n\nblock_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"W\n\x17ListCertificatesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rinclude_ended\x18\x03 \x01(\x08\"d\n\x18ListCertificatesResponse\x12/\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x19.leasehold.v1.Certificate\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x18RevokeCertificateRequest\x12\x0e\n\x06serial\x18\x01 \x01(\t\",\n\x19RevokeCertificateResponse\x12\x0f\n\x07serials\x18\x01 \x03(\t\"\x13\n\x11ListBlocksRequest\"9\n\x12ListBlocksResponse\x12#\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x13.leasehold.v1.Block\"(\n\x14\x42lockIdentityRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\";\n\x15\x42lockIdentityResponse\x12\"\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x13.leasehold.v1.Block\"*\n\x16UnblockIdentityRequest\x12\x10\n\x08identity\x18\x01 \x01(\t\"\x19\n\x17UnblockIdentityResponse\"\xf2\x01\n\tAuthority\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rsigns_clients\x18\x04 \x01(\x08\x12\x14\n\x0csigns_server\x18\x05 \x01(\x08\x12\x1f\n\x17valid_certificate_count\x18\x06 \x01(\x05\x12\x15\n\rwaiting_count\x18\x07 \x01(\x05\x12\x0f\n\x07waiting\x18\x08 \x03(\t\"\x18\n\x16ListAuthoritiesRequest\"G\n\x17ListAuthoritiesResponse\x12,\n\x0b\x61uthorities\x18\x01 \x03(\x0b\x32\x17.leasehold.v1.Authority\"\x18\n\x16RotateAuthorityRequest\"E\n\x17RotateAuthorityResponse\x12*\n\tauthority\x18\x01 \x01(\x0b\x32\x17.leasehold.v1.Authority\"7\n\x16RetireAuthorityRequest\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x19\n\x17RetireAuthorityResponse*\x90\x01\n\x10\x43\x65rtificateState\x12!\n\x1d\x43\x45RTIFICATE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43\x45RTIFICATE_STATE_VALID\x10\x01\x12\x1d\n\x19\x43\x45RTIFICATE_STATE_EXPIRED\x10\x02\x12\x1d\n\x19\x43\x45RTIFICATE_STATE_REVOKED\x10\x03\x32\x88\x06\n\x12\x43\x65rtificateService\x12\x61\n\x10ListCertificates\x12%.leasehold.v1.ListCertificatesRequest\x1a&.leasehold.v1.ListCertificatesResponse\x12\x64\n\x11RevokeCertificate\x12&.leasehold.v1.RevokeCertificateRequest\x1a\'.leasehold.v1.RevokeCertificateResponse\x12O\n\nListBlocks\x12\x1f.leasehold.v1.ListBlocksRequest\x1a .leasehold.v1.ListBlocksResponse\x12X\n\rBlockIdentity\x12\".leasehold.v1.BlockIdentityRequest\x1a#.leasehold.v1.BlockIdentityResponse\x12^\n\x0fUnblockIdentity\x12$.leasehold.v1.UnblockIdentityRequest\x1a%.leasehold.v1.UnblockIdentityResponse\x12^\n\x0fListAuthorities\x12$.leasehold.v1.ListAuthoritiesRequest\x1a%.leasehold.v1.ListAuthoritiesResponse\x12^\n\x0fRotateAuthority\x12$.leasehold.v1.RotateAuthorityRequest\x1a%.leasehold.v1.RotateAuthorityResponse\x12^\n\x0fRetireAuthority\x12$.leasehold.v1.RetireAuthorityRequest\x1a%.leasehold.v1.RetireAuthorityResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.certificate_se
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
-  _globals['_CERTIFICATESTATE']._serialized_start=1494
-  _globals['_CERTIFICATESTATE']._serialized_end=1638
+  _globals['_CERTIFICATESTATE']._serialized_start=1479
+  _globals['_CERTIFICATESTATE']._serialized_end=1623
   _globals['_CERTIFICATE']._serialized_start=90
   _globals['_CERTIFICATE']._serialized_end=321
   _globals['_BLOCK']._serialized_start=323
@@ -60,19 +60,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNBLOCKIDENTITYRESPONSE']._serialized_start=926
   _globals['_UNBLOCKIDENTITYRESPONSE']._serialized_end=951
   _globals['_AUTHORITY']._serialized_start=954
-  _globals['_AUTHORITY']._serialized_end=1211
-  _globals['_LISTAUTHORITIESREQUEST']._serialized_start=1213
-  _globals['_LISTAUTHORITIESREQUEST']._serialized_end=1237
-  _globals['_LISTAUTHORITIESRESPONSE']._serialized_start=1239
-  _globals['_LISTAUTHORITIESRESPONSE']._serialized_end=1310
-  _globals['_ROTATEAUTHORITYREQUEST']._serialized_start=1312
-  _globals['_ROTATEAUTHORITYREQUEST']._serialized_end=1336
-  _globals['_ROTATEAUTHORITYRESPONSE']._serialized_start=1338
-  _globals['_ROTATEAUTHORITYRESPONSE']._serialized_end=1407
-  _globals['_RETIREAUTHORITYREQUEST']._serialized_start=1409
-  _globals['_RETIREAUTHORITYREQUEST']._serialized_end=1464
-  _globals['_RETIREAUTHORITYRESPONSE']._serialized_start=1466
-  _globals['_RETIREAUTHORITYRESPONSE']._serialized_end=1491
-  _globals['_CERTIFICATESERVICE']._serialized_start=1641
-  _globals['_CERTIFICATESERVICE']._serialized_end=2417
+  _globals['_AUTHORITY']._serialized_end=1196
+  _globals['_LISTAUTHORITIESREQUEST']._serialized_start=1198
+  _globals['_LISTAUTHORITIESREQUEST']._serialized_end=1222
+  _globals['_LISTAUTHORITIESRESPONSE']._serialized_start=1224
+  _globals['_LISTAUTHORITIESRESPONSE']._serialized_end=1295
+  _globals['_ROTATEAUTHORITYREQUEST']._serialized_start=1297
+  _globals['_ROTATEAUTHORITYREQUEST']._serialized_end=1321
+  _globals['_ROTATEAUTHORITYRESPONSE']._serialized_start=1323
+  _globals['_ROTATEAUTHORITYRESPONSE']._serialized_end=1392
+  _globals['_RETIREAUTHORITYREQUEST']._serialized_start=1394
+  _globals['_RETIREAUTHORITYREQUEST']._serialized_end=1449
+  _globals['_RETIREAUTHORITYRESPONSE']._serialized_start=1451
+  _globals['_RETIREAUTHORITYRESPONSE']._serialized_end=1476
+  _globals['_CERTIFICATESERVICE']._serialized_start=1626
+  _globals['_CERTIFICATESERVICE']._serialized_end=2402
 # @@protoc_insertion_point(module_scope)

@@ -372,8 +372,8 @@ class Authority(_message.Message):
     SIGNS_CLIENTS_FIELD_NUMBER: _builtins.int
     SIGNS_SERVER_FIELD_NUMBER: _builtins.int
     VALID_CERTIFICATE_COUNT_FIELD_NUMBER: _builtins.int
-    WAITING_WORKER_COUNT_FIELD_NUMBER: _builtins.int
-    WAITING_WORKERS_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     serial: _builtins.str
     """Serial number, in hexadecimal."""
     signs_clients: _builtins.bool
@@ -382,8 +382,10 @@ class Authority(_message.Message):
     """Whether it has signed the server's certificate."""
     valid_certificate_count: _builtins.int
     """Number of valid client certificates that it has signed."""
-    waiting_worker_count: _builtins.int
-    """Number of workers that have not confirmed yet that they trust it."""
+    waiting_count: _builtins.int
+    """Number of identities with valid certificates that have not confirmed yet that they trust it. A worker confirms it
+    in its session. Others confirm it by the first call with a certificate that it has signed.
+    """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """Time from which on it is valid."""
@@ -393,8 +395,8 @@ class Authority(_message.Message):
         """Time of its expiry."""
 
     @_builtins.property
-    def waiting_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Some of these workers, as "worker/NAME"."""
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Some of these identities."""
 
     def __init__(
         self,
@@ -405,12 +407,12 @@ class Authority(_message.Message):
         signs_clients: _builtins.bool = ...,
         signs_server: _builtins.bool = ...,
         valid_certificate_count: _builtins.int = ...,
-        waiting_worker_count: _builtins.int = ...,
-        waiting_workers: _abc.Iterable[_builtins.str] | None = ...,
+        waiting_count: _builtins.int = ...,
+        waiting: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "serial", b"serial", "signs_clients", b"signs_clients", "signs_server", b"signs_server", "start_time", b"start_time", "valid_certificate_count", b"valid_certificate_count", "waiting_worker_count", b"waiting_worker_count", "waiting_workers", b"waiting_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "serial", b"serial", "signs_clients", b"signs_clients", "signs_server", b"signs_server", "start_time", b"start_time", "valid_certificate_count", b"valid_certificate_count", "waiting", b"waiting", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -211,6 +211,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """No identity has this role."""
     ERROR_REASON_TOO_MANY_BINDINGS: _ErrorReason.ValueType  # 101
     """There are as many role bindings as there may be."""
+    ERROR_REASON_CALL_TIMEOUT: _ErrorReason.ValueType  # 110
+    """The coordinator ended the call after 35 s. Whether the call changed anything is unknown."""
     ERROR_REASON_ISSUER_UNAVAILABLE: _ErrorReason.ValueType  # 130
     """The keys of the OpenID Connect issuer, or one of them, are not known yet."""
 
@@ -406,6 +408,8 @@ ERROR_REASON_UNKNOWN_BINDING: ErrorReason.ValueType  # 100
 """No identity has this role."""
 ERROR_REASON_TOO_MANY_BINDINGS: ErrorReason.ValueType  # 101
 """There are as many role bindings as there may be."""
+ERROR_REASON_CALL_TIMEOUT: ErrorReason.ValueType  # 110
+"""The coordinator ended the call after 35 s. Whether the call changed anything is unknown."""
 ERROR_REASON_ISSUER_UNAVAILABLE: ErrorReason.ValueType  # 130
 """The keys of the OpenID Connect issuer, or one of them, are not known yet."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -116,6 +116,7 @@ class ConnectRequest(_message.Message):
     OUTPUT_CHUNK_FIELD_NUMBER: _builtins.int
     PLAN_ANSWER_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ANSWER_FIELD_NUMBER: _builtins.int
+    AUTHORITIES_STORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """The worker's whole state. The first frame, and again after a change of the inventory or a capability."""
@@ -148,6 +149,10 @@ class ConnectRequest(_message.Message):
     def checkpoint_answer(self) -> Global___CheckpointAnswer:
         """Answer to checkpoint_query."""
 
+    @_builtins.property
+    def authorities_stored(self) -> Global___AuthoritiesStored:
+        """Answer to authorities. Since 1.7."""
+
     def __init__(
         self,
         *,
@@ -159,12 +164,13 @@ class ConnectRequest(_message.Message):
         output_chunk: Global___OutputChunk | None = ...,
         plan_answer: Global___PlanAnswer | None = ...,
         checkpoint_answer: Global___CheckpointAnswer | None = ...,
+        authorities_stored: Global___AuthoritiesStored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_answer", b"checkpoint_answer", "command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["authorities_stored", b"authorities_stored", "checkpoint_answer", b"checkpoint_answer", "command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_answer", b"checkpoint_answer", "command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities_stored", b"authorities_stored", "checkpoint_answer", b"checkpoint_answer", "command_update", b"command_update", "frame", b"frame", "goodbye", b"goodbye", "hello", b"hello", "output_chunk", b"output_chunk", "plan_answer", b"plan_answer", "worker_load", b"worker_load", "workload_event", b"workload_event"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "worker_load", "command_update", "workload_event", "goodbye", "output_chunk", "plan_answer", "checkpoint_answer"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "worker_load", "command_update", "workload_event", "goodbye", "output_chunk", "plan_answer", "checkpoint_answer", "authorities_stored"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -185,6 +191,7 @@ class ConnectResponse(_message.Message):
     READ_OUTPUT_FIELD_NUMBER: _builtins.int
     PLAN_QUERY_FIELD_NUMBER: _builtins.int
     CHECKPOINT_QUERY_FIELD_NUMBER: _builtins.int
+    AUTHORITIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """The session is accepted. The first frame, sent once."""
@@ -221,6 +228,10 @@ class ConnectResponse(_message.Message):
     def checkpoint_query(self) -> Global___CheckpointQuery:
         """Request for the checkpoints on the worker's disk."""
 
+    @_builtins.property
+    def authorities(self) -> Global___Authorities:
+        """The certificate authorities, during and after their rotation. Since 1.7."""
+
     def __init__(
         self,
         *,
@@ -233,12 +244,13 @@ class ConnectResponse(_message.Message):
         read_output: Global___ReadOutput | None = ...,
         plan_query: Global___PlanQuery | None = ...,
         checkpoint_query: Global___CheckpointQuery | None = ...,
+        authorities: Global___Authorities | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_query", b"checkpoint_query", "command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities", "checkpoint_query", b"checkpoint_query", "command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_query", b"checkpoint_query", "command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities", "checkpoint_query", b"checkpoint_query", "command", b"command", "command_ack", b"command_ack", "drain", b"drain", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "plan_query", b"plan_query", "read_output", b"read_output", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "command", "command_ack", "heartbeat", "drain", "goodbye", "read_output", "plan_query", "checkpoint_query"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "command", "command_ack", "heartbeat", "drain", "goodbye", "read_output", "plan_query", "checkpoint_query", "authorities"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -1097,3 +1109,51 @@ class Goodbye(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
 
 Global___Goodbye: _TypeAlias = Goodbye  # noqa: Y015
+
+@_typing.final
+class Authorities(_message.Message):
+    """The authorities by which a worker verifies the coordinator. A worker that has joined stores them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Their certificates, in DER. They replace the stored ones."""
+
+    def __init__(
+        self,
+        *,
+        certificates: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificates", b"certificates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Authorities: _TypeAlias = Authorities  # noqa: Y015
+
+@_typing.final
+class AuthoritiesStored(_message.Message):
+    """The worker has stored authorities, and trusts each of them from its next connection on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def serials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Serial numbers of their certificates, in hexadecimal."""
+
+    def __init__(
+        self,
+        *,
+        serials: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["serials", b"serials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthoritiesStored: _TypeAlias = AuthoritiesStored  # noqa: Y015

@@ -12,6 +12,8 @@ import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.hook_pb2 import HOOK_PHASE_BEFORE_SUSPEND, CommandHook, Hook, HookCredential
 from leasehold.v1.operation_pb2 import (
+    AdoptOperation,
+    ReleaseOperation,
     RemapOperation,
     RestoreOperation,
     RunOperation,
@@ -33,6 +35,7 @@ from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make
 from tests.worker.stories.test_membership import wait_until
 from tests.worker.unix_users import (
     ALICE_UID,
+    BOB_UID,
     CAPABILITIES,
     WORKER_UID,
     UserWorker,
@@ -215,6 +218,45 @@ def capabilities_of(pid: int) -> set[int]:
     """The effective capabilities of a process, by their numbers."""
     mask = int(read_status(pid)["CapEff"], 16)
     return {number for number in range(64) if mask >> number & 1}
+
+
+@pytest.fixture
+def counter_of_bob(
+    worker: UserWorker, shared_host: SimulatedHost, tmp_path: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of bob's on a GPU, which nobody leases."""
+    open_to_others(tmp_path)
+    variables = {**worker.variables, "CUDA_VISIBLE_DEVICES": shared_host.gpus[3].uuid}
+    command = [*as_user(BOB_UID), *counter_run("any").spec.arguments]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd="/")
+    wait_until(lambda: b"count=2" in (tmp_path / "output").read_bytes(), "it counts")
+    yield process
+    process.kill()
+    process.wait(timeout=30)
+
+
+def test_hooks_of_an_adoption_are_for_processes_of_the_owner(
+    worker: UserWorker, counter_of_bob: subprocess.Popen[bytes]
+) -> None:
+    """Alice's hooks would act for her upon bob's process. Without them, she may have it adopted."""
+    session = worker.session
+    command = CommandHook(arguments=["true"])
+    hooked = AdoptOperation(
+        name="bobs",
+        pid=counter_of_bob.pid,
+        hooks=[Hook(name="tell", phase=HOOK_PHASE_BEFORE_SUSPEND, command=command)],
+    )
+    refused = run_for("user/alice", session, "adopt-c1", "adopt-1", adopt=hooked)
+    assert refused.error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    assert "maps user/alice to another user" in refused.error.message
+    plain = AdoptOperation(name="bobs", pid=counter_of_bob.pid)
+    succeeded(run_for("user/alice", session, "adopt-c2", "adopt-2", adopt=plain))
+    succeeded(session.run("adopt-c3", "adopt-2", release=ReleaseOperation()))
+    succeeded(run_for("user/bob", session, "adopt-c4", "adopt-3", adopt=hooked))
+    succeeded(session.run("adopt-c5", "adopt-3", suspend=SuspendOperation()))
+    succeeded(session.run("adopt-c6", "adopt-3", restore=RestoreOperation()))
+    succeeded(session.run("adopt-c7", "adopt-3", release=ReleaseOperation()))
 
 
 @pytest.fixture

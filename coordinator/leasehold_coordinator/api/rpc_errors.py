@@ -161,6 +161,7 @@ class Border(grpc.aio.ServerInterceptor):
                 self._audit.note(error, method, host_of(context.peer()), caller=current_caller())
                 if current_caller() is None:
                     error = self._bounded(error, host_of(context.peer()))
+                await self._bounds.hold(error)
                 ending = abort(context, error)
                 del requests, context  # see abort
                 await ending

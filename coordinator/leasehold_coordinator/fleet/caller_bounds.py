@@ -5,6 +5,7 @@ proves no identity counts for its address. The Unix user of the coordinator and 
 own: they could stop the coordinator anyway, and must be able to act during a flood.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,11 +20,21 @@ from leasehold_coordinator.errors import FleetError
 
 COMMAND_LIMIT: Final = 1_000
 
+REQUESTS: Final = "caller_requests_per_s"
+BYTES: Final = "caller_bytes_per_s"
+"""Names of the rates, as settings and in refusals."""
+
 BURST_S: Final = 4.0
 """A caller that was idle may use its rates of so many seconds at once."""
 
 KEY_LIMIT: Final = 4_096
 """Callers that are counted apart. All further callers share one allowance."""
+
+HOLD_S: Final = 0.5
+"""How long a refusal of a caller above a rate is held back."""
+
+HELD_LIMIT: Final = 1_024
+"""Most refusals that are held back. Further ones are sent at once."""
 
 SWEEP_S: Final = 1.0
 """Least time between two sweeps of idle callers."""
@@ -63,6 +74,22 @@ class CallerBounds:
         self._unknown = _Allowances(limits.requests_per_s)
         """By address. Nobody can use up the places of identities."""
         self._streams: Counter[str] = Counter()
+        self._held = 0
+        """Number of refusals that are held back."""
+
+    async def hold(self, refusal: FleetError) -> None:
+        """Holds the refusal of a caller above a rate back.
+
+        Each connection has a bounded number of calls (HTTP/2). So a client that repeats refused calls at once
+        is slowed down, and takes less of the event loop.
+        """
+        if refusal.metadata.get("bound") not in (REQUESTS, BYTES) or self._held >= HELD_LIMIT:
+            return
+        self._held += 1
+        try:
+            await asyncio.sleep(HOLD_S)
+        finally:
+            self._held -= 1
 
     def admit(self, caller: Caller) -> None:
         """Counts a request of an identity, before its message is read.
@@ -94,14 +121,14 @@ class CallerBounds:
         now = time.monotonic()
         if wait_s := self._bytes.of(key, now).take(0, now):
             rate = f"{self.limits.bytes_per_s:g} bytes per second"
-            raise _too_many(key, "caller_bytes_per_s", rate, wait_s)
+            raise _too_many(key, BYTES, rate, wait_s)
         self._admit_request(self._requests, key)
 
     def _admit_request(self, allowances: "_Allowances", key: str) -> None:
         now = time.monotonic()
         if wait_s := allowances.of(key, now).take(1, now):
             rate = f"{self.limits.requests_per_s:g} requests per second"
-            raise _too_many(key, "caller_requests_per_s", rate, wait_s)
+            raise _too_many(key, REQUESTS, rate, wait_s)
 
     def charge(self, caller: Caller, size_bytes: int) -> None:
         """Counts the bytes of a request that was read. A caller with a debt is not admitted."""

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import trio.testing
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.hook_pb2 import HOOK_PHASE_BEFORE_SUSPEND, CommandHook, Hook, HookCredential
 from leasehold.v1.operation_pb2 import (
+    AdoptOperation,
+    ReleaseOperation,
     RemapOperation,
     RestoreOperation,
     RunOperation,
@@ -38,6 +42,7 @@ from tests.worker.unix_users import (
     CAPABILITIES,
     WORKER_UID,
     UserWorker,
+    as_user,
     needs_root,
     open_to_others,
     user_worker,
@@ -272,6 +277,45 @@ def capabilities_of(pid: int) -> set[int]:
 
 
 @pytest.fixture
+def counter_of_bob(
+    worker: UserWorker, shared_host: SimulatedHost, tmp_path: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of bob's on a GPU, which nobody leases."""
+    open_to_others(tmp_path)
+    variables = {**worker.variables, "CUDA_VISIBLE_DEVICES": shared_host.gpus[3].uuid}
+    command = [*as_user(BOB_UID), *counter_run("any").spec.arguments]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd="/")
+    wait_until(lambda: b"count=2" in (tmp_path / "output").read_bytes(), "it counts")
+    yield process
+    process.kill()
+    process.wait(timeout=30)
+
+
+def test_hooks_of_an_adoption_are_for_processes_of_the_owner(
+    worker: UserWorker, counter_of_bob: subprocess.Popen[bytes]
+) -> None:
+    """Alice's hooks would act for her upon bob's process. Without them, she may have it adopted."""
+    session = worker.session
+    command = CommandHook(arguments=["true"])
+    hooked = AdoptOperation(
+        name="bobs",
+        pid=counter_of_bob.pid,
+        hooks=[Hook(name="tell", phase=HOOK_PHASE_BEFORE_SUSPEND, command=command)],
+    )
+    refused = run_for("user/alice", session, "adopt-c1", "adopt-1", adopt=hooked)
+    assert refused.error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    assert "maps user/alice to another user" in refused.error.message
+    plain = AdoptOperation(name="bobs", pid=counter_of_bob.pid)
+    succeeded(run_for("user/alice", session, "adopt-c2", "adopt-2", adopt=plain))
+    succeeded(session.run("adopt-c3", "adopt-2", release=ReleaseOperation()))
+    succeeded(run_for("user/bob", session, "adopt-c4", "adopt-3", adopt=hooked))
+    succeeded(session.run("adopt-c5", "adopt-3", suspend=SuspendOperation()))
+    succeeded(session.run("adopt-c6", "adopt-3", restore=RestoreOperation()))
+    succeeded(session.run("adopt-c7", "adopt-3", release=ReleaseOperation()))
+
+
+@pytest.fixture
 def host(tmp_path: Path) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
 
@@ -308,3 +352,18 @@ def test_each_capability_is_needed(
             assert failed.error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
         for process in counters(host):
             os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_child_is_closed_to_its_user_until_its_exec() -> None:
+    """It has the memory of the worker, whose environment may hold secrets."""
+    code = "from leasehold_worker.programs.user_change import take_on; take_on('2001:2001:2001'); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        wait_until(
+            lambda: (user := account_of(child.pid)) is not None and user.uid == ALICE_UID, "it is alice's"
+        )
+        look = [*as_user(ALICE_UID), "cat", f"/proc/{child.pid}/environ"]
+        seen = subprocess.run(look, capture_output=True, text=True, check=False)
+        child.communicate(b"\n")
+    assert child.returncode == 0
+    assert "Permission denied" in seen.stderr

@@ -260,9 +260,9 @@ class LocalService:
         self, requests: Iterator[local_service_pb2.ListRequest], context: Context
     ) -> local_service_pb2.ListResponse:
         """Lists leases, workloads and claims."""
-        with self._admitted(context, self._calls):
+        with self._admitted(context, self._calls) as peer:
             self._first(requests, context)
-            return self._ask(context, self._answers.list)
+            return self._ask(context, partial(self._answers.list, peer))
 
     def release(
         self, requests: Iterator[local_service_pb2.ReleaseRequest], context: Context

@@ -10,6 +10,7 @@ makes it touch a file that this user can't touch. A file system that hangs block
 
 import errno
 import os
+import resource
 import stat
 import sys
 from contextlib import suppress
@@ -18,12 +19,16 @@ from pathlib import Path
 from leasehold_worker.files.folder_trees import directory_bytes, empty_folder
 from leasehold_worker.programs.user_change import take_on
 
+MEMORY_LIMIT_BYTES = 1 << 30
+"""Address space of the child: a folder of the user may have any number of entries."""
+
 READ, MEASURE, EMPTY = "read", "measure", "empty"
 
 
 def main() -> None:
     """Performs the task of the arguments."""
     user, task, path, *more = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     try:
         take_on(user)
         match task:
@@ -36,8 +41,8 @@ def main() -> None:
                     empty_folder(Path(path))
             case _:
                 raise ValueError(f"unknown task {task}")
-    except (OSError, ValueError) as error:
-        os.write(2, str(getattr(error, "strerror", None) or error).encode())
+    except (OSError, ValueError, MemoryError) as error:
+        os.write(2, str(getattr(error, "strerror", None) or error or "too many entries").encode())
         sys.exit(1)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from leasehold.v1 import (
     command_pb2,
     command_service_pb2,
+    enrolment_service_pb2,
     event_service_pb2,
     fleet_service_pb2,
     lease_pb2,
@@ -53,6 +54,7 @@ SERVICES = [
     for file in (fleet_service_pb2, workload_service_pb2, command_service_pb2, event_service_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 ]
+SERVICES.append(enrolment_service_pb2.DESCRIPTOR.services_by_name["EnrolmentService"])
 METHODS = [(service.full_name, method) for service in SERVICES for method in service.methods]
 
 

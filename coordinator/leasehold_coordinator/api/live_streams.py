@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 from leasehold.v1 import errors_pb2
 
@@ -12,6 +12,14 @@ from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.api.authorization import require_role
 from leasehold_coordinator.errors import FleetError
+
+_RESUMED: Final = (
+    "/leasehold.v1.FleetService/WatchFleet",
+    "/leasehold.v1.WorkloadService/WatchWorkloads",
+    "/leasehold.v1.CommandService/WatchCommands",
+    "/leasehold.v1.EventService/WatchEvents",
+)
+"""Watches of many entries, which clients repeat. They end to show more, and other streams go on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +79,9 @@ class LiveStreams:
             except FleetError as refusal:
                 self._end(stream, refusal)
                 continue
-            if caller.sees_all != stream.caller.sees_all:
+            sees_less = stream.caller.sees_all and not caller.sees_all
+            sees_more = caller.sees_all and not stream.caller.sees_all
+            if sees_less or (sees_more and stream.method in _RESUMED):
                 self._end(
                     stream,
                     FleetError(

@@ -67,6 +67,10 @@ class Events:
             kind, what = _OF_WORKERS[state]
             self._add(kind, f"worker {known.hello.name} {what}", known.hello.worker_id, known.hello.name)
 
+    def clock_jumped(self, message: str) -> None:
+        """Adds an event: the clock of the coordinator's host jumped."""
+        self._add(event_pb2.EVENT_KIND_CLOCK_JUMPED, message)
+
     def worker_deleted(self, known: KnownWorker) -> None:
         """Adds an event: an operator deleted the record of a worker."""
         kind = event_pb2.EVENT_KIND_WORKER_DELETED

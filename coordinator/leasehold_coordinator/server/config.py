@@ -103,6 +103,9 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     and the newest 8 are kept."""
     store_restored: bool = False
     """Whether the store is an older copy, such as a backup: enrolled workers may know later epochs."""
+    clock_corrected: bool = False
+    """Whether the host's clock was ahead for a while and is right now. The later time that the store has seen
+    is then forgotten. Otherwise, credentials expire by it."""
     caller_requests_per_s: float = CALLER.requests_per_s
     """Requests per second of one caller. A caller that was idle may use those of 4 seconds at once."""
     caller_bytes_per_s: float = CALLER.bytes_per_s

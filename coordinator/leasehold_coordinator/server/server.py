@@ -26,6 +26,7 @@ from leasehold_coordinator.fleet.audit_follower import AuditFollower
 from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
 from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.clock_jumps import ClockJumps
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
@@ -89,6 +90,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     enrolment: EnrolmentListener | None = None
     try:
         fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
+        if config.clock_corrected:
+            store.forget_later_time()
+        clock = ClockJumps(fleet.events, store)
         began = time.monotonic()
         certificates = ClientCertificates(store, authorities, is_external=pki is not None)
         changes = AuthorityChanges(fleet, certificates)
@@ -140,7 +144,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         on_listening(addresses)
         async with asyncio.TaskGroup() as tasks:
             background = [
-                tasks.create_task(_tick(_watches(fleet))),
+                tasks.create_task(_tick((clock.check, *_watches(fleet)))),
                 # A task of its own, since the disk may not answer.
                 tasks.create_task(_tick(_writes(fleet, dispatcher))),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),

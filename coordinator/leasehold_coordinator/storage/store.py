@@ -105,6 +105,10 @@ class Store:
         """Seconds in which the store was served, in total. A stop loses the time after the last write."""
         return self._served_before_s + int(time.monotonic() - self._opened_s)
 
+    def forget_later_time(self) -> None:
+        """Accepts the host's clock, although the store has seen a later time."""
+        self._highest_time_ns = time.time_ns()
+
     @property
     def highest_time_ns(self) -> int:
         """The highest time of the host's clock that the store has seen, also before a restart."""

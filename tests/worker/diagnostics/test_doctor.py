@@ -274,6 +274,20 @@ def test_wrong_usage_is_exit_2() -> None:
     assert "--timeout" in doctor(None, "--timeout", "0", code=2).stderr
 
 
+def test_the_unix_users_of_workloads(host: SimulatedHost, configure: Callable[..., Path]) -> None:
+    results = examine(host, configure('run_as = "no-such-user-here"'), code=1)
+    assert refused(results) == ["run_as"]
+    assert "a user that this host does not have" in results["run_as"][1]
+    results = examine(host, configure("[run_as]", '"user/alice" = "2001:0"'), code=1)
+    assert "user/alice is mapped to 2001:0, which is root" in results["run_as"][1]
+    if os.geteuid() == 0:
+        results = examine(host, configure("[run_as]", '"user/alice" = "2001:2001"'), code=0)
+        assert results["run_as"][1] == "1 owners, each with a user of this host"
+    else:
+        results = examine(host, configure("[run_as]", '"user/alice" = "2001:2001"'), code=1)
+        assert "this user lacks CAP_CHOWN" in results["run_as"][1]
+
+
 def test_the_certificate_of_an_enrolled_worker(
     host: SimulatedHost, configure: Callable[..., Path], tmp_path: Path
 ) -> None:

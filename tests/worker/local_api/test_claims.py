@@ -27,6 +27,7 @@ from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import ProcessIdentity, identify
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
 from leasehold_worker.leasing.gpu_selection import PoolGpu
+from leasehold_worker.leasing.leases import ForeignProcess
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api import claim_waiting
 from leasehold_worker.local_api import claims as local_claims
@@ -284,16 +285,30 @@ async def test_a_list_has_no_values_of_variables(local: Local, peer: Peer) -> No
     (workload,) = local.parts.workloads.all()
     for number in range(20):
         workload.spec.environment[f"NAME_{number}"] = "s3cret"
-    (listed,) = local.answers.list().workloads
+    (listed,) = local.answers.list(peer).workloads
     assert set(listed.spec.environment.values()) == {""}
     assert len(listed.spec.environment) == 20
 
 
+async def test_users_see_no_command_lines_of_others(local: Local, peer: Peer) -> None:
+    await local.grant(peer, wanted(arguments=["train", "--token=s3cret"]))
+    (slot,) = local.parts.pool.slots.snapshot().slots[:1]
+    foreign = (ForeignProcess(7, "ann", "train --key=s3cret", 1), ForeignProcess(8, "user", "own", 1))
+    local.parts.pool.slots.observe({slot.gpu_uuid: foreign}, {}, {})
+    other = Peer(peer.identity, peer.uid + 1, "user")
+    told = local.answers.list(other)
+    assert "s3cret" not in str(told)
+    assert [process.command for process in told.gpus[0].foreign_processes] == ["", "own"]
+    assert told.workloads[0].spec.resources == local.parts.workloads.all()[0].spec.resources
+    assert str(local.answers.list(peer)).count("s3cret") == 2
+    assert "--token" in str(local.answers.list(Peer(peer.identity, 0, "root")))
+
+
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     await local.grant(peer, wanted(arguments=["x" * 1000]))
-    assert local.answers.list().workloads[0].spec.arguments
+    assert local.answers.list(peer).workloads[0].spec.arguments
     monkeypatch.setattr("leasehold_worker.local_api.queries.LIST_LIMIT_BYTES", 1000)
-    (workload,) = local.answers.list().workloads
+    (workload,) = local.answers.list(peer).workloads
     assert not workload.spec.arguments
     assert workload.spec.resources.gpu_count == 1
 

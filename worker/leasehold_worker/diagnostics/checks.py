@@ -5,6 +5,7 @@ from typing import Final
 
 from leasehold_worker.diagnostics import gpu_checks as gpu
 from leasehold_worker.diagnostics import host_checks as host
+from leasehold_worker.diagnostics import user_checks as users
 from leasehold_worker.diagnostics.examination import Look
 
 CHECKS: Final[Mapping[str, Look]] = {
@@ -28,6 +29,7 @@ CHECKS: Final[Mapping[str, Look]] = {
     "swap": host.swap,
     "huge_pages": host.huge_pages,
     "criu": host.criu,
+    "run_as": users.run_as,
     "configuration": host.configuration,
     "state_directory": host.state_directory,
     "coordinator": host.coordinator,

@@ -11,12 +11,25 @@ SETGID: Final = 6
 SETUID: Final = 7
 SYS_PTRACE: Final = 19
 
-NEEDED: Final = frozenset({CHOWN, KILL, SETGID, SETUID, SYS_PTRACE})
+_NAMES: Final = {
+    CHOWN: "CAP_CHOWN",
+    KILL: "CAP_KILL",
+    SETGID: "CAP_SETGID",
+    SETUID: "CAP_SETUID",
+    SYS_PTRACE: "CAP_SYS_PTRACE",
+}
+
+NEEDED: Final = frozenset(_NAMES)
 """All that a worker without root needs for programs of other users: docs/security.md has the reasons."""
 
 _VERSION_3: Final = 0x20080522
 _WORDS: Final = 2
 """Each set has two words of 32 bits (linux/capability.h)."""
+
+
+def capability_name(number: int) -> str:
+    """The name of a needed capability."""
+    return _NAMES[number]
 
 
 def keep_only(numbers: Collection[int]) -> None:

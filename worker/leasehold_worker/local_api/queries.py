@@ -52,8 +52,12 @@ class LocalQueries:
         self._claim_waiting = claim_waiting
         self._worker_id = worker_id
 
-    def list(self) -> local_service_pb2.ListResponse:
-        """The GPUs, the workloads and the waiting claims. The list always fits into a message."""
+    def list(self, peer: Peer) -> local_service_pb2.ListResponse:
+        """The GPUs, the workloads and the waiting claims. The list always fits into a message.
+
+        Args:
+            peer: The caller. Only root and the worker's user see command lines and hooks of other users.
+        """
         found = local_service_pb2.ListResponse(
             gpus=gpu_lease_messages(self._pool.slots.snapshot().slots, {}),
             workloads=[
@@ -68,11 +72,24 @@ class LocalQueries:
         for workload in found.workloads:  # values may be secrets, and any user may list
             for name in list(workload.spec.environment):  # a map must not change during its iteration
                 workload.spec.environment[name] = ""
+        if not peer.is_trusted:
+            self._hide_others(found, peer)
         if found.ByteSize() > LIST_LIMIT_BYTES:
             for workload in found.workloads:
                 for field in ("arguments", "environment"):
                     workload.spec.ClearField(field)
         return found
+
+    def _hide_others(self, found: local_service_pb2.ListResponse, peer: Peer) -> None:
+        """Leaves out what a user may not see of others: all but who has which resources."""
+        for workload in found.workloads:
+            if self._workloads.get(workload.workload_id).uid != peer.uid:
+                told = workload_pb2.WorkloadSpec(resources=workload.spec.resources)
+                workload.spec.CopyFrom(told)
+        for gpu in found.gpus:
+            for process in gpu.foreign_processes:
+                if process.user != peer.user:
+                    process.ClearField("command")
 
     async def release(self, peer: Peer, name: str) -> workload_pb2.Workload:
         """Releases a claim or an adopted process.

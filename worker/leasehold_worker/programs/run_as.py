@@ -129,20 +129,24 @@ class RunAs:
             raise _refused(f"{owner} is not the worker's user, and the worker's run_as is not set")
 
     def _require_permitted(self, owner: str, account: Account) -> None:
-        uid, groups = account.uid, {account.gid, *account.groups}
-        if uid == 0 or 0 in groups:
-            why = "root, or a member of root's group"
-        elif NOBODY in {uid, account.gid}:
-            why = f"the user or group {NOBODY} of everything unmapped"
-        elif max(uid, account.gid) >= NO_ID:
-            why = f"no id of a user and a group, which are below {NO_ID}"
-        elif uid < self._min_uid:
-            why = f"user id {uid}, below run_as_min_uid {self._min_uid}"
-        elif uid == os.geteuid() and self._setting == SAME_NAME:
-            why = "the worker's own user, which same-name does not permit"
-        else:
-            return
-        raise _refused(f"run_as maps {owner} to {account.name}, which is {why}")
+        if why := why_forbidden(account, self._setting, self._min_uid):
+            raise _refused(f"run_as maps {owner} to {account.name}, which is {why}")
+
+
+def why_forbidden(account: Account, setting: RunAsSetting, min_uid: int) -> str:
+    """Why no owner may be mapped to a Unix user. Empty: one may."""
+    uid, groups = account.uid, {account.gid, *account.groups}
+    if uid == 0 or 0 in groups:
+        return "root, or a member of root's group"
+    if NOBODY in {uid, account.gid}:
+        return f"the user or group {NOBODY} of everything unmapped"
+    if max(uid, account.gid) >= NO_ID:
+        return f"no id of a user and a group, which are below {NO_ID}"
+    if uid < min_uid:
+        return f"user id {uid}, below run_as_min_uid {min_uid}"
+    if uid == os.geteuid() and setting == SAME_NAME:
+        return "the worker's own user, which same-name does not permit"
+    return ""
 
 
 _ELSEWHERE: Final = "the coordinator is on another host or has no TLS, and the worker's run_as is not set"

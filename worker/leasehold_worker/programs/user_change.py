@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 
+PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -39,9 +40,14 @@ def take_on(user: str) -> None:
     os.setresuid(uid, uid, uid)
     # A change between two users that are not root clears no capability (capabilities(7)).
     drop_capabilities()
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs can't be set")
     leave_session_keyring()
+    # Until its exec, this process has the worker's memory, which the user must not read whatever
+    # fs.suid_dumpable says.
+    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "the process can't be closed to its user")
     require(uid, gid, groups)
 
 

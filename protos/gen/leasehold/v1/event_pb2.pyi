@@ -60,6 +60,8 @@ class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.V
     """A worker, a user or a service got its first certificate by a join token."""
     EVENT_KIND_JOIN_REFUSED: _EventKind.ValueType  # 21
     """A join or a renewal was refused, as told in the message."""
+    EVENT_KIND_CLOCK_JUMPED: _EventKind.ValueType  # 30
+    """The clock of the coordinator's host jumped by more than an hour. The expiry of credentials depends on the clock."""
 
 class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
     """The kind of an event."""
@@ -100,6 +102,8 @@ EVENT_KIND_JOINED: EventKind.ValueType  # 20
 """A worker, a user or a service got its first certificate by a join token."""
 EVENT_KIND_JOIN_REFUSED: EventKind.ValueType  # 21
 """A join or a renewal was refused, as told in the message."""
+EVENT_KIND_CLOCK_JUMPED: EventKind.ValueType  # 30
+"""The clock of the coordinator's host jumped by more than an hour. The expiry of credentials depends on the clock."""
 Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,54 @@
+"""Checks of the Unix users of workloads for ``leasehold doctor``. They change nothing."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.diagnostics.examination import Examination, failed, warning
+from leasehold_worker.host.accounts import find_account
+from leasehold_worker.host.capabilities import NEEDED, capability_name
+from leasehold_worker.host.processes import user_name
+from leasehold_worker.programs.run_as import SAME_NAME, is_loopback, why_forbidden
+
+
+def run_as(patient: Examination) -> str:
+    """Whether the setting names users of this host, and the worker may start their programs."""
+    config = patient.config
+    if not config.run_as:
+        if not is_loopback(config.coordinator):
+            raise warning(
+                f"run_as is not set, and the coordinator {config.coordinator} is on another host: the worker "
+                "starts no program for it; set run_as"
+            )
+        return f"not set: programs run as {user_name(os.geteuid())}"
+    if problems := [*_wrong_users(config), *_lacking()]:
+        raise failed(f"{'; '.join(problems)}: correct run_as, or the start of the worker")
+    if isinstance(config.run_as, dict):
+        return f"{len(config.run_as)} owners, each with a user of this host"
+    return config.run_as
+
+
+def _wrong_users(config: WorkerConfig) -> Iterator[str]:
+    """What is wrong with the users of the setting."""
+    setting = config.run_as
+    named = {"every owner": setting} if isinstance(setting, str) else setting
+    for owner, user in named.items():
+        if user == SAME_NAME and isinstance(setting, str):
+            continue
+        try:
+            why = why_forbidden(find_account(user), setting, config.run_as_min_uid)
+        except LookupError:
+            why = "a user that this host does not have"
+        if why:
+            yield f"{owner} is mapped to {user}, which is {why}"
+
+
+def _lacking() -> Iterator[str]:
+    """The capabilities that a worker without root lacks."""
+    text = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    lines = dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
+    held = int(lines.get("CapEff", "0"), 16)
+    missing = [capability_name(number) for number in sorted(NEEDED) if not held >> number & 1]
+    if missing and os.geteuid() != 0:
+        yield f"this user lacks {', '.join(missing)}"

@@ -2,8 +2,10 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import cast
 
 import grpc
@@ -181,13 +183,22 @@ def test_streams_without_hello_count_for_their_worker_only(remote: Remote) -> No
         yield from ()
 
     streams = [stub.Connect(silence(), timeout=60) for _ in range(3)]
-    with pytest.raises(grpc.RpcError) as error:
-        next(streams[2])  # alpha has half of the places
-    assert cast("grpc.Call", error.value).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    refused: SimpleQueue[grpc.StatusCode] = SimpleQueue()
+
+    def watch(stream: Iterator[object]) -> None:
+        with suppress(grpc.RpcError):
+            next(stream)
+        refused.put(cast("grpc.Call", stream).code())
+
+    threads = [Thread(target=watch, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    assert refused.get(timeout=30) is grpc.StatusCode.RESOURCE_EXHAUSTED  # alpha has half of the places
     remote.connect("worker/beta", "beta").welcome()
     over.set()
-    for stream in streams:
+    for stream, thread in zip(streams, threads, strict=True):
         stream.cancel()
+        thread.join()
 
 
 def test_refused_and_bound_workers_are_in_the_audit(remote: Remote) -> None:

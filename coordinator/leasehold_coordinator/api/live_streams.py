@@ -92,7 +92,7 @@ class LiveStreams:
             return None
         return FleetError(
             errors_pb2.ERROR_REASON_INVALID_TOKEN,
-            f"the role of {caller} is now {caller.role.name.lower()}: repeat the request, and watch again from "
-            "a snapshot",
+            f"the role of {caller} is now {caller.role.name.lower()}: repeat the request, and watch again "
+            "from a snapshot",
             field="resume_token",
         )

@@ -158,10 +158,11 @@ class Border(grpc.aio.ServerInterceptor):
                     async with self._live.entered(caller, method):
                         return await work(requests, context)
             except FleetError as error:
-                self._audit.note(error, method, host_of(context.peer()), caller=current_caller())
+                address = host_of(context.peer())
+                self._audit.note(error, method, address, caller=current_caller())
                 if current_caller() is None:
-                    error = self._bounded(error, host_of(context.peer()))
-                await self._bounds.hold(error)
+                    error = self._bounded(error, address)
+                await self._bounds.hold(error, counted_caller() or address)
                 ending = abort(context, error)
                 del requests, context  # see abort
                 await ending

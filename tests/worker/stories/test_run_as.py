@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.hook_pb2 import HOOK_PHASE_BEFORE_SUSPEND, CommandHook, Hook, HookCredential
 from leasehold.v1.operation_pb2 import (
@@ -26,10 +27,12 @@ from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.host.accounts import account_of, numbered_account
 from leasehold_worker.host.capabilities import NEEDED
 from leasehold_worker.host.process_files import read_status
+from leasehold_worker.host.process_readings import USER_READERS
 from leasehold_worker.programs.output_bounds import remove_folders
 from leasehold_worker.programs.user_files import UserFileError, read_as
 
 from tests.worker.counters import counter_run, counters, counts, read_output, wait_counting
+from tests.worker.dead_volumes import dead_volume
 from tests.worker.operations.test_handler import move
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
 from tests.worker.stories.test_membership import wait_until
@@ -166,7 +169,7 @@ def test_files_of_a_workload_lead_the_worker_nowhere(worker: UserWorker, tmp_pat
     folder = worker.state / "users/files"
 
     async def empty() -> None:
-        await remove_folders(worker.state / "workloads/files", folder)
+        await remove_folders(worker.state / "workloads/files", folder, alice)
 
     assert alice.uid == folder.stat().st_uid
     trio.run(empty)
@@ -191,6 +194,59 @@ def test_a_command_hook_and_its_credentials_are_those_of_the_workload(worker: Us
     folder = worker.state / "users/hook"
     assert f"{ALICE_UID}\n{folder}\nCapEff:" in failed.error.message
     assert "0000000000000000" in failed.error.message
+
+
+def test_a_program_can_not_close_its_output_to_the_worker(worker: UserWorker) -> None:
+    """Nobody could read it or bound its size: a worker without root has no CAP_DAC_OVERRIDE."""
+    session = worker.session
+    script = "chmod 0 /proc/$$/fd/1; echo said; echo more >> /dev/stdout; exec sleep 1000"
+    succeeded(run_for("user/alice", session, "closed-c1", "closed", run=shell(script)))
+    wait_until(lambda: "more" in read_output(session, "closed"), "the script has written")
+    said = read_output(session, "closed")
+    assert "Operation not permitted" in said
+    assert said.endswith("said\nmore\n")
+    succeeded(session.run("closed-c2", "closed", stop=StopOperation()))
+
+
+@pytest.mark.long
+def test_a_file_system_that_hangs_in_a_working_directory_delays_nobody_else(worker: UserWorker) -> None:
+    session = worker.session
+    hook = Hook(name="tell", phase=HOOK_PHASE_BEFORE_SUSPEND, command=CommandHook(arguments=["/bin/true"]))
+    hook.timeout.FromMilliseconds(1500)
+    run = counter_run("hung")
+    run.spec.hooks.append(hook)
+    succeeded(run_for("user/alice", session, "hung-c1", "hung", run=run))
+    wait_counting(session, "hung")
+    succeeded(run_for("user/bob", session, "hung-c2", "other", run=shell("echo said; exec sleep 1000")))
+    wait_until(lambda: "said" in read_output(session, "other"), "the other program has written")
+    folder = worker.state / "users/hung"
+    with dead_volume(folder, ",allow_other"):  # as fusermount does for the folder's owner
+        session.send(make_command("hung-c3", "hung", suspend=SuspendOperation()))
+        failed = session.outcome("hung-c3")
+        assert failed.error.reason == errors_pb2.ERROR_REASON_HOOK_FAILED
+        assert read_output(session, "other") == "said\n"
+    succeeded(session.run("hung-c4", "hung", stop=StopOperation()))
+    succeeded(session.run("hung-c5", "other", stop=StopOperation()))
+
+
+async def test_files_that_hang_for_one_user_delay_no_other_user(tmp_path: Path) -> None:
+    open_to_others(tmp_path)
+    alice, bob = (numbered_account(uid, uid) for uid in (ALICE_UID, BOB_UID))
+    (tmp_path / "token").write_text("of-bob")
+    (tmp_path / "token").chmod(0o644)
+    with dead_volume(tmp_path / "dead", ",allow_other"):
+        async with trio.open_nursery() as nursery:
+
+            async def hang() -> None:
+                with pytest.raises(UserFileError, match="no answer within"):
+                    await read_as(alice, str(tmp_path / "dead/file"), 100, 15)
+
+            for _ in range(USER_READERS + 1):
+                nursery.start_soon(hang)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(14):
+                assert await read_as(bob, str(tmp_path / "token"), 100, 14) == b"of-bob"
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_file_is_read_with_the_rights_of_its_user(tmp_path: Path) -> None:

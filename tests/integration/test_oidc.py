@@ -268,6 +268,8 @@ def test_a_file_without_a_token(
         Client(issuer.address)
     with pytest.raises(UsageError, match="would travel to insecure:"):
         Client("insecure:127.0.0.1:1")
+    with pytest.raises(UsageError, match="and LEASEHOLD_TOKEN_FILE names a token"):
+        Client(f"unix:{issuer.coordinator.folder}/store.sock")
 
 
 def test_keys_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,19 @@ def test_claims_that_do_not_fit(changed: dict[str, object], match: str) -> None:
         verify(token, KNOWN, SETTINGS)
 
 
+def test_an_email_address_that_the_issuer_has_not_verified() -> None:
+    settings = OidcSettings(ISSUER, AUDIENCE, name_claim="email", prefix="")
+    for verified in (False, "false", None, 1):
+        token = sign(KEYS["es"][1], "ES256", "es", email="boss@example.com", email_verified=verified)
+        if verified is None:  # the issuer does not tell: it has no others
+            assert str(verify(token, KNOWN, settings).identity) == "user/boss@example.com"
+            continue
+        with pytest.raises(TokenError, match="has not verified"):
+            verify(token, KNOWN, settings)
+    token = sign(KEYS["es"][1], "ES256", "es", email="boss@example.com", email_verified=True)
+    assert verify(token, KNOWN, settings)
+
+
 def test_clocks_may_differ_by_a_minute() -> None:
     for changed in ({"exp": -30 * S}, {"iat": 30 * S}, {"nbf": 30 * S}, {"aud": ["other", AUDIENCE]}):
         verify(sign(KEYS["es"][1], "ES256", "es", **changed), KNOWN, SETTINGS)

@@ -1,11 +1,16 @@
 """The user's configuration, and addresses."""
 
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client import config
+from leasehold_client.config import configured_coordinator, parse_address, require_trusted
 from leasehold_client.errors import UsageError
 
+from tests.coordinator.unix_users import ANN, call_as, needs_root
 from tests.settings_files import UNREADABLE, make_unreadable
 
 
@@ -63,3 +68,38 @@ def test_a_settings_file_is_a_regular_file_of_bounded_size(file: Path, kind: str
         UsageError, match=f"{file} can't be read: it {rule}[^;]*; make it a readable file or remove"
     ):
         configured_coordinator()
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The socket of a host's coordinator, which another Unix user serves in its directory."""
+    folder = tmp_path / "run"
+    folder.mkdir(0o755)
+    path = folder / "coordinator.sock"
+    monkeypatch.setattr(config, "SYSTEM_SOCKET", path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o666)
+        call_as(ANN, listener.listen)
+        yield path
+
+
+@needs_root
+def test_the_owner_of_the_systems_directory_serves_its_socket(served: Path, file: Path) -> None:
+    with pytest.raises(UsageError, match=f"served by the Unix user {ANN}"):
+        configured_coordinator()
+    os.chown(served.parent, ANN, -1)
+    assert configured_coordinator() == f"unix:{served}"
+    served.parent.chmod(0o775)
+    with pytest.raises(UsageError, match="and not by root or this user"):
+        require_trusted(str(served))
+
+
+@needs_root
+def test_another_users_socket_elsewhere_is_refused(
+    served: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(served.parent, ANN, -1)
+    monkeypatch.setattr(config, "SYSTEM_SOCKET", served.with_name("other.sock"))
+    with pytest.raises(UsageError, match=f"served by the Unix user {ANN}"):
+        require_trusted(str(served))

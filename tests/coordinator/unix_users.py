@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, final
@@ -58,13 +58,10 @@ class Relay:
         return f"unix-abstract:{self._name}"
 
     def _accept(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
         # A working directory of this thread alone: others may not enter the folders above the socket.
-        assert libc.unshare(_CLONE_FS) == 0
+        assert ctypes.CDLL(None).unshare(_CLONE_FS) == 0
         os.chdir(self._path.parent)
-        assert libc.syscall(_SETGROUPS, 0, None) == 0
-        assert libc.syscall(_SETRESGID, -1, self._uid, -1) == 0
-        assert libc.syscall(_SETRESUID, -1, self._uid, -1) == 0
+        _become(self._uid)
         while True:
             try:
                 near, _ = self._listener.accept()
@@ -93,6 +90,26 @@ class Relay:
             thread.join(20)
         for one in self._open:
             one.close()
+
+
+def _become(uid: int) -> None:
+    """Makes another user of the present thread, for the rest of its life."""
+    libc = ctypes.CDLL(None)
+    assert libc.syscall(_SETGROUPS, 0, None) == 0
+    assert libc.syscall(_SETRESGID, -1, uid, -1) == 0
+    assert libc.syscall(_SETRESUID, -1, uid, -1) == 0
+
+
+def call_as(uid: int, call: Callable[[], object]) -> None:
+    """Makes a call as another user, in a thread."""
+
+    def make() -> None:
+        _become(uid)
+        call()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join(20)
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from . import mutual_tls
 from .fleets import Fleet, make_fleet
 from .local_hosts import LocalHost, make_local_host
 
@@ -12,7 +13,9 @@ from .local_hosts import LocalHost, make_local_host
 @pytest.fixture
 def empty_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """A coordinator without workers."""
-    with make_fleet(tmp_path) as started:
+    if mutual_tls.is_wanted() and mutual_tls.why_not():
+        pytest.skip(mutual_tls.why_not())
+    with make_fleet(tmp_path, is_mutual=mutual_tls.is_wanted()) as started:
         yield started
 
 

@@ -19,6 +19,7 @@ from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.channels import LISTENING
+from tests.integration.mutual_tls import MutualTls
 from tests.prefork import COMMAND_LINE, Forked, run
 from tests.worker.conftest import end_leftovers
 
@@ -35,6 +36,8 @@ class Fleet:
     folder: Path
     options: tuple[str, ...] = ()
     """Further options of the coordinator."""
+    mutual: MutualTls | None = None
+    """Certificates. None: the fleet uses tokens on loopback."""
     address: str = ""
     worker_address: str = ""
     hosts: dict[str, SimulatedHost] = field(default_factory=dict)
@@ -43,9 +46,10 @@ class Fleet:
 
     def start_coordinator(self) -> None:
         """Starts the coordinator, on the address of an earlier one if there was one."""
-        address, worker_address = (
-            text.removeprefix("insecure:") or "127.0.0.1:0" for text in (self.address, self.worker_address)
-        )
+        # Off loopback, the coordinator requires certificates.
+        host = "127.0.0.1" if self.mutual is None else "0.0.0.0"
+        ports = (text.rpartition(":")[2] or "0" for text in (self.address, self.worker_address))
+        address, worker_address = (f"{host}:{port}" for port in ports)
         options = ["--listen", address, "--worker-listen", worker_address]
         options += ["--database", str(self.folder / "store.sqlite3"), *self.options]
         process = self._start("coordinator", "coordinator", *options)
@@ -53,7 +57,7 @@ class Fleet:
         line = process.stdout.readline()
         match = LISTENING.search(line)
         assert match, (line, self.log("coordinator"))
-        self.address, self.worker_address = match.groups()
+        self.address, self.worker_address = (text.replace("0.0.0.0", "127.0.0.1") for text in match.groups())
 
     def kill_coordinator(self) -> None:
         """Kills it, as a crash would."""
@@ -88,13 +92,17 @@ class Fleet:
         host = self.hosts[name]
         state = str(self.folder / name)
         options = ["--coordinator", self.worker_address, "--state-dir", state, "--name", name]
+        variables = host.environment()
+        if self.mutual is not None:
+            options += ["--credentials", str(self.mutual.worker_directory(name))]
+            settings, variables = self.mutual.settings(settings), self.mutual.host_variables(name, host)
         if "stop_workloads" not in settings:
             options += ["--stop-workloads", "stop"]
         if settings:
             config = self.folder / f"{name}.toml"
             config.write_text(settings)
             options += ["--config", str(config)]
-        environment = {**host.environment(), CRASH_POINT: crash_point}
+        environment = {**variables, CRASH_POINT: crash_point}
         self._start(name, "worker", *options, environment=environment)
         self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
         return host
@@ -130,7 +138,8 @@ class Fleet:
     def client(self) -> Client:
         """A client, to look with: a process for each look would take most of the tests' time."""
         if self._client is None:
-            self._client = Client(self.address)
+            with self.mutual.as_user() if self.mutual is not None else contextlib.nullcontext():
+                self._client = Client(self.address)
         return self._client
 
     def worker_state(self, name: str) -> str | None:
@@ -155,13 +164,20 @@ class Fleet:
         """What a daemon has logged."""
         return (self.folder / f"{name}.log").read_text()
 
+    @property
+    def _credentials(self) -> dict[str, str]:
+        """Variables of verbs."""
+        if self.mutual is None:
+            return {}
+        return {"LEASEHOLD_CREDENTIALS": str(self.mutual.client_directory)}
+
     def cli(self, *arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs a verb, which must exit with the code."""
         done = run(
             COMMAND_LINE,
             arguments,
             timeout=TIMEOUT_S,
-            env={**os.environ, "LEASEHOLD_COORDINATOR": self.address, **environment},
+            env={**os.environ, **self._credentials, "LEASEHOLD_COORDINATOR": self.address, **environment},
         )
         assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
@@ -229,14 +245,16 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def make_fleet(folder: Path, *options: str) -> Iterator[Fleet]:
+def make_fleet(folder: Path, *options: str, is_mutual: bool = False) -> Iterator[Fleet]:
     """A coordinator without workers.
 
     Args:
         folder: A folder for the files of all daemons.
         options: Further options of the coordinator.
+        is_mutual: Enrol the workers and the caller.
     """
-    started = Fleet(folder, options)
+    mutual = MutualTls(folder, folder / "store.sqlite3") if is_mutual else None
+    started = Fleet(folder, options, mutual)
     started.start_coordinator()
     try:
         yield started

@@ -21,15 +21,16 @@ ctypes.CDLL(None).umount2(os.fsencode(sys.argv[1]), {MNT_FORCE})
 
 
 @contextmanager
-def dead_volume(path: Path) -> Iterator[None]:
+def dead_volume(path: Path, more_options: str = "") -> Iterator[None]:
     """Mounts a FUSE file system of which nobody answers any request. At the end all requests fail."""
     libc = ctypes.CDLL(None, use_errno=True)
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     try:
         descriptor = os.open("/dev/fuse", os.O_RDWR)
     except OSError as error:
         pytest.skip(f"no FUSE here: {error}")
     options = f"fd={descriptor},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+    options += more_options
     if libc.mount(b"none", os.fsencode(path), b"fuse", 0, options.encode()):
         os.close(descriptor)
         pytest.skip(f"no FUSE here: {os.strerror(ctypes.get_errno())}")

@@ -23,7 +23,7 @@ from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
 
 WORKER_UID = 2000
 ALICE_UID, BOB_UID = 2001, 2002
-RUN_AS = '[run_as]\n"user/alice" = "2001:2001"\n"user/bob" = "2002:2002"\n'
+RUN_AS = 'adopt_users = ["*"]\n[run_as]\n"user/alice" = "2001:2001"\n"user/bob" = "2002:2002"\n'
 CAPABILITIES = ("sys_ptrace", "kill", "setuid", "setgid", "chown")
 """All that docs/security.md gives to a worker without root."""
 
@@ -104,6 +104,7 @@ class UserWorker:
 
     Attributes:
         state: The state directory.
+        variables: The environment, which programs on its host can have too.
         log: The file of its log.
         process: The process.
         session: Its last session with a scripted coordinator.
@@ -139,11 +140,11 @@ class UserWorker:
             "--name=alpha",
             "--stop-workloads=leave",
         ]
-        self._variables = {**os.environ, **variables, "HOME": str(self.state)}
+        self.variables = {**os.environ, **variables, "HOME": str(self.state)}
 
     def start(self, crash_point: str = "") -> None:
         """Starts the worker, which is killed at a crash point, and waits for its session."""
-        variables = {**self._variables, "LEASEHOLD_CRASH_POINT": crash_point}
+        variables = {**self.variables, "LEASEHOLD_CRASH_POINT": crash_point}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, env=variables, stdout=log, stderr=log)
         if self.next_session is not None:

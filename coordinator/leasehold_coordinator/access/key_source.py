@@ -91,6 +91,8 @@ class KeySource:
                 "the keys of the OpenID Connect issuer can't be read (%s); %d earlier ones stay",
                 *(error, len(self.keys)),
             )
+        except Exception:  # a defect must not end the coordinator
+            logger.exception("the keys of the OpenID Connect issuer can't be read")
         else:
             if keys.keys() != self.keys.keys():
                 logger.info("read %d keys of the OpenID Connect issuer", len(keys))

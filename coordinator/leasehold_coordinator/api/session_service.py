@@ -105,9 +105,10 @@ class SessionService(SessionServiceServicer):
         try:
             caller = self._authentication.worker(context)
             # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
-            leave = self._streams.enter(host_of(context.peer()))
+            counted = str(caller.identity) if caller is not None else host_of(context.peer())
+            leave = self._streams.enter(counted)
             context.add_done_callback(lambda _: leave())  # type: ignore[arg-type]  # any callable will do
-            with self._hellos.entered(host_of(context.peer())):
+            with self._hellos.entered(counted):
                 session = Session(await _read_hello(context))  # no variable keeps the whole hello in memory
             session.address, session.is_encrypted = host_of(context.peer()), is_encrypted(context)
             self._check(session.hello)

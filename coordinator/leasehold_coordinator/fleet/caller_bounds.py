@@ -30,8 +30,8 @@ BURST_S: Final = 4.0
 KEY_LIMIT: Final = 4_096
 """Callers that are counted apart. All further callers share one allowance."""
 
-HOLD_S: Final = 0.5
-"""How long a refusal of a caller above a rate is held back."""
+HOLD_S: Final = 5.0
+"""How long a refusal of a caller above a rate is held back at most."""
 
 HELD_LIMIT: Final = 1_024
 """Most refusals that are held back. Further ones are sent at once."""
@@ -76,20 +76,31 @@ class CallerBounds:
         self._streams: Counter[str] = Counter()
         self._held = 0
         """Number of refusals that are held back."""
+        self._answers: dict[str, float] = {}
+        """When the last of a caller's held refusals is sent."""
 
-    async def hold(self, refusal: FleetError) -> None:
-        """Holds the refusal of a caller above a rate back.
+    async def hold(self, refusal: FleetError, key: str) -> None:
+        """Holds the refusal of a caller above a rate back: its refusals do not exceed the rate either.
 
         Each connection has a bounded number of calls (HTTP/2). So a client that repeats refused calls at once
-        is slowed down, and takes less of the event loop.
+        is slowed down, and takes little of the event loop.
+
+        Args:
+            refusal: The refusal.
+            key: The identity or address of the caller.
         """
         if refusal.metadata.get("bound") not in (REQUESTS, BYTES) or self._held >= HELD_LIMIT:
             return
+        now = time.monotonic()
+        after = max(now, self._answers.get(key, 0.0)) + 1 / self.limits.requests_per_s
+        due = self._answers[key] = min(after, now + HOLD_S)
         self._held += 1
         try:
-            await asyncio.sleep(HOLD_S)
+            await asyncio.sleep(due - now)
         finally:
             self._held -= 1
+            if self._answers.get(key) == due:
+                del self._answers[key]
 
     def admit(self, caller: Caller) -> None:
         """Counts a request of an identity, before its message is read.

@@ -180,16 +180,13 @@ class ClientCertificates:
         self.registry.add(issued)
         for revocation in revocations:
             self.registry.revoke(revocation)
-        if (end := self.registry.revocation(issued.predecessor)) is not None:  # revoked during the write
+        if (end := self.registry.revocation(issued.predecessor)) is not None:
+            # It was revoked during the write, when nobody knew of the new certificate.
             own = Revocation(issued.serial, end.actor, end.create_time_ns)
             self.registry.revoke(own)
             await self._store.write(revocation_row(own))
-        logger.info("issued certificate %s of %s", issued.serial, issued.identity)
-        if self.registry.is_revoked(issued.predecessor):  # meanwhile, when nobody knew of the new certificate
-            revocation = Revocation(issued.serial, caller(), self._store.highest_time_ns)
-            self.registry.revoke(revocation)
-            await self._store.write(revocation_row(revocation))
             raise _revoked(issued.predecessor)
+        logger.info("issued certificate %s of %s", issued.serial, issued.identity)
         return issued
 
 

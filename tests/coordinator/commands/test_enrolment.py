@@ -4,7 +4,9 @@ import asyncio
 import base64
 import datetime
 import json
+import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ from tests.coordinator.bench import VAULT
 from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 from tests.coordinator.storage.test_audit_chain import listed
+from tests.fuzz.messages import fill
 
 REFUSED = errors_pb2.ERROR_REASON_JOIN_REFUSED
 
@@ -55,6 +58,9 @@ def signing_request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None =
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "local/root")])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return request.public_bytes(Encoding.DER)
+
+
+CSR = signing_request()
 
 
 class Office:
@@ -447,9 +453,9 @@ def test_a_revocation_ends_a_renewal_under_way(tmp_path: Path, monkeypatch: pyte
         waiting = asyncio.ensure_future(office.enrolment.renew(requests[1], caller))
         await Revocations(office.store, office.certificates).revoke(caller.serial)
         revoked.set()
-        renewed = (await renewing).certificate.certificate
-        await office.refuse(errors_pb2.ERROR_REASON_UNAUTHENTICATED, waiting)
-        serials.append(office.caller(renewed).serial)
+        for renewal in (renewing, waiting):
+            await office.refuse(errors_pb2.ERROR_REASON_UNAUTHENTICATED, renewal)
+        serials.extend(one.serial for one in office.certificates.registry.successors(caller.serial))
         assert office.certificates.registry.is_revoked(serials[0])
 
     async def after(office: Office) -> None:
@@ -499,5 +505,26 @@ def test_no_token_for_whom_no_listener_asks_for_a_certificate(tmp_path: Path) ->
         error = await office.refuse(errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY, refused)
         assert "--worker-listen on an address off loopback" in error.message
         await office.token("user/alice")
+
+    in_office(tmp_path, scenario)
+
+
+def test_any_request_is_answered_or_refused(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret = await office.token("worker/a*", uses=256)
+        joined = 0
+        for seed in range(400):
+            choose = random.Random(seed)
+            request = fill(JoinRequest, choose)
+            if choose.random() < 0.8:
+                request.secret = secret
+            if choose.random() < 0.8:
+                request.identity = f"worker/a{seed}"
+            if choose.random() < 0.8:
+                request.csr = CSR
+            with suppress(FleetError):  # and nothing else
+                await office.enrolment.join(request, f"ipv4:192.0.2.{seed}")
+                joined += 1
+        assert joined < 400
 
     in_office(tmp_path, scenario)

@@ -87,21 +87,22 @@ def test_bytes_that_were_read_are_paid_for_before_the_next_request(clock: Clock)
 
 def test_refusals_above_a_rate_are_held_back_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caller_bounds, "HELD_LIMIT", 3)
-    monkeypatch.setattr(caller_bounds, "HOLD_S", 3600)
+    monkeypatch.setattr(caller_bounds, "HOLD_S", 7200)
 
     async def scenario() -> None:
-        bounds = CallerBounds(CallerLimits(requests_per_s=1))
-        admitted(bounds, ALICE)
-        refusal = refused(bounds, ALICE)
-        held = [asyncio.create_task(bounds.hold(refusal)) for _ in range(3)]
+        bounds = CallerBounds(CallerLimits(requests_per_s=1 / 3600))
+        refusal = FleetError(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, "", bound="caller_requests_per_s")
+        held = [asyncio.create_task(bounds.hold(refusal, "user/a")) for _ in range(3)]
         await asyncio.sleep(0)
-        await bounds.hold(refusal)
+        assert 7190 < bounds._answers["user/a"] - time.monotonic() <= 7200
+        await bounds.hold(refusal, "user/b")
         assert not any(task.done() for task in held)
         for task in held:
             task.cancel()
         await asyncio.wait(held)
-        await bounds.hold(FleetError(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, "", bound="caller_streams"))
-        assert bounds._held == 0
+        streams = FleetError(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, "", bound="caller_streams")
+        await bounds.hold(streams, "user/a")
+        assert (bounds._held, bounds._answers) == (0, {})
 
     asyncio.run(scenario())
 

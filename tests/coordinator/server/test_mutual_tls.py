@@ -2,7 +2,10 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import cast
 
 import grpc
@@ -16,6 +19,7 @@ from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import ConnectRequest
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 from leasehold_client.config import credentials_directory
 from leasehold_client.coordinator import certificates
 from leasehold_client.coordinator.client import Client
@@ -44,13 +48,18 @@ Store.highest_time_ns = property(lambda self: time.time_ns() + DAYS_NS * Path({f
 """
 """A clock that is 40 days ahead as soon as a file exists."""
 
+FEW_HELLOS = """
+from leasehold_coordinator.api import session_service
+session_service.HELLO_LIMIT = 4
+"""
+
 
 class Remote:
     """A coordinator that serves other hosts, and the holders of certificates."""
 
     def __init__(self, folder: Path) -> None:
         self.later = folder / "later"
-        prelude = FUTURE.format(flag=str(self.later))
+        prelude = FUTURE.format(flag=str(self.later)) + FEW_HELLOS
         self.coordinator = CoordinatorProcess(folder, ANYWHERE, ANYWHERE, prelude=prelude)
         database = folder / "store.sqlite3"
         holders = enrol(database, credentials_directory(), *IDENTITIES)
@@ -170,6 +179,34 @@ def test_a_worker_has_the_name_of_its_certificate(remote: Remote) -> None:
     worker.welcome()
     worker.up.put(ConnectRequest(hello=make_hello("alpha", worker_id="worker-beta")))
     assert worker.wait_end().goodbye.error.reason == errors_pb2.ERROR_REASON_IDENTITY_MISMATCH
+
+
+def test_streams_without_hello_count_for_their_worker_only(remote: Remote) -> None:
+    """Workers of several hosts may share an address, and one may have many addresses."""
+    stub = SessionServiceStub(remote.holders["worker/alpha"].open_channel(remote.workers))
+    over = Event()
+
+    def silence() -> Iterator[ConnectRequest]:
+        over.wait(60)
+        yield from ()
+
+    streams = [stub.Connect(silence(), timeout=60) for _ in range(3)]
+    refused: SimpleQueue[grpc.StatusCode] = SimpleQueue()
+
+    def watch(stream: Iterator[object]) -> None:
+        with suppress(grpc.RpcError):
+            next(stream)
+        refused.put(cast("grpc.Call", stream).code())
+
+    threads = [Thread(target=watch, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    assert refused.get(timeout=30) is grpc.StatusCode.RESOURCE_EXHAUSTED  # alpha has half of the places
+    remote.connect("worker/beta", "beta").welcome()
+    over.set()
+    for stream, thread in zip(streams, threads, strict=True):
+        stream.cancel()
+        thread.join()
 
 
 def test_refused_and_bound_workers_are_in_the_audit(remote: Remote) -> None:

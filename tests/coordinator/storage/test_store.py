@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
@@ -345,6 +347,32 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     engine.dispose()
+
+
+def test_request_ids_of_an_older_release_belong_to_their_actors(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    asked = command(1, PENDING, "r1")
+    asked.actor = "local/ann"
+
+    async def fill(store: Store) -> None:
+        await store.write(command_row(StoredCommand(asked)))
+
+    async def read(store: Store) -> None:
+        found = await store.find_request(scoped("local/ann", "", "r1"))
+        assert found is not None
+        assert found.command == asked
+        assert await store.find_request(scoped("local/ben", "", "r1")) is None
+
+    with_store(path, fill)
+    Path(f"{path}-seal").unlink()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    migration = import_module("leasehold_coordinator.storage.migrations.versions.0014_request_ids")
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE commands SET request_id = 'r1'"))
+        with Operations.context(MigrationContext.configure(connection)):
+            migration.upgrade()
+    engine.dispose()
+    with_store(path, read)
 
 
 def test_a_store_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
 from leasehold_worker.checkpoints.image_manifest import (
     MANIFEST_FILE,
     HostFacts,
+    ImageFile,
     ImageGpu,
     ImageProcess,
     Manifest,
@@ -28,6 +30,7 @@ from leasehold_worker.checkpoints.image_manifest import (
 from leasehold_worker.checkpoints.image_store import ImageStore, StoredImage
 from leasehold_worker.checkpoints.retention import StoredItem, make_room
 from leasehold_worker.errors import OperationError
+from msgspec import structs
 
 from tests.worker.criu_cases import HOST, subject
 
@@ -110,6 +113,35 @@ def test_every_change_is_noticed(store: ImageStore, change: Callable[[StoredImag
     with pytest.raises(OperationError, match=how) as caught:
         store.verify(store.find(image.manifest.image_id))
     assert caught.value.reason == CORRUPT
+
+
+def forge(image: StoredImage) -> None:
+    """Changes an image and its manifest, with the right digests."""
+    (image.path / "inventory.img").write_bytes(b"of somebody else")
+    manifest = image.manifest
+    files = [file for file in manifest.files if file.name != "inventory.img"]
+    forged = ImageFile("inventory.img", 16, hashlib.sha256(b"of somebody else").hexdigest())
+    files.append(forged)
+    ordered = tuple(sorted(files, key=lambda file: file.name))
+    (image.path / MANIFEST_FILE).write_bytes(encode_manifest(structs.replace(manifest, files=ordered)))
+
+
+def test_only_images_of_this_worker_pass(store: ImageStore) -> None:
+    own, other = ImageStore(store.root, b"1" * 32), ImageStore(store.root, b"2" * 32)
+    image = write(own)
+    image_id = image.manifest.image_id
+    own.verify(image)
+    own.verify(own.find(image_id))
+    with pytest.raises(OperationError, match="no valid MAC of this worker") as caught:
+        other.verify(other.find(image_id))
+    assert caught.value.reason == CORRUPT
+    forge(image)
+    store.verify(store.find(image_id))  # all of its digests are right
+    with pytest.raises(OperationError, match="no valid MAC of this worker"):
+        own.verify(own.find(image_id))
+    without = write(store)
+    with pytest.raises(OperationError, match="no valid MAC of this worker"):
+        own.verify(own.find(without.manifest.image_id))
 
 
 @pytest.mark.parametrize(

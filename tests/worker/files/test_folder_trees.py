@@ -1,5 +1,6 @@
 """Folders that programs have made as deep as they could: they are measured and removed like others."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from leasehold_worker.files.folder_trees import directory_bytes, discard_tree, l
 from leasehold_worker.host.cgroup_files import KernelFiles
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.programs.output_bounds import remove_folders
+
+from tests.worker.dead_volumes import MNT_DETACH
 
 LEVELS = 1100
 """More than Python lets functions call themselves."""
@@ -30,7 +33,7 @@ def make_deep(folder: Path, levels: int = LEVELS, name: str = "d") -> Path:
 def test_a_deep_tree_is_measured_and_removed(tmp_path: Path, levels: int, name: str) -> None:
     folder = make_deep(tmp_path / "deep", levels, name)
     assert directory_bytes(folder) >= 0
-    trio.run(remove_folders, folder, tmp_path / "none")
+    trio.run(remove_folders, folder, tmp_path / "none", None)
     assert not folder.exists()
 
 
@@ -74,3 +77,24 @@ def test_what_is_no_folder_is_left(tmp_path: Path) -> None:
             remove_tree(tmp_path / name)
         discard_tree(tmp_path / name)
     assert kept.exists()
+
+
+def test_a_file_system_that_is_mounted_in_a_tree_keeps_its_files(tmp_path: Path) -> None:
+    """A program may have mounted its data there, and a mount outlives the program."""
+    folder, libc = tmp_path / "folder", ctypes.CDLL(None, use_errno=True)
+    (folder / "a/mounted").mkdir(parents=True)
+    (folder / "a/file").touch()
+    mounted = folder / "a/mounted"
+    if libc.mount(b"none", os.fsencode(mounted), b"tmpfs", 0, None):
+        pytest.skip(f"only root can mount: {os.strerror(ctypes.get_errno())}")
+    try:
+        (mounted / "data").touch()
+        for tree in (folder, folder / "a", mounted):
+            with pytest.raises(OSError, match=r"mounted|busy"):
+                remove_tree(tree)
+        assert (mounted / "data").exists()
+        assert not (folder / "a/file").exists()
+    finally:
+        libc.umount2(os.fsencode(mounted), MNT_DETACH)
+    remove_tree(folder)
+    assert not folder.exists()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +75,29 @@ async def test_a_call_that_does_not_say_what_it_asks_is_cancelled(
                 assert code == grpc.StatusCode.CANCELLED
         finally:
             silence.set()
+
+
+CLAIM_WITH_UNKNOWN_FIELD = """
+import os, grpc
+from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest
+from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
+from leasehold.v1.eviction_pb2 import EvictionPolicy
+from leasehold.v1.workload_pb2 import WorkloadSpec
+
+unknown = EvictionPolicy.FromString(bytes.fromhex("faf004 a08d06") + bytes(100_000))  # field 9999
+request = ClaimRequest(open=ClaimOpen(spec=WorkloadSpec(eviction=unknown)))
+assert request.ByteSize() > 100_000
+with grpc.insecure_channel("unix:" + os.environ["LEASEHOLD_SOCKET"]) as channel:
+    for response in LocalServiceStub(channel).Claim(request):
+        print(response.WhichOneof("frame"), flush=True)
+"""
+
+
+async def test_a_claim_keeps_no_fields_that_nobody_knows(tmp_path: Path) -> None:
+    """A report with them could be too large for a frame, which would end the worker's session."""
+    async with open_served(tmp_path) as served:
+        claimant = served.start_command(sys.executable, "-c", CLAIM_WITH_UNKNOWN_FIELD)
+        await claimant.wait_line("granted")
+        (workload,) = served.parts.workloads.all()
+        assert workload.spec.ByteSize() < 100
+        await served.end(claimant)

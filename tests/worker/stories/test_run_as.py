@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.hook_pb2 import HOOK_PHASE_BEFORE_SUSPEND, CommandHook, Hook, HookCredential
 from leasehold.v1.operation_pb2 import (
+    AdoptOperation,
+    ReleaseOperation,
     RemapOperation,
     RestoreOperation,
     RunOperation,
@@ -24,15 +27,18 @@ from leasehold_worker.hooks.credentials import read_token
 from leasehold_worker.host.accounts import account_of, numbered_account
 from leasehold_worker.host.capabilities import NEEDED
 from leasehold_worker.host.process_files import read_status
+from leasehold_worker.host.process_readings import USER_READERS
 from leasehold_worker.programs.output_bounds import remove_folders
 from leasehold_worker.programs.user_files import UserFileError, read_as
 
 from tests.worker.counters import counter_run, counters, counts, read_output, wait_counting
+from tests.worker.dead_volumes import dead_volume
 from tests.worker.operations.test_handler import move
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
 from tests.worker.stories.test_membership import wait_until
 from tests.worker.unix_users import (
     ALICE_UID,
+    BOB_UID,
     CAPABILITIES,
     WORKER_UID,
     UserWorker,
@@ -163,7 +169,7 @@ def test_files_of_a_workload_lead_the_worker_nowhere(worker: UserWorker, tmp_pat
     folder = worker.state / "users/files"
 
     async def empty() -> None:
-        await remove_folders(worker.state / "workloads/files", folder)
+        await remove_folders(worker.state / "workloads/files", folder, alice)
 
     assert alice.uid == folder.stat().st_uid
     trio.run(empty)
@@ -188,6 +194,59 @@ def test_a_command_hook_and_its_credentials_are_those_of_the_workload(worker: Us
     folder = worker.state / "users/hook"
     assert f"{ALICE_UID}\n{folder}\nCapEff:" in failed.error.message
     assert "0000000000000000" in failed.error.message
+
+
+def test_a_program_can_not_close_its_output_to_the_worker(worker: UserWorker) -> None:
+    """Nobody could read it or bound its size: a worker without root has no CAP_DAC_OVERRIDE."""
+    session = worker.session
+    script = "chmod 0 /proc/$$/fd/1; echo said; echo more >> /dev/stdout; exec sleep 1000"
+    succeeded(run_for("user/alice", session, "closed-c1", "closed", run=shell(script)))
+    wait_until(lambda: "more" in read_output(session, "closed"), "the script has written")
+    said = read_output(session, "closed")
+    assert "Operation not permitted" in said
+    assert said.endswith("said\nmore\n")
+    succeeded(session.run("closed-c2", "closed", stop=StopOperation()))
+
+
+@pytest.mark.long
+def test_a_file_system_that_hangs_in_a_working_directory_delays_nobody_else(worker: UserWorker) -> None:
+    session = worker.session
+    hook = Hook(name="tell", phase=HOOK_PHASE_BEFORE_SUSPEND, command=CommandHook(arguments=["/bin/true"]))
+    hook.timeout.FromMilliseconds(1500)
+    run = counter_run("hung")
+    run.spec.hooks.append(hook)
+    succeeded(run_for("user/alice", session, "hung-c1", "hung", run=run))
+    wait_counting(session, "hung")
+    succeeded(run_for("user/bob", session, "hung-c2", "other", run=shell("echo said; exec sleep 1000")))
+    wait_until(lambda: "said" in read_output(session, "other"), "the other program has written")
+    folder = worker.state / "users/hung"
+    with dead_volume(folder, ",allow_other"):  # as fusermount does for the folder's owner
+        session.send(make_command("hung-c3", "hung", suspend=SuspendOperation()))
+        failed = session.outcome("hung-c3")
+        assert failed.error.reason == errors_pb2.ERROR_REASON_HOOK_FAILED
+        assert read_output(session, "other") == "said\n"
+    succeeded(session.run("hung-c4", "hung", stop=StopOperation()))
+    succeeded(session.run("hung-c5", "other", stop=StopOperation()))
+
+
+async def test_files_that_hang_for_one_user_delay_no_other_user(tmp_path: Path) -> None:
+    open_to_others(tmp_path)
+    alice, bob = (numbered_account(uid, uid) for uid in (ALICE_UID, BOB_UID))
+    (tmp_path / "token").write_text("of-bob")
+    (tmp_path / "token").chmod(0o644)
+    with dead_volume(tmp_path / "dead", ",allow_other"):
+        async with trio.open_nursery() as nursery:
+
+            async def hang() -> None:
+                with pytest.raises(UserFileError, match="no answer within"):
+                    await read_as(alice, str(tmp_path / "dead/file"), 100, 15)
+
+            for _ in range(USER_READERS + 1):
+                nursery.start_soon(hang)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(14):
+                assert await read_as(bob, str(tmp_path / "token"), 100, 14) == b"of-bob"
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_file_is_read_with_the_rights_of_its_user(tmp_path: Path) -> None:
@@ -215,6 +274,45 @@ def capabilities_of(pid: int) -> set[int]:
     """The effective capabilities of a process, by their numbers."""
     mask = int(read_status(pid)["CapEff"], 16)
     return {number for number in range(64) if mask >> number & 1}
+
+
+@pytest.fixture
+def counter_of_bob(
+    worker: UserWorker, shared_host: SimulatedHost, tmp_path: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of bob's on a GPU, which nobody leases."""
+    open_to_others(tmp_path)
+    variables = {**worker.variables, "CUDA_VISIBLE_DEVICES": shared_host.gpus[3].uuid}
+    command = [*as_user(BOB_UID), *counter_run("any").spec.arguments]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd="/")
+    wait_until(lambda: b"count=2" in (tmp_path / "output").read_bytes(), "it counts")
+    yield process
+    process.kill()
+    process.wait(timeout=30)
+
+
+def test_hooks_of_an_adoption_are_for_processes_of_the_owner(
+    worker: UserWorker, counter_of_bob: subprocess.Popen[bytes]
+) -> None:
+    """Alice's hooks would act for her upon bob's process. Without them, she may have it adopted."""
+    session = worker.session
+    command = CommandHook(arguments=["true"])
+    hooked = AdoptOperation(
+        name="bobs",
+        pid=counter_of_bob.pid,
+        hooks=[Hook(name="tell", phase=HOOK_PHASE_BEFORE_SUSPEND, command=command)],
+    )
+    refused = run_for("user/alice", session, "adopt-c1", "adopt-1", adopt=hooked)
+    assert refused.error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    assert "maps user/alice to another user" in refused.error.message
+    plain = AdoptOperation(name="bobs", pid=counter_of_bob.pid)
+    succeeded(run_for("user/alice", session, "adopt-c2", "adopt-2", adopt=plain))
+    succeeded(session.run("adopt-c3", "adopt-2", release=ReleaseOperation()))
+    succeeded(run_for("user/bob", session, "adopt-c4", "adopt-3", adopt=hooked))
+    succeeded(session.run("adopt-c5", "adopt-3", suspend=SuspendOperation()))
+    succeeded(session.run("adopt-c6", "adopt-3", restore=RestoreOperation()))
+    succeeded(session.run("adopt-c7", "adopt-3", release=ReleaseOperation()))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from leasehold_worker.agent.recovery import Recovery
 from leasehold_worker.agent.strays import Strays
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
-from leasehold_worker.files.secret_key import open_key
+from leasehold_worker.files.secret_key import IMAGES_FILE, open_key
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
@@ -79,6 +79,7 @@ async def _run(
             state_directory.count_start(),
             records.keep_hold,
             await trio.to_thread.run_sync(open_key, state_directory.keys_path),
+            await trio.to_thread.run_sync(open_key, state_directory.keys_path, IMAGES_FILE),
         ) as parts:
             # Before anything is granted, started or settled.
             locks.enter_context(hold_gpus([gpu.uuid for gpu in parts.inventory.gpus]))

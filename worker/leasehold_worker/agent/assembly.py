@@ -126,6 +126,7 @@ async def open_parts(
     start_number: int = 0,
     keep_hold: Callable[[str, Hold | None], None] = lambda *_: None,
     secret_key: bytes | None = None,
+    image_key: bytes = b"",
 ) -> AsyncIterator[Parts]:
     """Builds the parts. They end with the context, and tasks in the nursery are cancelled.
 
@@ -139,6 +140,7 @@ async def open_parts(
         start_number: Number of the worker's starts.
         keep_hold: Receives the id of a changed hold, and the hold or None at its end.
         secret_key: Key of secret variables. None: one for the life of the parts.
+        image_key: Key of the MACs of process images. Empty: they have none.
         written: Waits until all reported changes are on disk, or raises OperationError.
 
     Raises:
@@ -219,7 +221,7 @@ async def open_parts(
             host_memory=host_memory,
             verification=verification,
         )
-        images = ImageStore(config.image_path)
+        images = ImageStore(config.image_path, image_key)
         application_store = ApplicationStore(config.image_path, worker_id)
         disk = CheckpointDirectory(
             images,

@@ -1,9 +1,11 @@
 """The manifest of an image: its files, its subject, and the hosts that can restore it.
 
-The file has the manifest and a digest of its bytes, so that a modified one is detected.
+The file has the manifest and a digest of its bytes, so that a damaged one is detected. It also has a MAC of
+its worker, so that nobody else makes or changes an image that this worker restores.
 """
 
 import hashlib
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -154,17 +156,19 @@ class _Format(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """The file: version of its format, digest of the manifest's bytes, and the bytes."""
+    """The file: version of its format, digest of the manifest's bytes, the bytes, and their HMAC-SHA256."""
 
     format: int
     sha256: str
     manifest: msgspec.Raw
+    mac: str = ""
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as the text of its file."""
+def encode_manifest(manifest: Manifest, key: bytes = b"") -> bytes:
+    """The manifest as the text of its file, with a MAC unless the key is empty."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    file = _File(FORMAT, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
+    mac = hmac.digest(key, text, "sha256").hex() if key else ""
+    file = _File(FORMAT, hashlib.sha256(text).hexdigest(), msgspec.Raw(text), mac)
     return msgspec.json.encode(file) + b"\n"
 
 
@@ -188,6 +192,16 @@ def decode_manifest(data: bytes) -> Manifest:
         return manifest
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"its manifest is damaged ({error})") from error
+
+
+def has_mac(data: bytes, key: bytes) -> bool:
+    """Whether the text of a manifest's file has the MAC of a key.
+
+    Raises:
+        msgspec.MsgspecError: The text is no manifest's file.
+    """
+    file = msgspec.json.decode(data, type=_File)
+    return hmac.compare_digest(hmac.digest(key, bytes(file.manifest), "sha256").hex(), file.mac)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, final
 
+import msgspec
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.checkpoints.damaged import DamagedCheckpoint
@@ -37,6 +38,7 @@ from leasehold_worker.checkpoints.image_manifest import (
     UnknownFormatError,
     decode_manifest,
     encode_manifest,
+    has_mac,
 )
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import directory_bytes, discard_tree, remove_tree
@@ -96,10 +98,12 @@ class ImageStore:
 
     Args:
         root: The folder. It is created with the first image.
+        key: The worker's key for MACs of its images. Empty: images have none, and none is required.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, key: bytes = b"") -> None:
         self.root = root
+        self._key = key
         self._passed_over: set[Path] = set()
 
     def begin(self, workload_id: str) -> PartialImage:
@@ -141,7 +145,7 @@ class ImageStore:
             manifest = Manifest(
                 image_id=partial.image_id, create_time=datetime.now(UTC), files=files, subject=subject
             )
-            (partial.path / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
+            (partial.path / MANIFEST_FILE).write_bytes(encode_manifest(manifest, self._key))
             sync(partial.path / MANIFEST_FILE)
             sync(partial.path)
             check()
@@ -163,7 +167,7 @@ class ImageStore:
         progress: Callable[[int], None] = _nobody,
         check: Callable[[], None] = _never,
     ) -> None:
-        """Verifies an image, byte for byte.
+        """Verifies an image, byte for byte, and that this worker wrote it.
 
         Args:
             image: The image.
@@ -174,7 +178,23 @@ class ImageStore:
             OperationError: CHECKPOINT_CORRUPT; or an error of the disk.
         """
         with disk_errors(image.path.parent):
+            self._require_own(image)
             verify_files(image.path, image.manifest, progress, check)
+
+    def _require_own(self, image: StoredImage) -> None:
+        """Refuses an image whose manifest has not the MAC of this worker."""
+        if not self._key:
+            return
+        data = self._read_manifest(image.path)
+        try:
+            is_own = has_mac(data, self._key) and decode_manifest(data) == image.manifest
+        except (ValueError, msgspec.MsgspecError):
+            is_own = False
+        if not is_own:
+            raise corrupt(
+                image.manifest.image_id,
+                "its manifest has no valid MAC of this worker, so somebody else may have made or changed it",
+            )
 
     def images(self) -> list[StoredImage]:
         """All images with a readable manifest, the oldest first."""

@@ -4,6 +4,7 @@ The standard library's rmtree, walk and rglob recurse once per level, so a tree 
 with RecursionError.
 """
 
+import errno
 import os
 import uuid
 from contextlib import suppress
@@ -29,7 +30,8 @@ def remove_tree(folder: Path) -> None:
 def empty_folder(folder: Path) -> None:
     """Removes the content of a folder. No link is followed.
 
-    Each subfolder is moved up into the first one and emptied there, so two descriptors suffice.
+    Each subfolder is moved up into the first one and emptied there, so two descriptors suffice. A mounted
+    file system keeps its content: a program may have mounted its data in the folder.
 
     Raises:
         OSError: An entry can't be removed, and stays.
@@ -37,6 +39,7 @@ def empty_folder(folder: Path) -> None:
     errors: dict[str, OSError] = {}
     top = os.open(folder, _FOLDER)
     try:
+        _require_same_volume(top, os.stat(folder.parent).st_dev)
         while names := [name for name in os.listdir(top) if name not in errors]:
             for name in names:
                 try:
@@ -64,6 +67,7 @@ def _remove_entry(top: int, name: str) -> None:
     except IsADirectoryError:
         inner = _open_folder(top, name)
         try:
+            _require_same_volume(inner, os.fstat(top).st_dev)
             for child in os.listdir(inner):
                 try:
                     os.unlink(child, dir_fd=inner)
@@ -79,8 +83,17 @@ def _open_folder(top: int, name: str) -> int:
     try:
         return os.open(name, _FOLDER, dir_fd=top)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=top)
+        place = os.open(name, _FOLDER | os.O_PATH, dir_fd=top)
+        try:
+            os.chmod(f"/proc/self/fd/{place}", 0o700)  # by its name, it could be a link by now
+        finally:
+            os.close(place)
         return os.open(name, _FOLDER, dir_fd=top)
+
+
+def _require_same_volume(folder: int, device: int) -> None:
+    if os.fstat(folder).st_dev != device:
+        raise OSError(errno.EXDEV, "a file system is mounted in it: unmount it, then remove the rest")
 
 
 def list_folders(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The key with which the worker encrypts secret variables of workloads at rest."""
+"""The worker's own keys: for secret variables of workloads at rest, and for MACs of process images."""
 
 import os
 import secrets
@@ -10,16 +10,17 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.private_directories import open_private
 
 FILE: Final = "environment.key"
+IMAGES_FILE: Final = "images.key"
 KEY_BYTES: Final = 32
 
 
-def open_key(directory: Path) -> bytes:
-    """The key in a directory of the state directory, apart from the journal. Created if it is missing.
+def open_key(directory: Path, name: str = FILE) -> bytes:
+    """A key in a directory of the state directory, apart from the journal. Created if it is missing.
 
     Raises:
         StartError: The key is damaged or can't be read, or another user could read or replace it.
     """
-    path = directory / FILE
+    path = directory / name
     try:
         open_private(directory, "directory of keys")
         if not path.exists():
@@ -56,6 +57,6 @@ def _read(path: Path) -> bytes:
     if not is_ours or not stat.S_ISREG(found.st_mode) or len(key) != KEY_BYTES:
         raise StartError(
             f"{path} is not a key of {KEY_BYTES} bytes that only the worker's user can read: restore it from "
-            "a backup, or delete it, which loses the secret variables of its workloads"
+            "a backup, or delete it, which loses what it protects"
         )
     return key

@@ -24,7 +24,7 @@ USER_FOLDERS: Final = "users"
 
 MODE: Final = 0o600
 OUTPUT_MODE: Final = 0o660
-"""Of an output that a Unix user of its own writes: its group is the worker's."""
+"""Of an output that a Unix user of its own writes, as the file's group."""
 
 _FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -82,8 +82,9 @@ def require_folder_name(workload_id: str) -> None:
 def open_output(folder: Path, working_folder: Path, owner: tuple[int, int] | None = None) -> int:
     """Opens a workload's output for appending. Missing folders are created.
 
-    The output is in the worker's folder, so its Unix user can't replace it by a link or a pipe. The user owns
-    the file and can open it again, as ``/dev/stdout``. The worker reads it as the file's group.
+    The output is in the worker's folder, so its Unix user can't replace it by a link or a pipe. The user's
+    group may write to the file, and so open it again, as ``/dev/stdout``. An owner could also forbid the
+    worker to read the output and to bound its size.
 
     Args:
         folder: The worker's folder of the workload.
@@ -92,35 +93,30 @@ def open_output(folder: Path, working_folder: Path, owner: tuple[int, int] | Non
 
     Raises:
         NotRegularError: The path is not a regular file.
-        OSError: The file can't be written, or the working folder belongs to another user.
+        OSError: The file can't be written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    working_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if owner is not None:
-        give_folder(working_folder, *owner)
+    if owner is None:
+        working_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        _make_folder_of(working_folder, *owner)
     descriptor = _open(folder / OUTPUT_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    if owner is not None and os.fstat(descriptor).st_uid != owner[0]:
+    if owner is not None:
+        os.fchown(descriptor, -1, owner[1])
         os.fchmod(descriptor, OUTPUT_MODE)
-        os.fchown(descriptor, owner[0], os.getegid())
     return descriptor
 
 
-def give_folder(folder: Path, uid: int, gid: int) -> None:
-    """Gives an empty folder of the worker to a user, unless the folder is that user's already.
+def _make_folder_of(folder: Path, uid: int, gid: int) -> None:
+    """Makes a folder for a user. An existing one is left alone: its user can mount a volume there that hangs.
 
-    Raises:
-        OSError: The folder is a third user's, or is not empty.
+    Only the worker can make entries in the parent, so an existing folder is of an earlier start.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid == uid:
-            return
-        if found.st_uid != os.geteuid() or os.listdir(descriptor):
-            raise PermissionError(errno.EPERM, f"the folder belongs to user id {found.st_uid}", str(folder))
-        os.fchown(descriptor, uid, gid)
-    finally:
-        os.close(descriptor)
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        return
+    os.chown(folder, uid, gid, follow_symlinks=False)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final
 import grpc
 import trio
 from google.protobuf import any_pb2
+from google.protobuf.message import Message as ProtoMessage
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.local.v1 import local_service_pb2
@@ -79,6 +80,7 @@ _CODES: Final = {
 Context: TypeAlias = grpc.ServicerContext
 Answer = TypeVar("Answer")
 Request = TypeVar("Request")
+Message = TypeVar("Message", bound=ProtoMessage)
 
 
 @final
@@ -159,22 +161,22 @@ class LocalService:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # gRPC types no mixture of methods
             "Claim": grpc.stream_stream_rpc_method_handler(
                 self.claim,
-                request_deserializer=local_service_pb2.ClaimRequest.FromString,
+                request_deserializer=partial(_parse, local_service_pb2.ClaimRequest),
                 response_serializer=local_service_pb2.ClaimResponse.SerializeToString,
             ),
             "ServeKernel": grpc.stream_stream_rpc_method_handler(
                 self.serve_kernel,
-                request_deserializer=local_service_pb2.ServeKernelRequest.FromString,
+                request_deserializer=partial(_parse, local_service_pb2.ServeKernelRequest),
                 response_serializer=local_service_pb2.ServeKernelResponse.SerializeToString,
             ),
             "List": grpc.stream_unary_rpc_method_handler(
                 self.list,
-                request_deserializer=local_service_pb2.ListRequest.FromString,
+                request_deserializer=partial(_parse, local_service_pb2.ListRequest),
                 response_serializer=local_service_pb2.ListResponse.SerializeToString,
             ),
             "Release": grpc.stream_unary_rpc_method_handler(
                 self.release,
-                request_deserializer=local_service_pb2.ReleaseRequest.FromString,
+                request_deserializer=partial(_parse, local_service_pb2.ReleaseRequest),
                 response_serializer=local_service_pb2.ReleaseResponse.SerializeToString,
             ),
         }
@@ -358,6 +360,13 @@ async def serve_locally(
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(server.stop(STOP_GRACE_S).wait, 2 * STOP_GRACE_S)
             await trio.to_thread.run_sync(executor.shutdown)
+
+
+def _parse(kind: type[Message], data: bytes) -> Message:
+    """A request, without unknown fields: nothing else would bound what a workload's reports repeat."""
+    request = kind.FromString(data)
+    request.DiscardUnknownFields()
+    return request
 
 
 def _abort(context: Context, error: OperationError) -> NoReturn:

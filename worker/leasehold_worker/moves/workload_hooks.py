@@ -21,7 +21,7 @@ from leasehold_worker.programs.environment import user_environment
 from leasehold_worker.programs.secret_variables import SealError, SecretVariables
 from leasehold_worker.workloads.eviction import CUDA_SUSPEND, RETAIN
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.workload import Hooked, Workload
+from leasehold_worker.workloads.workload import RUN, Hooked, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,10 @@ class HookFactory:
         if workload.hooked is not None:
             parked_by = workload.hooked.policy
         working_folder = self._workloads.working_folder(workload.workload_id, workload.account)
-        elsewhere = working_folder.parents[1] if workload.account is None else Path("/")
+        if workload.account is not None:  # its user can mount a volume on it that hangs: nothing looks there
+            working_folder = working_folder if workload.origin == RUN else Path("/")
+        elif not working_folder.is_dir():
+            working_folder = working_folder.parents[1]
         return HookContext(
             workload_id=workload.workload_id,
             workload_name=workload.name,
@@ -111,7 +114,7 @@ class HookFactory:
                 **workload.spec.environment,
                 **self._variables(workload),
             },
-            working_directory=working_folder if working_folder.is_dir() else elsewhere,
+            working_directory=working_folder,
             account=workload.account,
             measure=partial(self._measure, target),
             kernel=self._kernel_of(workload.workload_id),

@@ -106,11 +106,13 @@ class ExitMonitor:
     ) -> None:
         """Ends a workload without remaining processes, and releases its resources."""
         self._host_shares.give_back(workload)
-        for workload_id in self._workloads.end(workload, state, error, end_time):
-            self._nursery.start_soon(self._forget, workload_id)
+        for forgotten in self._workloads.end(workload, state, error, end_time):
+            self._nursery.start_soon(self._forget, forgotten)
 
-    async def _forget(self, workload_id: str) -> None:
-        await remove_folders(self._workloads.folder(workload_id), self._workloads.user_folder(workload_id))
+    async def _forget(self, workload: Workload) -> None:
+        workload_id = workload.workload_id
+        folder, user_folder = self._workloads.folder(workload_id), self._workloads.user_folder(workload_id)
+        await remove_folders(folder, user_folder, workload.account)
         self._on_forgotten(workload_id)
 
     async def _watch(self, workload: Workload, watching: trio.CancelScope) -> None:

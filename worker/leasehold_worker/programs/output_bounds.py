@@ -15,7 +15,7 @@ import trio
 
 from leasehold_worker.files.folder_trees import remove_tree
 from leasehold_worker.files.workload_files import open_regular
-from leasehold_worker.host.accounts import numbered_account
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.programs.user_files import UserFileError, empty_as
 
 logger = logging.getLogger(__name__)
@@ -82,23 +82,24 @@ def _punch(descriptor: int, length: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-async def remove_folders(folder: Path, user_folder: Path) -> None:
+async def remove_folders(folder: Path, user_folder: Path, account: Account | None) -> None:
     """Removes the files of a forgotten workload. A failure is logged.
 
     Args:
         folder: The worker's folder.
-        user_folder: The folder of its Unix user, if that is another one. It is emptied by this user.
+        user_folder: The folder of its Unix user, who empties it. The worker does not even open it.
+        account: The Unix user. None: the worker's own, and there is no such folder.
     """
-    try:
-        # Its parent is the worker's, so nobody else can replace it.
-        owner = await trio.to_thread.run_sync(user_folder.lstat)
-        if owner.st_uid != os.geteuid():
-            await empty_as(numbered_account(owner.st_uid, owner.st_gid), user_folder, REMOVAL_TIMEOUT_S)
-        await trio.to_thread.run_sync(remove_tree, user_folder, abandon_on_cancel=True, limiter=_removals)
-    except FileNotFoundError:
-        pass  # it ran as the worker's user
-    except (OSError, UserFileError) as error:
-        logger.warning("the files %s of an ended workload can't be removed: %s", user_folder, error)
+    if account is not None:
+        try:
+            await empty_as(account, user_folder, REMOVAL_TIMEOUT_S)
+            await trio.to_thread.run_sync(
+                user_folder.rmdir, abandon_on_cancel=True, limiter=_removals
+            )  # refused for a mount point
+        except FileNotFoundError:
+            pass  # the worker did not start the program
+        except (OSError, UserFileError) as error:
+            logger.warning("the files %s of an ended workload can't be removed: %s", user_folder, error)
     try:
         await trio.to_thread.run_sync(remove_tree, folder, abandon_on_cancel=True, limiter=_removals)
     except FileNotFoundError:

@@ -10,15 +10,15 @@ from typing import Final
 import trio
 
 from leasehold_worker.host.accounts import Account
+from leasehold_worker.host.process_readings import user_threads
 from leasehold_worker.programs import user_tasks
 from leasehold_worker.programs.interpreter import module_command
 
 END_TIMEOUT_S: Final = 5.0
 """Time for a killed child to end. One that hangs in the kernel is abandoned."""
 
-CHILDREN: Final = 8
-_children: Final = trio.CapacityLimiter(CHILDREN)
-"""Children at once. More wait."""
+CHILDREN: Final = "children"
+"""Kind of the children that work on a user's files. Each user has a few at once."""
 
 
 class UserFileError(Exception):
@@ -53,26 +53,31 @@ async def empty_as(account: Account, folder: Path, timeout_s: float) -> None:
 
 
 async def _perform(account: Account, timeout_s: float, *task: str) -> bytes:
-    async with _children:
-        try:
-            process = await trio.lowlevel.open_process(
-                [*module_command(user_tasks.__name__), account.ids, *task],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise UserFileError(str(error)) from error
-        try:
-            with trio.move_on_after(timeout_s):
-                output, errors = await _read(process.stdout), await _read(process.stderr)
-                if await process.wait() != 0:
-                    raise UserFileError(errors.decode(errors="replace").strip()[-500:] or "its child ended")
-                return output
-            raise UserFileError(f"no answer within {timeout_s:g} s")
-        finally:
-            await _end(process)
+    with user_threads(account.uid, CHILDREN) as places:
+        async with places:
+            return await _perform_now(account, timeout_s, *task)
+
+
+async def _perform_now(account: Account, timeout_s: float, *task: str) -> bytes:
+    try:
+        process = await trio.lowlevel.open_process(
+            [*module_command(user_tasks.__name__), account.ids, *task],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserFileError(str(error)) from error
+    try:
+        with trio.move_on_after(timeout_s):
+            output, errors = await _read(process.stdout), await _read(process.stderr)
+            if await process.wait() != 0:
+                raise UserFileError(errors.decode(errors="replace").strip()[-500:] or "its child ended")
+            return output
+        raise UserFileError(f"no answer within {timeout_s:g} s")
+    finally:
+        await _end(process)
 
 
 async def _read(stream: trio.abc.ReceiveStream | None) -> bytes:

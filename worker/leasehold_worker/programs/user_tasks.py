@@ -1,8 +1,8 @@
 """Small tasks on files of a workload's Unix user, in a child that has become this user.
 
 ``USER read PATH LIMIT`` writes the content of a regular file to standard output. ``USER measure FOLDER``
-writes the disk usage below a folder in bytes. ``USER empty FOLDER`` removes the content of a folder. A link
-in place of a folder is refused. An error is one line on standard error, and the status 1.
+writes the disk usage below a folder in bytes. ``USER empty FOLDER`` removes the content of a folder, if there
+is one. A link in place of a folder is refused. An error is one line on standard error, and the status 1.
 
 The child has the rights of the workload's user and no others. So no link, pipe or rename of the workload
 makes it touch a file that this user can't touch. A file system that hangs blocks nothing but the child.
@@ -13,6 +13,7 @@ import os
 import resource
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from leasehold_worker.files.folder_trees import directory_bytes, empty_folder
@@ -36,7 +37,8 @@ def main() -> None:
             case "measure":
                 os.write(1, b"%d" % directory_bytes(Path(path)))
             case "empty":
-                empty_folder(Path(path))
+                with suppress(FileNotFoundError):
+                    empty_folder(Path(path))
             case _:
                 raise ValueError(f"unknown task {task}")
     except (OSError, ValueError, MemoryError) as error:

@@ -222,7 +222,7 @@ class Workloads:
         state: WorkloadState.ValueType,
         error: OperationError | None = None,
         end_time: datetime | None = None,
-    ) -> list[str]:
+    ) -> list[Workload]:
         """Ends a workload, releases its GPUs, and forgets the oldest ended ones.
 
         Args:
@@ -232,7 +232,7 @@ class Workloads:
             end_time: When it has ended. None: now.
 
         Returns:
-            The ids of the workloads that are forgotten, whose folders are left.
+            The workloads that are forgotten, whose folders are left.
         """
         self.release_lease(workload)
         workload.parked = workload.kernel = None
@@ -243,10 +243,10 @@ class Workloads:
         workload.end_time = end_time or datetime.now(UTC)
         self.set_state(workload, state)
         workload.ended.set()
-        ended = [each.workload_id for each in self._by_id.values() if each.state in ENDED]
+        ended = [each for each in self._by_id.values() if each.state in ENDED]
         forgotten = ended[: max(0, len(ended) - ENDED_LIMIT)]
-        for workload_id in forgotten:
-            del self._by_id[workload_id]
+        for each in forgotten:
+            del self._by_id[each.workload_id]
         return forgotten
 
     def _tell(self, workload: Workload) -> None:

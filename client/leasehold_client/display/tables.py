@@ -46,16 +46,17 @@ def echo_events(events: Iterable[Event]) -> None:
             [
                 time_text(event.time),
                 enum_name(EventKind.Name, event.kind, "EVENT_KIND_"),
-                event.message or _subject(event),
+                event_text(event),
             ]
             for event in events
         ],
     )
 
 
-def _subject(event: Event) -> str:
-    """What an event is about, if its message is for others."""
-    return event.workload_name or (f"worker {event.worker_name}" if event.worker_name else "-")
+def event_text(event: Event) -> str:
+    """The message of an event, or what the event is about if its message is for others."""
+    about = event.workload_name or (f"worker {event.worker_name}" if event.worker_name else "-")
+    return event.message or about
 
 
 def echo_audit(entries: Iterable[AuditEntry]) -> None:

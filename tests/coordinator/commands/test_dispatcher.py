@@ -261,7 +261,8 @@ def test_a_workload_is_reported_by_its_own_worker(tmp_path: Path) -> None:
         beta = Session(make_hello("beta"))
         bench.fleet.sessions["worker-beta"] = beta
         await bench.fleet.apply_workload(workload(RUNNING, 1), bench.session)
-        await bench.fleet.apply_workload(workload(EXITED, 2), beta)
+        with pytest.raises(FleetError, match="w-1 is on another worker"):
+            await bench.fleet.apply_workload(workload(EXITED, 2), beta)
         assert bench.fleet.workloads["w-1"].status.state == RUNNING
         with pytest.raises(FleetError) as error:
             await bench.fleet.apply_workload(Workload(), bench.session)

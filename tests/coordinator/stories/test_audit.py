@@ -290,7 +290,11 @@ def test_long_arguments_are_cut_and_have_a_digest(
 @pytest.mark.parametrize(
     ("damage", "number", "problem"),
     [
-        ("UPDATE audit SET record = replace(record, 'team', 'tame') WHERE number = 2", 2, "was changed"),
+        (
+            "UPDATE audit SET record = replace(record, 'team', 'tame') WHERE number = 2",
+            2,
+            "digest of its row",
+        ),
         ("DELETE FROM audit WHERE number = 2", 2, "missing"),
         ("UPDATE audit SET record = x'00' WHERE number = 3", 3, "can't be parsed"),
         (

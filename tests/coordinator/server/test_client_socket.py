@@ -13,7 +13,7 @@ from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold_client.coordinator.client import Client
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
-from tests.coordinator.unix_users import ANN, BEN, channel_as, needs_root
+from tests.coordinator.unix_users import ANN, BEN, channel_as, connect_as, needs_root
 
 PORTS = ("--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0")
 
@@ -137,3 +137,20 @@ def test_a_stop_on_a_disk_that_cannot_be_written_is_a_stop(coordinator: Coordina
     assert coordinator.end(signal.SIGTERM) == 0
     coordinator.prelude = ""
     coordinator.start()
+
+
+@needs_root
+def test_one_user_leaves_room_for_others(coordinator: CoordinatorProcess) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "from leasehold_coordinator.server import client_socket as s; s.CONNECTIONS_LIMIT = 4"
+    )
+    coordinator.start()
+    path = coordinator.folder / "store.sock"
+    with ExitStack() as stack:
+        held = [stack.enter_context(connect_as(path, ANN)) for _ in range(6)]
+        for one in held[2:]:
+            one.settimeout(20)
+            assert one.recv(1) == b""
+        with Client(f"unix:{path}") as client:
+            assert client.workers() == []

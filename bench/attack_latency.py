@@ -1,13 +1,15 @@
 """Times one client's commands while another client attacks the coordinator.
 
 In turn: a quiet period, a flood of calls that the coordinator refuses, and 200 watches whose client reads
-nothing while the fleet changes. The attackers are processes of their own on this machine, so they take
-processor time too. Prints one JSON document with the 99th percentiles, and their ratios to the quiet periods.
+nothing while the fleet changes. The attacker is an enrolled viewer in a process of its own on this machine,
+which takes processor time too. The other client uses the socket. Prints one JSON document with the 99th
+percentiles, and their ratios to the quiet periods.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,13 +22,17 @@ from typing import Any, Final
 
 import grpc
 import uvloop
+from leasehold.v1 import access_service_pb2
+from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold_client.config import CREDENTIALS_VARIABLE, credentials_directory, state_directory
+from leasehold_coordinator.storage.rows import binding_row
 
 from bench.fleet.commands import run_commands
 from bench.fleet.processes import Coordinator, Swarm, cpu_s, spread, wait_for
 from bench.machine import machine
-from tests.channels import open_aio_channel
+from tests.certificates import enrol, write_rows
 
 WORKERS: Final = 4
 FLOOD_CONNECTIONS: Final = 8
@@ -44,7 +50,10 @@ DEAF: Final = [
 
 
 def _channel(address: str) -> grpc.aio.Channel:
-    return open_aio_channel(address, DEAF)
+    """A channel of the attacker, whose certificate is in the directory of the credentials."""
+    files = (credentials_directory() / name for name in ("ca.pem", "client.key", "client.pem"))
+    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+    return grpc.aio.secure_channel(address, credentials, options=DEAF)
 
 
 async def flood(address: str) -> None:
@@ -75,10 +84,11 @@ ATTACKS: Final = {"refused_calls": flood, "slow_readers": read_nothing}
 
 
 @contextmanager
-def attack(name: str, address: str) -> Iterator[int]:
+def attack(name: str, address: str, credentials: Path) -> Iterator[int]:
     """An attacker in a process of its own. Yields the process's id."""
     arguments = [sys.executable, "-m", "bench.attack_latency", "--attack", name, "--address", address]
-    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+    variables = {**os.environ, CREDENTIALS_VARIABLE: str(credentials)}
+    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=variables) as process:
         try:
             time.sleep(SETTLE_S)
             yield process.pid
@@ -86,23 +96,35 @@ def attack(name: str, address: str) -> Iterator[int]:
             process.kill()
 
 
+def _enrol(database: Path, credentials: Path) -> None:
+    """Writes the certificate of a viewer, before the coordinator starts."""
+    (attacker,) = enrol(database, state_directory(), "user/attacker")
+    binding = RoleBinding(identity="user/attacker", role=access_service_pb2.ROLE_VIEWER)
+    write_rows(database, binding_row(binding))
+    attacker.write(credentials, "client")
+
+
 def measure(seconds: float, rounds: int) -> dict[str, Any]:
     """Quiet periods and attacks in turn."""
     times_s: dict[str, list[float]] = {name: [] for name in ("quiet", *ATTACKS)}
     share: dict[str, list[float]] = {name: [] for name in times_s}
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
-        coordinator = Coordinator(Path(folder))
+        credentials = Path(folder) / "credentials"
+        _enrol(Path(folder) / "store.sqlite3", credentials)
+        coordinator = Coordinator(Path(folder), listen="0.0.0.0:0")
         coordinator.start()
+        attacked = f"127.0.0.1:{coordinator.address.rpartition(':')[2]}"
+        socket = f"unix:{folder}/store.sock"
         stack.callback(coordinator.kill)
         swarm = Swarm(coordinator.worker_address, WORKERS)
         stack.callback(swarm.stop)
         wait_for(lambda: swarm.welcomed == WORKERS, f"the welcome of {WORKERS} workers")
-        run_commands(coordinator.address, 1, WORKERS, 1.0)  # warms up
+        run_commands(socket, 1, WORKERS, 1.0)  # warms up
         for _ in range(rounds):
             for name in times_s:
-                with attack(name, coordinator.address) if name in ATTACKS else nullcontext():
+                with attack(name, attacked, credentials) if name in ATTACKS else nullcontext():
                     before, began = cpu_s(coordinator.process.pid), time.monotonic()
-                    times_s[name] += run_commands(coordinator.address, 1, WORKERS, seconds)
+                    times_s[name] += run_commands(socket, 1, WORKERS, seconds)
                     used = cpu_s(coordinator.process.pid) - before
                     share[name].append(used / (time.monotonic() - began))
     quiet = spread(times_s["quiet"])

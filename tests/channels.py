@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import grpc
-from leasehold_client.config import INSECURE_SCHEME, credentials_directory
+from leasehold_client.config import INSECURE_SCHEME, UNIX_SCHEME, credentials_directory
 from leasehold_client.coordinator import channels
 from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE
@@ -50,6 +50,8 @@ def open_worker_channel(address: str, options: Options = ()) -> grpc.Channel:
 
 def open_aio_channel(address: str, options: Options = ()) -> grpc.aio.Channel:
     """A client's channel, for asyncio."""
+    if address.startswith(UNIX_SCHEME):
+        return grpc.aio.insecure_channel(address, options=options)
     if address.startswith(INSECURE_SCHEME):
         return _open_insecure(address, CLIENT_FILE, options)
     return grpc.aio.secure_channel(address, credentials(), options=options)

@@ -38,6 +38,8 @@ class Renewals:
     losing: int = 0
     """How many answers are lost from now on."""
     refusing: bool = False
+    renew_time: datetime = IN_A_MONTH
+    """When the issued certificates are due."""
     callers: list[str] = field(default_factory=list)
     """The serial numbers of the certificates of calls."""
 
@@ -64,7 +66,7 @@ class Renewals:
         answer = IssuedCertificate(
             certificate=issued.der, ca_certificates=[self.authority.certificate.public_bytes(Encoding.DER)]
         )
-        answer.renew_time.FromDatetime(IN_A_MONTH)
+        answer.renew_time.FromDatetime(self.renew_time)
         return RenewCertificateResponse(certificate=answer)
 
     def list_workers(self, request: ListWorkersRequest, context: grpc.ServicerContext) -> ListWorkersResponse:

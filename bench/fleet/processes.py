@@ -56,10 +56,10 @@ def wait_for(condition: Callable[[], bool], what: str) -> float:
 class Coordinator:
     """A coordinator process, which keeps its address and its store over restarts."""
 
-    def __init__(self, folder: Path, *, is_insecure: bool = False) -> None:
+    def __init__(self, folder: Path, *, is_insecure: bool = False, listen: str = "127.0.0.1:0") -> None:
         self._database = folder / "store.sqlite3"
         self._more = ["--insecure"] if is_insecure else []
-        self.address = self.worker_address = "127.0.0.1:0"
+        self.address, self.worker_address = listen, "127.0.0.1:0"
 
     def start(self) -> None:
         """Starts it."""

@@ -53,6 +53,7 @@ class ChaosFleet:
         self.worker_variables: dict[str, dict[str, str]] = {}
         """Variables of a worker's host. Missing: those of its simulated host."""
         self.worker_options: list[str] = []
+        self.coordinator_options: list[str] = []
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.hosts = {
             name: SimulatedHost.create(
@@ -82,7 +83,7 @@ class ChaosFleet:
             code = COORDINATOR
             arguments = ["--listen", self.address, "--worker-listen", self.session_address]
             arguments += ["--database", str(self.database)]
-            arguments += ["--load-interval", str(LOAD_INTERVAL_S)]
+            arguments += ["--load-interval", str(LOAD_INTERVAL_S), *self.coordinator_options]
         else:
             environment = dict(self.worker_variables.get(name) or self.hosts[name].environment())
             if name in self.credentials:

@@ -95,6 +95,7 @@ def separated_fleet(folder: Path) -> Iterator[ChaosFleet]:
             fleet.prefix = {name: inside(name) for name in HOSTS}
             _give_unix_user(fleet)
             _enrol(fleet)
+            _lift_bounds(fleet)
             fleet.heal()
             yield fleet
         finally:
@@ -110,6 +111,13 @@ def _give_unix_user(fleet: ChaosFleet) -> None:
     fleet.worker_variables = {
         name: share(host, fleet.folder / f"{name}-files") for name, host in fleet.hosts.items()
     }
+
+
+def _lift_bounds(fleet: ChaosFleet) -> None:
+    """Lets this process send more requests than one user of another host may."""
+    settings = fleet.folder / "coordinator.toml"
+    settings.write_text("caller_requests_per_s = 100_000.0\ncaller_commands = 100_000\n")
+    fleet.coordinator_options = ["--config", str(settings)]
 
 
 def _enrol(fleet: ChaosFleet) -> None:

@@ -69,7 +69,7 @@ def claims(**changed: object) -> dict[str, Any]:
 def sign(key: PrivateKey, algorithm: str, key_id: str | None, **changed: object) -> str:
     """A token."""
     headers = {} if key_id is None else {"kid": key_id}
-    return jwt.encode(claims(**changed), key, algorithm, headers)
+    return jwt.PyJWS().encode(json.dumps(claims(**changed)).encode(), key, algorithm, headers)
 
 
 def by_hand(header: dict[str, object], payload: dict[str, object], signature: bytes = b"") -> str:

@@ -40,8 +40,7 @@ class Relay:
     """Passes connections on as another user."""
 
     def __init__(self, path: Path, uid: int) -> None:
-        folder = path.parent.stat().st_mode
-        path.parent.chmod(folder | 0o001)
+        _let_in(path.parent)
         self._path = path
         self._uid = uid
         self._name = f"relay-{secrets.token_hex(8)}"
@@ -58,9 +57,7 @@ class Relay:
         return f"unix-abstract:{self._name}"
 
     def _accept(self) -> None:
-        # A working directory of this thread alone: others may not enter the folders above the socket.
-        assert ctypes.CDLL(None).unshare(_CLONE_FS) == 0
-        os.chdir(self._path.parent)
+        _enter(self._path.parent)
         _become(self._uid)
         while True:
             try:
@@ -90,6 +87,32 @@ class Relay:
             thread.join(20)
         for one in self._open:
             one.close()
+
+
+def _let_in(folder: Path) -> None:
+    folder.chmod(folder.stat().st_mode | 0o001)
+
+
+def _enter(folder: Path) -> None:
+    """Changes the working directory of this thread alone. Other users may not enter the folders above."""
+    assert ctypes.CDLL(None).unshare(_CLONE_FS) == 0
+    os.chdir(folder)
+
+
+def connect_as(path: Path, uid: int) -> socket.socket:
+    """A connection to a socket as another user."""
+    connection = socket.socket(socket.AF_UNIX)
+    _let_in(path.parent)
+
+    def connect() -> None:
+        _enter(path.parent)
+        _become(uid)
+        connection.connect(path.name)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join(20)
+    return connection
 
 
 def _become(uid: int) -> None:

@@ -24,16 +24,20 @@ from leasehold.v1 import (
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Hello, WorkerLoad, WorkloadEvent
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.core.hello_rules import NAME
 
 from tests.channels import open_worker_channel
+from tests.coordinator.api.test_roles import grant
 from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
 from tests.coordinator.scripted_worker import make_hello
+from tests.coordinator.unix_users import ANN, channel_as, needs_root
 
 from .conftest import Examples
 from .messages import fill
 
 SEEDS = st.integers(0, 2**32)
+SECRET = "SECRET"
 FINE = {
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -122,7 +126,8 @@ def claims(ids: dict[str, str]) -> list[ConnectRequest]:
 def take_ids(message: Message, choose: random.Random, ids: dict[str, str]) -> None:
     """Replaces most ids in a message."""
     for field in message.DESCRIPTOR.fields:
-        if field.name in ids and choose.random() < 0.8:
+        is_text = field.type == field.TYPE_STRING and not field.is_repeated
+        if is_text and field.name in ids and choose.random() < 0.8:
             setattr(message, field.name, ids[field.name])
     for field, value in message.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
@@ -272,3 +277,50 @@ def test_a_hostile_client_gets_a_typed_answer(
     play()
     assert coordinator.process.poll() is None
     assert not honest.ended
+
+
+@needs_root
+def test_a_hostile_user_reaches_nothing_of_another(
+    coordinator: CoordinatorProcess,  # noqa: F811
+    examples: Examples,
+) -> None:
+    honest = coordinator.connect(make_hello("alpha"))
+    honest.welcome()
+    spec = WorkloadSpec(arguments=[SECRET], environment={SECRET: SECRET})
+    created = coordinator.workloads.CreateWorkload(
+        workload_service_pb2.CreateWorkloadRequest(
+            name="victim", spec=spec, worker="worker-alpha", labels={"team": SECRET}, request_id=SECRET
+        )
+    )
+    honest.succeed("run")
+    workload_id = created.workload.workload_id
+    ids = {
+        "workload_id": workload_id,
+        "workload": "victim",
+        "command_id": created.command.command_id,
+        "hold_id": created.command.command_id,
+        "request_id": SECRET,
+        "gpu_uuid": "GPU-alpha-0",
+    }
+    before = state_of_alpha(coordinator, ids)
+    grant(coordinator, ANN, Role.USER)
+    with channel_as(coordinator.folder / "store.sock", ANN) as channel:
+
+        @examples
+        @given(SEEDS, st.sampled_from(range(len(METHODS))))
+        def play(seed: int, number: int) -> None:
+            service, method = METHODS[number]
+            choose = random.Random(seed)
+            request = fill(message_factory.GetMessageClass(method.input_type), choose)
+            take_ids(request, choose, ids)
+            call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+                f"/{service}/{method.name}"
+            )
+            responses = call(request.SerializeToString(), timeout=0.3)
+            with contextlib.suppress(grpc.RpcError):
+                for response in responses:
+                    assert SECRET.encode() not in response, (method.name, request)
+            assert SECRET not in (responses.details() or "").replace(repr(SECRET), "")
+            assert state_of_alpha(coordinator, ids) == before, (method.name, request)
+
+        play()

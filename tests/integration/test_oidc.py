@@ -238,6 +238,22 @@ def test_a_new_key_is_fetched(issuer: Issuer, tmp_path: Path, monkeypatch: pytes
     issuer.server.document = before
 
 
+def test_a_block_overrides_the_claim(issuer: Issuer) -> None:
+    mallory = f"Bearer {issuer.token(email='mallory', groups='gpu-admins')}"
+    with channel_with(issuer.address, mallory) as channel:
+        watch = FleetServiceStub(channel).WatchFleet(WatchFleetRequest(), timeout=60)
+        next(watch)
+        with Client(issuer.coordinator.address) as admin:
+            admin.certificates.block("user/oidc-mallory")
+
+        def read_to_the_end() -> None:
+            for _ in watch:
+                pass
+
+        assert ending(read_to_the_end) == UNAUTHENTICATED
+    assert ending(lambda: issuer.list_workers(mallory)) == UNAUTHENTICATED
+
+
 @pytest.mark.parametrize("content", ["", "a b", "ü", "x" * 8_193])
 def test_a_file_without_a_token(
     issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
@@ -252,6 +268,8 @@ def test_a_file_without_a_token(
         Client(issuer.address)
     with pytest.raises(UsageError, match="would travel to insecure:"):
         Client("insecure:127.0.0.1:1")
+    with pytest.raises(UsageError, match="and LEASEHOLD_TOKEN_FILE names a token"):
+        Client(f"unix:{issuer.coordinator.folder}/store.sock")
 
 
 def test_keys_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,10 @@
 import json
 import ssl
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -144,45 +145,69 @@ def revoke(hosts: ThreeHosts) -> None:
     assert "user/alice: user" in hosts.verb("alice", "whoami")
 
 
-SHORT_LIVES = "client_certificate_days = 0.002\nserver_certificate_days = 0.002\n"
-"""Certificates of about three minutes, which are renewed after half of that."""
+SHORT_LIVES = "client_certificate_days = 0.0015\nserver_certificate_days = 0.0015\n"
+"""Certificates of about two minutes, which are renewed after half of that."""
 
 COMMANDS = 100
+ROTATION_TIMEOUT_S = 400.0
 
 
-def test_certificates_are_renewed_while_commands_run(tmp_path: Path) -> None:
+def test_certificates_and_the_authority_are_replaced_while_commands_run(tmp_path: Path) -> None:
     with three_hosts(tmp_path, SHORT_LIVES) as hosts:
         hosts.login("alice", "user")
         for worker in WORKERS:
             hosts.run_counter("alice", f"on-{worker}", worker)
-        first, server = serials(hosts), server_certificate()
+        first, server, (old,) = serials(hosts), server_certificate(), authorities(hosts)
         epochs = {worker.name: worker.epoch for worker in hosts.client.workers()}
-        done: Counter[str] = Counter()
-
-        def is_over() -> bool:
-            now = serials(hosts)
-            return done.total() >= COMMANDS and all(now[name] - first[name] for name in first)
+        is_over, done = threading.Event(), Counter[str]()
 
         def suspend_and_restore(worker: str) -> None:
-            while not is_over():
+            while not is_over.is_set() or done.total() < COMMANDS:
                 for verb in ("suspend", "restore"):
                     hosts.verb("alice", verb, f"on-{worker}")
                     done[worker] += 1
 
         with ThreadPoolExecutor(len(WORKERS)) as threads:
-            for ended in [threads.submit(suspend_and_restore, worker) for worker in WORKERS]:
+            asking = [threads.submit(suspend_and_restore, worker) for worker in WORKERS]
+            try:
+                hosts.admin("ca", "rotate")
+                hosts.wait(lambda: is_retired(hosts, old, asking), ROTATION_TIMEOUT_S)
+            finally:
+                is_over.set()
+            for ended in asking:
                 ended.result()
         for worker in WORKERS:
             hosts.wait_counting(f"on-{worker}")
         states = [CommandState.Name(command.state) for command in hosts.client.commands(10_000)]
         assert set(states) == {"COMMAND_STATE_SUCCEEDED"}
         assert len(states) == done.total() + len(WORKERS) >= COMMANDS
+        now = serials(hosts)
+        assert all(now[name].isdisjoint(first[name]) for name in first)
         assert server_certificate() != server
-        assert epochs == {worker.name: worker.epoch for worker in hosts.client.workers()}, "one session"
+        assert old not in authorities(hosts)
+        assert epochs == {worker.name: worker.epoch for worker in hosts.client.workers()}, "one session each"
+
+
+def is_retired(hosts: ThreeHosts, authority: str, asking: list[Future[None]]) -> bool:
+    """Retires an authority, unless a valid certificate of it is left."""
+    for ended in asking:
+        if ended.done():
+            ended.result()  # a command failed
+    listed = json.loads(hosts.admin("ca", "list", "-o", "json"))["authorities"]
+    (found,) = (one for one in listed if one["serial"] == authority)
+    if found.get("valid_certificate_count") or found.get("signs_server"):
+        return False
+    hosts.admin("ca", "retire", authority)
+    return True
+
+
+def authorities(hosts: ThreeHosts) -> list[str]:
+    """The serial numbers of the authorities."""
+    return [one["serial"] for one in json.loads(hosts.admin("ca", "list", "-o", "json"))["authorities"]]
 
 
 def serials(hosts: ThreeHosts) -> dict[str, set[str]]:
-    """The serial numbers of the certificates of each identity."""
+    """The serial numbers of the valid certificates of each identity."""
     found: dict[str, set[str]] = {}
     for certificate in json.loads(hosts.admin("ca", "list", "-o", "json"))["certificates"]:
         found.setdefault(certificate["identity"], set()).add(certificate["serial"])

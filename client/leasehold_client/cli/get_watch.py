@@ -60,6 +60,7 @@ def _line(response: Message, change: str) -> str:
     from leasehold.v1 import lease_pb2, worker_pb2
 
     from leasehold_client.arguments.gpu_names import gpu_place
+    from leasehold_client.display.tables import event_text
     from leasehold_client.display.terminal_text import one_line
     from leasehold_client.messages import command_state, enum_name, operation_name, time_text, workload_state
 
@@ -76,7 +77,7 @@ def _line(response: Message, change: str) -> str:
         case "command":
             text = f"{value.command_id} {operation_name(value)} {command_state(value)} {value.phase}".rstrip()
         case "event":
-            text = f"{time_text(value.time)} {value.message}"
+            text = f"{time_text(value.time)} {event_text(value)}"
         case _:
             text = f"{value} deleted"
     return one_line(text)

@@ -44,6 +44,7 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
         UsageError: The credentials can't be read.
     """
     if address.startswith(UNIX_SCHEME):
+        require_no_token(f"the kernel tells who calls through {address}")
         path = address.removeprefix(UNIX_SCHEME)
         _require_server(path)
         return grpc.insecure_channel(f"{UNIX_SCHEME}{quote(path)}", options=options)
@@ -62,6 +63,19 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
     else:
         channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
     return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token}"))
+
+
+def require_no_token(why: str) -> None:
+    """Refuses a token of an OpenID Connect issuer beside another credential.
+
+    Raises:
+        UsageError: There is one.
+    """
+    if os.environ.get(ISSUED_VARIABLE):
+        raise UsageError(
+            f"{why}, and {ISSUED_VARIABLE} names a token: name the listener for OpenID Connect with "
+            f"--coordinator, or unset {ISSUED_VARIABLE}"
+        )
 
 
 def _open_for_token(

@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar, cast, final
 import grpc
 
 from leasehold_client.contexts import Context
-from leasehold_client.coordinator.channels import open_channel
+from leasehold_client.coordinator.channels import open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
@@ -80,6 +80,7 @@ class Connection:
         self._on_wait = on_wait
         self.channel: grpc.Channel
         if context is not None:
+            require_no_token(f"the context {context.name} has a certificate")
             self.channel = RenewingChannel(context, address, OPTIONS)
         else:
             self.channel = repeat(partial(open_channel, address, OPTIONS), on_wait)

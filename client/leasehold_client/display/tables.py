@@ -46,16 +46,17 @@ def echo_events(events: Iterable[Event]) -> None:
             [
                 time_text(event.time),
                 enum_name(EventKind.Name, event.kind, "EVENT_KIND_"),
-                event.message or _subject(event),
+                event_text(event),
             ]
             for event in events
         ],
     )
 
 
-def _subject(event: Event) -> str:
-    """What an event is about, if its message is for others."""
-    return event.workload_name or (f"worker {event.worker_name}" if event.worker_name else "-")
+def event_text(event: Event) -> str:
+    """The message of an event, or what the event is about if its message is for others."""
+    about = event.workload_name or (f"worker {event.worker_name}" if event.worker_name else "-")
+    return event.message or about
 
 
 def echo_audit(entries: Iterable[AuditEntry]) -> None:
@@ -137,25 +138,28 @@ def echo_bindings(bindings: Iterable[RoleBinding]) -> None:
 
 
 def echo_checkpoints(checkpoints: Iterable[Checkpoint], worker_names: Mapping[str, str]) -> None:
-    """Prints a table of checkpoints.
+    """Prints a table of checkpoints, with their owners if there are several.
 
     Args:
         checkpoints: The checkpoints.
         worker_names: Names of workers by id.
     """
+    listed = list(checkpoints)
+    has_owners = len({one.owner for one in listed if one.owner}) > 1
     echo_table(
-        ["ID", "KIND", "WORKLOAD", "WORKER", "SIZE", "CREATED", "IN USE"],
+        ["ID", "KIND", "WORKLOAD", *["OWNER"] * has_owners, "WORKER", "SIZE", "CREATED", "IN USE"],
         [
             [
                 one.checkpoint_id,
                 _kind(one),
                 one.workload_name or one.workload_id,
+                *[one.owner or "-"] * has_owners,
                 worker_names.get(one.worker_id, one.worker_id),
                 size_text(one.size_bytes),
                 time_text(one.create_time),
                 "yes" if one.in_use else "-",
             ]
-            for one in checkpoints
+            for one in listed
         ],
     )
 

@@ -107,6 +107,8 @@ def _identity(claims: Mapping[str, object], settings: OidcSettings) -> Identity:
             f"its claim {settings.name_claim!r} with the prefix {settings.prefix!r} is {str(name)[:100]!r}, "
             f"which is no name of a user: a name has {NAME_RULE}"
         )
+    if settings.name_claim == "email" and claims.get("email_verified", True) is not True:
+        raise TokenError("its issuer has not verified the email address, so anybody could have entered it")
     return Identity(Kind.USER, settings.prefix + name)
 
 

@@ -5,14 +5,18 @@ import errno
 import ipaddress
 import logging
 import os
+import socket
+import ssl
 import stat
+import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import IO, Final, final
+from typing import IO, Any, Final, final
 from urllib.parse import urlsplit
 
 from leasehold_coordinator.access.bearer_tokens import OidcSettings
@@ -91,6 +95,8 @@ class KeySource:
                 "the keys of the OpenID Connect issuer can't be read (%s); %d earlier ones stay",
                 *(error, len(self.keys)),
             )
+        except Exception:  # a defect must not end the coordinator
+            logger.exception("the keys of the OpenID Connect issuer can't be read")
         else:
             if keys.keys() != self.keys.keys():
                 logger.info("read %d keys of the OpenID Connect issuer", len(keys))
@@ -138,17 +144,18 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def fetch_keys(url: str) -> bytes:
-    """The document at a URL. Blocks for FETCH_TIMEOUT_S and one read at most.
+    """The document at a URL. Blocks for the lookup of the host, FETCH_TIMEOUT_S and one read at most.
 
     Raises:
         OSError: The server can't be reached, refuses, redirects or is too slow.
         ValueError: The document is too large.
     """
     began = time.monotonic()
-    opener = urllib.request.build_opener(_NoRedirects)
+    connections = _Connections()
+    opener = urllib.request.build_opener(_NoRedirects, _Plain(connections), _Encrypted(connections))
     request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - see check_url
     pieces = bytearray()
-    with opener.open(request, timeout=READ_TIMEOUT_S) as response:
+    with connections.ended_in_time(), opener.open(request, timeout=READ_TIMEOUT_S) as response:
         while piece := response.read1(PIECE_BYTES):
             pieces += piece
             _require_bounded(pieces)
@@ -183,6 +190,58 @@ def _is_loopback(host: str) -> bool:
 def _require_bounded(data: bytes | bytearray) -> None:
     if len(data) > DOCUMENT_LIMIT_BYTES:
         raise ValueError(f"it has more than {DOCUMENT_LIMIT_BYTES} bytes")
+
+
+class _Connections:
+    """The connections of one fetch. The timeout of a socket bounds each read, and not all together."""
+
+    def __init__(self) -> None:
+        self._made: list[HTTPConnection] = []
+
+    @contextmanager
+    def ended_in_time(self) -> Iterator[None]:
+        """A context after whose time the connections end. Their reads fail."""
+        timer = threading.Timer(FETCH_TIMEOUT_S, self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def plain(self, host: str, **options: Any) -> HTTPConnection:
+        """A connection without TLS."""
+        self._made.append(HTTPConnection(host, **options))
+        return self._made[-1]
+
+    def encrypted(self, host: str, **options: Any) -> HTTPConnection:
+        """A connection with TLS."""
+        self._made.append(HTTPSConnection(host, **options))
+        return self._made[-1]
+
+    def _end(self) -> None:
+        for one in self._made:
+            with suppress(OSError):
+                if (connected := one.sock) is not None:
+                    connected.shutdown(socket.SHUT_RDWR)
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._connections.plain, req)
+
+
+class _Encrypted(urllib.request.HTTPSHandler):
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._connections.encrypted, req, context=ssl.create_default_context())
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

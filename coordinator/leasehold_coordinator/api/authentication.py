@@ -116,12 +116,12 @@ class Authentication:
                 f"the coordinator's store does not know certificate {found.serial} of {found.identity}: ask "
                 "an admin for a join token"
             )
+        caller = self._admitted(
+            Caller(found.identity, host_of(context.peer()), serial=found.serial, expire_time=found.not_after)
+        )
         if known is not None:  # it came together with the certificates of all CAs
             self.certificates.confirm(known.identity, {known.authority})
-        caller = Caller(
-            found.identity, host_of(context.peer()), serial=found.serial, expire_time=found.not_after
-        )
-        return self._admitted(caller)
+        return caller
 
     def _admitted(self, caller: Caller) -> Caller:
         refusal = self.certificates.refusal(caller)

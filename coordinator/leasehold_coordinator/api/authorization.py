@@ -71,7 +71,9 @@ def require_role(method: str, caller: Caller) -> None:
         FleetError: NOT_PERMITTED.
     """
     needed = METHODS.get(method)
-    if needed is not None and caller.role >= needed:
+    # A service without permission learns nothing of the user, not even by a method that needs no role.
+    may_act = caller.on_behalf_of is None or caller.role is not Role.NONE
+    if needed is not None and caller.role >= needed and may_act:
         return
     if caller.on_behalf_of is not None and caller.role is Role.NONE:
         message = (

@@ -91,7 +91,7 @@ class CommandService(CommandServiceServicer):
         def wants(response: WatchCommandsResponse) -> bool:
             if not response.HasField("command"):
                 return True
-            command = response.command
+            command = views.command(response.command) if workload_id is not None else response.command
             return worker_id in (None, command.worker_id) and (
                 workload_id is None or workload_id in workload_ids(command)
             )

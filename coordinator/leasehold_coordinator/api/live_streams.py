@@ -59,6 +59,8 @@ class LiveStreams:
             FleetError: The stream was ended, with the reason.
         """
         stream = _Stream(caller, method, asyncio.timeout(None))
+        if (refusal := self._refusal(stream)) is not None:  # the role changed since it was asked for
+            raise refusal
         self._streams.add(stream)
         try:
             async with stream.limit:
@@ -73,27 +75,24 @@ class LiveStreams:
     def authorize_again(self) -> None:
         """Ends each stream that its caller may no longer have, or which would now show something else."""
         for stream in self._streams:
-            caller = replace(stream.caller, role=self._role_of(stream.caller))
-            try:
-                require_role(stream.method, caller)
-            except FleetError as refusal:
-                self._end(stream, refusal)
-                continue
-            sees_less = stream.caller.sees_all and not caller.sees_all
-            sees_more = caller.sees_all and not stream.caller.sees_all
-            if sees_less or (sees_more and stream.method in _RESUMED):
-                self._end(
-                    stream,
-                    FleetError(
-                        errors_pb2.ERROR_REASON_INVALID_TOKEN,
-                        f"the role of {caller} is now {caller.role.name.lower()}: repeat the request, and "
-                        "watch again from a snapshot",
-                        field="resume_token",
-                    ),
-                )
+            if stream.refusal is None and (refusal := self._refusal(stream)) is not None:
+                stream.refusal = refusal
+                stream.limit.reschedule(asyncio.get_running_loop().time())
 
-    @staticmethod
-    def _end(stream: _Stream, refusal: FleetError) -> None:
-        if stream.refusal is None:
-            stream.refusal = refusal
-            stream.limit.reschedule(asyncio.get_running_loop().time())
+    def _refusal(self, stream: _Stream) -> FleetError | None:
+        """Why a stream must end. None: it goes on."""
+        caller = replace(stream.caller, role=self._role_of(stream.caller))
+        try:
+            require_role(stream.method, caller)
+        except FleetError as refusal:
+            return refusal
+        sees_less = stream.caller.sees_all and not caller.sees_all
+        sees_more = caller.sees_all and not stream.caller.sees_all
+        if not sees_less and not (sees_more and stream.method in _RESUMED):
+            return None
+        return FleetError(
+            errors_pb2.ERROR_REASON_INVALID_TOKEN,
+            f"the role of {caller} is now {caller.role.name.lower()}: repeat the request, and watch again "
+            "from a snapshot",
+            field="resume_token",
+        )

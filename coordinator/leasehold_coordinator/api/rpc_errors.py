@@ -97,11 +97,10 @@ class Border(grpc.aio.ServerInterceptor):
         self._authorization = authorization
         self._live = live
         self._calls, self._lists, self._streams = (
-            CallLimits(CALL_LIMIT),
-            CallLimits(LIST_LIMIT),
-            CallLimits(STREAM_LIMIT),
+            tuple(CallLimits(limit) for _ in range(2)) for limit in (CALL_LIMIT, LIST_LIMIT, STREAM_LIMIT)
         )
-        """Calls, lists and streams of clients under way."""
+        """Calls, lists and streams of clients under way: those of others, and those of the coordinator's own
+        user and of root, who must be able to act during a flood."""
         self._handlers: dict[str, Handler] = {}
         """Wrapped handlers by method. A cache of the methods that were called."""
 
@@ -146,7 +145,7 @@ class Border(grpc.aio.ServerInterceptor):
                 caller = self._authorization.authorize(method, found, context)
                 note_caller(caller)
                 self._bounds.admit_user(caller)
-                _count_until_end(places.enter(counted_caller()))
+                _count_until_end(places[caller.is_local_admin].enter(counted_caller()))
                 if streams:
                     _count_until_end(self._bounds.open_stream(caller))
                 if handler.request_streaming:
@@ -192,7 +191,9 @@ class Border(grpc.aio.ServerInterceptor):
         """
         caller = require_caller()
         self._authentication.calls.require(caller)
-        note_caller(self._authorization.authorize_again(method, caller))
+        present = self._authorization.authorize_again(method, caller)
+        if present.role < caller.role:  # a stronger role would outlive its end in a stream
+            note_caller(present)
 
     def _bounded(self, refusal: FleetError, address: str) -> FleetError:
         """The refusal of a call without an identity, or that of an address with too many such calls."""
@@ -202,7 +203,7 @@ class Border(grpc.aio.ServerInterceptor):
             return error
         return refusal
 
-    def _places(self, method: str, handler: Handler) -> CallLimits:
+    def _places(self, method: str, handler: Handler) -> tuple[CallLimits, ...]:
         if handler.response_streaming:
             return self._streams
         return self._lists if method.rpartition("/")[2].startswith("List") else self._calls

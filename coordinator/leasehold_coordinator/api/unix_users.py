@@ -34,6 +34,8 @@ class UnixUsers:
         """Identities of root and of the coordinator's user, looked up once."""
         self._known: dict[int, tuple[Identity, float]] = {}
         """Identities of others, with the times of their lookups, oldest first."""
+        self._under_way: dict[int, asyncio.Future[Identity]] = {}
+        """Lookups under way. However many calls a user makes, others wait for one lookup of that user."""
         self._threads = ThreadPoolExecutor(1, "unix-users")
 
     @property
@@ -56,9 +58,13 @@ class UnixUsers:
         known, time_s = self._known.get(uid, (None, 0.0))
         if known is not None and time.monotonic() - time_s < AGE_LIMIT_S:
             return known
+        if uid not in self._under_way:
+            loop = asyncio.get_running_loop()
+            self._under_way[uid] = loop.run_in_executor(self._threads, identity_of, uid)
+            self._under_way[uid].add_done_callback(lambda _: self._under_way.pop(uid, None))
         try:
             async with asyncio.timeout(LOOKUP_S):
-                found = await asyncio.get_running_loop().run_in_executor(self._threads, identity_of, uid)
+                found = await asyncio.shield(self._under_way[uid])
         except (TimeoutError, OSError) as error:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNAUTHENTICATED,

@@ -125,9 +125,9 @@ class RecordChanges:
                 known = self._fleet.registry.find(request.worker)
                 last = self._fleet.reader.worker(known)
                 bound = self._fleet.bindings.of_worker(last.worker_id)
+                if bound is not None and last.worker_id not in self._fleet.sessions:
+                    await self._revoke(bound)  # first, or the worker could connect again and be bound anew
                 failed = await self._fleet.delete_worker(known)
-                if bound is not None:
-                    await self._revoke(bound)
                 logger.info("worker %s (%s) was deleted", last.name, last.worker_id)
                 return DeleteWorkerResponse(worker=last, failed_workload_ids=failed)
 
@@ -137,9 +137,9 @@ class RecordChanges:
         """Deletes the binding of a worker that joined, and has never connected."""
         worker_id = bound.worker_id
         gone = Gone(schema.worker_bindings, bound.name)
+        await self._revoke(bound)
         await self._fleet.store.write(gone, *change_rows(f"worker/{worker_id}"))
         self._fleet.bindings.remove(bound.name)
-        await self._revoke(bound)
         logger.info("worker %s (%s), which never connected, was deleted", bound.name, worker_id)
         return DeleteWorkerResponse(worker=Worker(worker_id=worker_id, name=bound.name))
 

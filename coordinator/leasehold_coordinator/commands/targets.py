@@ -12,7 +12,7 @@ from leasehold_coordinator.core.operation_rules import check_operation, check_st
 from leasehold_coordinator.core.owner_views import acting
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
-from leasehold_coordinator.fleet.permissions import is_own, require_own, require_preemptible
+from leasehold_coordinator.fleet.permissions import is_operator, is_own, require_own, require_preemptible
 
 
 @final
@@ -64,7 +64,7 @@ async def find_target(fleet: FleetReader, workload: str, operation: Operation) -
     if not operation.HasField("remap"):
         first = await fleet.find_workload(workload)
         require_own([first])
-        if operation.restore.hold_id:
+        if operation.restore.hold_id and not is_operator():  # the worker knows whether it still exists
             await find_hold_worker(fleet, operation.restore.hold_id)
         preempted = await find_preempted(fleet, "operation.preempt", operation.restore.preempt)
         if any(found.workload_id == first.workload_id for found in preempted):

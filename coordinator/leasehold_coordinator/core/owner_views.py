@@ -82,8 +82,10 @@ class OwnerViews:
 
     def event(self, event: Event) -> Event:
         """An event."""
-        if self.owner in (None, event.owner):
+        if self.owner is None:
             return event
+        if event.owner == self.owner and event.kind != event_pb2.EVENT_KIND_GPU_FOREIGN:
+            return event  # messages about foreign processes have their command lines
         is_public = event.kind in _PUBLIC_EVENTS and not event.workload_id
         return event if is_public else restricted(event, EVENT)
 

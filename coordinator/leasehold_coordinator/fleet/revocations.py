@@ -77,8 +77,8 @@ class Revocations:
         """
         serials = [one.serial for one in self._registry.of(identity)]
         valid = [serial for serial in serials if not self._registry.is_revoked(serial)]
-        if valid:
-            await self._end(valid, str(identity))
+        if serials:  # a failed write may have revoked some of them in memory only
+            await self._end(serials, str(identity))
         return valid
 
     async def block(self, identity: Identity) -> Revocation:

@@ -23,7 +23,7 @@ HANDSHAKE_TIMEOUT_MS: Final = 20_000
 IDLE_TIMEOUT_MS: Final = 300_000
 """How long a connection may have no call. gRPC's clients connect again at their next call."""
 
-DESCRIPTORS: Final = WORKER_CONNECTIONS + 2 * CLIENT_CONNECTIONS + 256 + 3 * 1_024 + 512
+DESCRIPTORS: Final = WORKER_CONNECTIONS + 2 * CLIENT_CONNECTIONS + 256 + 3 * (1_024 + 64) + 512
 """Open files of a coordinator with all connections: of workers, clients, OpenID Connect and enrolment, three
 for each connection at the socket, and its own files."""
 

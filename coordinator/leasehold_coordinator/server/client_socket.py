@@ -33,6 +33,9 @@ MODE: Final = 0o666
 CONNECTIONS_LIMIT: Final = 1_024
 """Connections at once. One user may have at most as many as are still free. Further ones are closed."""
 
+OWN_RESERVE: Final = 64
+"""Further connections for root and the coordinator's own user. One of the others may have many user ids."""
+
 BACKLOG: Final = 256
 
 CHUNK_BYTES: Final = 65_536
@@ -102,7 +105,8 @@ class ClientSocket:
                 await asyncio.sleep(1)
                 continue
             uid = _user_of(connection)
-            if self._counts[uid] >= scaled(CONNECTIONS_LIMIT) - len(self._connections):
+            reserve = OWN_RESERVE if uid in (0, os.geteuid()) else 0
+            if self._counts[uid] >= scaled(CONNECTIONS_LIMIT) + reserve - len(self._connections):
                 if uid not in self._told:
                     self._told.add(uid)
                     logger.warning(

@@ -13,6 +13,7 @@ import msgspec
 
 from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.access.bearer_tokens import OidcSettings
+from leasehold_coordinator.access.identities import NAME, NAME_RULE
 from leasehold_coordinator.access.key_source import check_url
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.caller_bounds import CallerLimits
@@ -214,6 +215,8 @@ def _check_oidc(config: CoordinatorConfig) -> None:
         return
     if not config.oidc.issuer or not config.oidc.audience:
         raise StartError("oidc.issuer or oidc.audience is empty: give what the tokens have as iss and aud")
+    if config.oidc.prefix and not NAME.fullmatch(config.oidc.prefix):
+        raise StartError(f"oidc.prefix {config.oidc.prefix!r} can't begin a name: a name has {NAME_RULE}")
     if bool(config.oidc.jwks_url) == bool(config.oidc.jwks_file):
         raise StartError("oidc needs jwks_url or jwks_file: give one of them")
     if config.oidc.jwks_url:

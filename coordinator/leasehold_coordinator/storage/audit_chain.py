@@ -14,7 +14,7 @@ from leasehold.v1.audit_service_pb2 import AuditBreak
 
 from leasehold_coordinator.core.audit_hashes import FIRST, entry_hash
 from leasehold_coordinator.storage import schema
-from leasehold_coordinator.storage.row_digests import COLUMN, row_digest
+from leasehold_coordinator.storage.row_digests import COLUMN, is_whole, row_digest
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +182,10 @@ def _problem(row: sa.Row[Any], last: Link) -> str:
         return f"entry {row.number} can't be parsed"
     if entry.number != row.number:
         return f"entry {row.number} has the number {entry.number}"
+    if entry.identity != row.identity:  # filters read the column
+        return f"entry {row.number} is of {entry.identity!r}, and is listed as of {row.identity!r}"
+    if not is_whole(schema.audit, row._mapping):
+        return f"entry {row.number} is missing in lists: the digest of its row is wrong"
     if entry.previous_hash != last.hash:
         return f"entry {row.number} does not follow entry {last.number}: it names another previous hash"
     if entry.hash != entry_hash(entry):

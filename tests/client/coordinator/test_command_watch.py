@@ -126,4 +126,4 @@ def test_a_coordinator_that_ends_each_watch_early_is_given_up(
     done = leasehold("suspend", "one", *limit)
     assert done.code == 3
     assert "command c-1 continues: `leasehold get commands c-1` shows its state" in done.stderr
-    assert len(scripted.asked(command_service_pb2.WatchCommandRequest)) < 40, "no busy loop"
+    assert len(scripted.asked(command_service_pb2.WatchCommandRequest)) < 100, "no busy loop"

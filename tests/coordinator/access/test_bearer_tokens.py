@@ -1,5 +1,6 @@
 """Tokens of an issuer: who they name, and that a forged, foreign or stale one names nobody."""
 
+import contextlib
 import datetime
 import re
 import time
@@ -8,6 +9,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from hypothesis import given
+from hypothesis import strategies as st
 from leasehold_coordinator.access.bearer_tokens import (
     TOKEN_LIMIT_BYTES,
     OidcSettings,
@@ -86,6 +89,19 @@ def test_claims_that_do_not_fit(changed: dict[str, object], match: str) -> None:
     token = sign(KEYS["es"][1], "ES256", "es", **changed)
     with pytest.raises(TokenError, match=match):
         verify(token, KNOWN, SETTINGS)
+
+
+def test_an_email_address_that_the_issuer_has_not_verified() -> None:
+    settings = OidcSettings(ISSUER, AUDIENCE, name_claim="email", prefix="")
+    for verified in (False, "false", None, 1):
+        token = sign(KEYS["es"][1], "ES256", "es", email="boss@example.com", email_verified=verified)
+        if verified is None:  # the issuer does not tell: it has no others
+            assert str(verify(token, KNOWN, settings).identity) == "user/boss@example.com"
+            continue
+        with pytest.raises(TokenError, match="has not verified"):
+            verify(token, KNOWN, settings)
+    token = sign(KEYS["es"][1], "ES256", "es", email="boss@example.com", email_verified=True)
+    assert verify(token, KNOWN, settings)
 
 
 def test_clocks_may_differ_by_a_minute() -> None:
@@ -173,3 +189,23 @@ def test_deep_and_changed_content() -> None:
     ):
         with pytest.raises(TokenError):
             verify(token, KNOWN, SETTINGS)
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text())
+NAMES = ("alg", "kid", "typ", "cty", "crit", "b64", "iss", "aud", "exp", "iat", "nbf", "sub", "groups")
+MAPPINGS = st.dictionaries(st.sampled_from(NAMES), VALUES)
+
+
+@given(MAPPINGS, st.sampled_from(["rs", "ps", "es", "ed"]), MAPPINGS)
+def test_any_other_token_is_refused(
+    header: dict[str, object], key_id: str, changed: dict[str, object]
+) -> None:
+    with contextlib.suppress(TokenError):
+        verify(by_hand({"kid": key_id, "alg": KEYS[key_id][0], **header}, claims(**changed)), KNOWN, SETTINGS)
+        pytest.fail("an unsigned token was accepted")
+
+
+@given(MAPPINGS)
+def test_signed_nonsense_is_a_user_or_refused(changed: dict[str, object]) -> None:
+    with contextlib.suppress(TokenError):
+        verify(sign(KEYS["es"][1], "ES256", "es", **changed), KNOWN, SETTINGS)

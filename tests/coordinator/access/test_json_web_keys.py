@@ -1,9 +1,12 @@
 """Keys of an issuer: each has one algorithm, and odd ones are refused or left out."""
 
+import contextlib
 import json
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import example, given
+from hypothesis import strategies as st
 from jwt.algorithms import RSAAlgorithm
 from leasehold_coordinator.access.json_web_keys import KEYS_LIMIT, parse_keys
 
@@ -68,3 +71,22 @@ def test_keys_for_other_uses_and_algorithms_are_left_out() -> None:
 def test_odd_sets_are_refused(data: bytes, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         parse_keys(data)
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text())
+FIELDS = {
+    "kty": st.sampled_from(["RSA", "EC", "OKP", "oct"]) | VALUES,
+    "crv": st.sampled_from(["P-256", "P-384", "secp256k1", "Ed25519", "X25519", "Ed448"]) | VALUES,
+    "alg": st.sampled_from(["RS256", "PS256", "ES256", "EdDSA", "none"]) | VALUES,
+    "use": st.sampled_from(["sig", "enc"]) | VALUES,
+    "kid": VALUES,
+}
+NUMBERS = st.sampled_from(["", "AQAB", "AA", "A" * 43, "_" * 43, "A" * 342, "_" * 342]) | VALUES
+
+
+@given(st.fixed_dictionaries({}, optional={**FIELDS, **dict.fromkeys(("n", "e", "x", "y", "d"), NUMBERS)}))
+@example({"kty": "RSA", "n": "", "e": ""})
+@example({"kty": "OKP", "crv": "X25519", "x": "A" * 43})
+def test_any_other_set_is_refused_by_a_value_error(entry: dict[str, object]) -> None:
+    with contextlib.suppress(ValueError):
+        parse_keys(document(entry))

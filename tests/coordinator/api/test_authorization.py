@@ -15,6 +15,7 @@ from leasehold_coordinator.errors import FleetError, reason_name
 
 LIST = "/leasehold.v1.FleetService/ListWorkers"
 CREATE = "/leasehold.v1.WorkloadService/CreateWorkload"
+WHO_AM_I = "/leasehold.v1.AccessService/WhoAmI"
 CORDON = "/leasehold.v1.FleetService/Cordon"
 
 
@@ -90,6 +91,9 @@ def test_on_behalf_of_needs_all_three_bindings() -> None:
     assert refused(authorization, LIST, "service/batch", "user/ben") == "NOT_PERMITTED"
     assert refused(authorization, LIST, "service/other", "user/ann") == "NOT_PERMITTED"
     assert refused(authorization, LIST, "user/eve", "user/ann") == "NOT_PERMITTED"
+    # Otherwise, the answer would tell a service whether a user is blocked.
+    assert refused(authorization, WHO_AM_I, "service/other", "user/ann") == "NOT_PERMITTED"
+    assert authorization.authorize(WHO_AM_I, *call("service/none")).role is Role.NONE
 
 
 def test_on_behalf_of_names_one_user() -> None:

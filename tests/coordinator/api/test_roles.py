@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from queue import SimpleQueue
 from threading import Event
 from typing import cast
 
@@ -156,6 +157,37 @@ def test_a_request_that_comes_after_the_revocation_of_its_role_is_refused(
     assert refusal(error)[0] == "NOT_PERMITTED"
     listed = AccessServiceStub(shared.channel).ListBindings(ListBindingsRequest()).bindings
     assert identity(BEN) not in [one.identity for one in listed if one.role == own.role]
+
+
+def test_others_leave_places_for_the_coordinators_own_user(coordinator: CoordinatorProcess) -> None:
+    """A user of the host may have many user ids (subuid(5)), and needs no role for some calls."""
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "from leasehold_coordinator.api import rpc_errors\n"
+        "rpc_errors.CALL_LIMIT, rpc_errors.REQUEST_TIMEOUT_S = 6, 600\n"
+    )
+    coordinator.start()
+    over = Event()
+
+    def never() -> Iterator[bytes]:
+        over.wait(60)
+        yield from ()
+
+    with ExitStack() as stack:
+        for uid in (ANN, BEN, BEN + 1, BEN + 2):
+            channel = stack.enter_context(channel_as(coordinator.folder / "store.sock", uid))
+            method: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+                "/leasehold.v1.AccessService/WhoAmI"
+            )
+            refused: SimpleQueue[str] = SimpleQueue()
+            for _ in range(4):
+                call = method.future(never(), timeout=60)
+                call.add_done_callback(
+                    lambda ended, refused=refused: refused.put(refusal(ended.exception())[0])  # type: ignore[misc]
+                )
+            assert refused.get(timeout=30) == "TOO_MANY_CALLS"
+        assert AccessServiceStub(coordinator.channel).WhoAmI(WhoAmIRequest()).identity
+        over.set()
 
 
 def test_roles_outlive_the_coordinator(coordinator: CoordinatorProcess) -> None:

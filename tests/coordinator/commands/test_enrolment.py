@@ -24,6 +24,7 @@ from leasehold.v1.enrolment_service_pb2 import (
     UnbindGpuRequest,
 )
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest
 from leasehold_coordinator.access.authorities import open_authorities
 from leasehold_coordinator.access.authority import IssueRules
 from leasehold_coordinator.access.bindings import Bindings
@@ -33,17 +34,20 @@ from leasehold_coordinator.access.identities import Identity, Kind, parse_identi
 from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
 from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.commands import enrolment, join_tokens
+from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
+from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.revocations import Revocations
-from leasehold_coordinator.storage.rows import Change
+from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.rows import Change, Row
 from leasehold_coordinator.storage.store import Store
 
-from tests.coordinator.bench import VAULT
+from tests.coordinator.bench import FULL, VAULT
 from tests.coordinator.pages import all_events
 from tests.coordinator.scripted_worker import make_hello
 from tests.coordinator.storage.test_audit_chain import listed
@@ -462,6 +466,35 @@ def test_a_revocation_ends_a_renewal_under_way(tmp_path: Path, monkeypatch: pyte
         assert office.certificates.registry.is_revoked(serials[0])
 
     in_office(tmp_path, during, after)
+
+
+def test_a_deletion_that_fails_halfway_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serials: list[str] = []
+
+    async def before(office: Office) -> None:
+        serials.append(office.caller(await office.join(await office.token("worker/alpha"))).serial)
+        revocations = Revocations(office.store, office.certificates)
+        records = RecordChanges(office.fleet, Decisions(office.store.health), revocations)
+        write = Store.write
+
+        async def fail(store: Store, *rows: Change) -> None:
+            if any(isinstance(row, Row) and row.table is schema.revocations for row in rows):
+                raise FULL
+            await write(store, *rows)
+
+        request = DeleteWorkerRequest(worker="alpha")
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "write", fail)
+            await office.refuse(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, records.delete_worker(request))
+        await records.delete_worker(request)
+
+    async def after(office: Office) -> None:
+        assert office.fleet.bindings.get("alpha") is None
+        assert office.certificates.registry.is_revoked(serials[0])
+
+    in_office(tmp_path, before, after)
 
 
 def test_joins_renewals_and_unbound_gpus_are_in_the_audit(

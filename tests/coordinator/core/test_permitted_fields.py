@@ -183,6 +183,9 @@ def test_events_of_workers_are_public_but_for_foreign_processes() -> None:
     assert ANN.event(connected) is connected
     foreign = Event(kind=EVENT_KIND_GPU_FOREIGN, worker_id="w", message="pid 1 (SECRET)")
     assert not ANN.event(foreign).message
+    foreign.owner = "local/ann"  # the holder of the GPU
+    assert not ANN.event(foreign).message
+    assert ALL.event(foreign).message
     about = Event(kind=EVENT_KIND_WORKER_CONNECTED, workload_id="w-1", owner="local/ann", message="SECRET")
     assert ANN.event(about) is about
     assert BEN.event(about) == Event(kind=EVENT_KIND_WORKER_CONNECTED, workload_id="w-1")

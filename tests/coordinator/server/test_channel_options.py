@@ -1,6 +1,7 @@
 """Connections are bounded, must be set up in time, and end when they are idle."""
 
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -10,14 +11,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from leasehold_client.coordinator.client import Client
 from leasehold_coordinator.server.channel_options import DESCRIPTORS, scaled
 
 from tests.coordinator.conftest import CoordinatorProcess
 
+FEW = """
+from leasehold_coordinator.server import listeners
+listeners.CLIENT_CONNECTIONS = listeners.WORKER_CONNECTIONS = 3
+"""
 QUICK = """
-from leasehold_coordinator.server import channel_options as c, listeners
-for name in ("CLIENT_CONNECTIONS", "WORKER_CONNECTIONS"):
-    setattr(listeners, name, 3)
+from leasehold_coordinator.server import channel_options as c
 SHORT = ("grpc.server_handshake_timeout_ms", "grpc.max_connection_idle_ms")
 c.OPTIONS = [(key, 500 if key in SHORT else value) for key, value in c.OPTIONS]
 """
@@ -44,24 +48,34 @@ def connected(address: str) -> socket.socket:
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
-    """A coordinator with small bounds."""
-    started = CoordinatorProcess(tmp_path, prelude=QUICK)
+def coordinator(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[CoordinatorProcess]:
+    """A coordinator with bounds of a test."""
+    started = CoordinatorProcess(tmp_path, prelude=request.param)
     started.start()
     yield started
     assert started.end(signal.SIGTERM) == 0
     assert "Traceback" not in started.log()
 
 
+@pytest.mark.parametrize("coordinator", [FEW], indirect=True)
 def test_connections_are_bounded(coordinator: CoordinatorProcess) -> None:
     for address in (coordinator.address, coordinator.worker_address):
         with ExitStack() as stack:
-            held = [stack.enter_context(connected(address)) for _ in range(5)]
-            assert held[-1].recv(1) == b"", "closed at once, or when the others end"
-            for one in held[:3]:  # no handshake came
-                assert one.recv(1) == b""
+            held = [stack.enter_context(connected(address)) for _ in range(4)]
+            assert held[3].recv(1) == b""
+            assert not select.select(held[:3], [], [], 0)[0]
+    with Client(coordinator.address) as client:  # repeats its calls until the connections have ended
+        assert client.workers() == []
 
 
+@pytest.mark.parametrize("coordinator", [QUICK], indirect=True)
+def test_a_connection_without_a_handshake_ends(coordinator: CoordinatorProcess) -> None:
+    for address in (coordinator.address, coordinator.worker_address):
+        with connected(address) as connection:
+            assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("coordinator", [QUICK], indirect=True)
 def test_clients_reconnect_silently_after_an_idle_time(coordinator: CoordinatorProcess) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TWO_CALLS, coordinator.address],

@@ -6,10 +6,14 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
+from leasehold.v1.access_service_pb2 import WhoAmIRequest
+from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold_client.coordinator.client import Client
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
+from tests.coordinator.unix_users import ANN, BEN, channel_as, connect_as, needs_root
 
 PORTS = ("--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0")
 
@@ -74,7 +78,8 @@ def test_the_socket_of_a_later_coordinator_stays(coordinator: CoordinatorProcess
 def test_connections_beyond_the_limit_are_closed(coordinator: CoordinatorProcess) -> None:
     coordinator.end(signal.SIGTERM)
     coordinator.prelude = (
-        "from leasehold_coordinator.server import client_socket as s; s.CONNECTIONS_LIMIT = 2"
+        "from leasehold_coordinator.server import client_socket as s\n"
+        "s.CONNECTIONS_LIMIT, s.OWN_RESERVE = 2, 0"
     )
     coordinator.start()
     path = str(coordinator.folder / "store.sock")
@@ -89,6 +94,23 @@ def test_connections_beyond_the_limit_are_closed(coordinator: CoordinatorProcess
     )
     with Client(f"unix:{path}") as client:
         assert client.workers() == []
+
+
+@needs_root
+def test_others_leave_connections_for_the_coordinators_own_user(coordinator: CoordinatorProcess) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "from leasehold_coordinator.server import client_socket as s; s.CONNECTIONS_LIMIT = 2"
+    )
+    coordinator.start()
+    path = coordinator.folder / "store.sock"
+    with channel_as(path, ANN) as ann, channel_as(path, BEN) as ben, channel_as(path, BEN + 1) as third:
+        for channel in (ann, ben):
+            assert AccessServiceStub(channel).WhoAmI(WhoAmIRequest()).identity
+        with pytest.raises(grpc.RpcError):
+            AccessServiceStub(third).WhoAmI(WhoAmIRequest())
+        with Client(f"unix:{path}") as client:
+            assert client.workers() == []
 
 
 def test_a_path_with_odd_characters(coordinator: CoordinatorProcess) -> None:
@@ -115,3 +137,20 @@ def test_a_stop_on_a_disk_that_cannot_be_written_is_a_stop(coordinator: Coordina
     assert coordinator.end(signal.SIGTERM) == 0
     coordinator.prelude = ""
     coordinator.start()
+
+
+@needs_root
+def test_one_user_leaves_room_for_others(coordinator: CoordinatorProcess) -> None:
+    coordinator.end(signal.SIGTERM)
+    coordinator.prelude = (
+        "from leasehold_coordinator.server import client_socket as s; s.CONNECTIONS_LIMIT = 4"
+    )
+    coordinator.start()
+    path = coordinator.folder / "store.sock"
+    with ExitStack() as stack:
+        held = [stack.enter_context(connect_as(path, ANN)) for _ in range(6)]
+        for one in held[2:]:
+            one.settimeout(20)
+            assert one.recv(1) == b""
+        with Client(f"unix:{path}") as client:
+            assert client.workers() == []

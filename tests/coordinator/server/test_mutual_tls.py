@@ -117,6 +117,14 @@ def refusal(stub: FleetServiceStub, **metadata: str) -> str:
     return call.details() or ""
 
 
+def test_the_start_says_how_others_get_certificates(remote: Remote) -> None:
+    output = remote.coordinator.process.stdout
+    assert output is not None
+    lines = [output.readline() for _ in range(3)]
+    assert "`leasehold token create --worker NAME` here, then `leasehold worker --join -`" in lines[1]
+    assert "`leasehold token create --user NAME` here, then `leasehold login --token -`" in lines[2]
+
+
 @pytest.mark.parametrize("identity", ["user/alice", "service/batch"])
 def test_a_certificate_of_a_user_or_a_service_is_an_identity(remote: Remote, identity: str) -> None:
     remote.fleet(identity).ListWorkers(ListWorkersRequest(), timeout=20)

@@ -141,6 +141,7 @@ OIDC = 'oidc_listen = "127.0.0.1:0"\n[oidc]\nissuer = "i"\naudience = "a"\n'
         ('oidc_listen = "127.0.0.1:0"', "give both or none"),
         ('[oidc]\nissuer = "i"\naudience = "a"', "give both or none"),
         (OIDC.replace('"a"', '""'), "audience is empty"),
+        (OIDC + 'prefix = "oidc:"', "prefix 'oidc:' can't begin a name"),
         (OIDC, "jwks_url or jwks_file: give one of them"),
         (OIDC + 'jwks_url = "https://h/k"\njwks_file = "k"', "give one of them"),
         (OIDC + 'jwks_url = "http://h/k"', "has no TLS, so others could serve keys"),

@@ -16,6 +16,7 @@ from leasehold_coordinator.lists.filters import Filter
 from leasehold_coordinator.lists.pages import PageRequest
 from leasehold_coordinator.storage import audit_chain, schema
 from leasehold_coordinator.storage.audit_chain import Link
+from leasehold_coordinator.storage.row_digests import COLUMN, row_digest
 from leasehold_coordinator.storage.rows import AuditRow, Row
 from leasehold_coordinator.storage.store import Store
 
@@ -159,6 +160,31 @@ def test_a_damaged_last_entry_stops_nobody(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         connection.execute(sa.update(schema.audit).values(record=b"\x00"))
+    engine.dispose()
+    with_store(path, check)
+
+
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_an_entry_that_is_hidden_from_lists_breaks_the_chain(tmp_path: Path, has_digest: bool) -> None:
+    path, table = tmp_path / "store.sqlite3", schema.audit
+
+    async def write(store: Store) -> None:
+        for name in ("user/a", "user/eve", "user/b"):
+            await store.write(row(name))
+
+    async def check(store: Store) -> None:
+        part = await store.check_audit(None)
+        assert part.broken is not None
+        assert part.broken.number == 2
+
+    with_store(path, write)
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        (found,) = connection.execute(sa.select(table).where(table.c.number == 2)).mappings()
+        hidden = dict(found) | {"identity": "user/bob"}
+        if has_digest:
+            hidden[COLUMN] = row_digest(table, hidden)
+        connection.execute(sa.update(table).where(table.c.number == 2).values(hidden))
     engine.dispose()
     with_store(path, check)
 

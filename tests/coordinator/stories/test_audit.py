@@ -5,9 +5,10 @@ import resource
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ from leasehold.v1.operation_pb2 import (
 )
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkloadEvent
-from leasehold_client.config import credentials_directory
+from leasehold_client.config import CREDENTIALS_VARIABLE
 from leasehold_coordinator.access.methods import CHANGES
 from leasehold_coordinator.server.health_reports import AUDIT_FILE
 
@@ -61,6 +62,7 @@ from tests.coordinator.api.test_watches import exit_workload
 from tests.coordinator.commands.test_plans import swap
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.server.test_own_pki import near
 from tests.coordinator.stories.test_lifecycle import state_of, until
 from tests.coordinator.stories.test_owners import OWN
 
@@ -80,7 +82,9 @@ def verify(coordinator: CoordinatorProcess, page_token: str = "") -> VerifyAudit
     return AuditServiceStub(coordinator.channel).VerifyAudit(VerifyAuditRequest(page_token=page_token))
 
 
-def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[str, Callable[[], object]]:
+def successes(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, away: ScriptedWorker
+) -> dict[str, Callable[[], object]]:
     """A call of each method that succeeds and changes something, and the state of the fleet that it needs."""
     workloads, fleet, service = coordinator.workloads, coordinator.fleet, workload_service_pb2
     names = "one", "two", "suspended", "held", "stopped", "ready", "saved", "cancelled", "gone", "leased"
@@ -92,7 +96,6 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
     hold = SuspendOperation(hold_for=Duration(seconds=60))
     hold_id = suspend(coordinator, "held", operation=hold).command_id
     cancelled = suspend(coordinator, "cancelled").command_id
-    away = coordinator.connect(make_hello("beta"))
     away.welcome()
     away.close()
     until(lambda: "worker-beta" not in connected(coordinator))
@@ -166,17 +169,18 @@ def successes(coordinator: CoordinatorProcess, worker: ScriptedWorker) -> dict[s
         found = certificates.ListAuthorities(ListAuthoritiesRequest()).authorities
         return [authority.serial for authority in found]
 
-    serial = certificates.ListCertificates(ListCertificatesRequest()).certificates[0].serial
+    known = certificates.ListCertificates(ListCertificatesRequest()).certificates
+    serial = next(one.serial for one in known if one.identity == "user/a")
+    calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")
     calls |= {
         "RevokeCertificate": lambda: certificates.RevokeCertificate(RevokeCertificateRequest(serial=serial)),
         "BlockIdentity": lambda: certificates.BlockIdentity(BlockIdentityRequest(identity="user/a")),
+        "UnblockIdentity": lambda: certificates.UnblockIdentity(UnblockIdentityRequest(identity="user/a")),
         "RotateAuthority": lambda: certificates.RotateAuthority(RotateAuthorityRequest()),
         "RetireAuthority": lambda: certificates.RetireAuthority(
-            RetireAuthorityRequest(serial=authorities()[-1])
+            RetireAuthorityRequest(serial=authorities()[-1], force=True)
         ),
-        "UnblockIdentity": lambda: certificates.UnblockIdentity(UnblockIdentityRequest(identity="user/a")),
     }
-    calls["SuspendWorkload"] = partial(suspend, coordinator, "ready")
     return calls
 
 
@@ -185,24 +189,45 @@ def connected(coordinator: CoordinatorProcess) -> list[str]:
     return [worker.worker_id for worker in coordinator.fleet.ListWorkers(request).workers]
 
 
-def test_each_change_writes_one_row(coordinator: CoordinatorProcess) -> None:
-    coordinator.end(signal.SIGTERM)
-    coordinator.options = ["--join-listen", "127.0.0.1:0"]
-    enrol(coordinator.folder / "store.sqlite3", credentials_directory(), "user/a")
-    coordinator.start()
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CoordinatorProcess]:
+    """A coordinator with workers of other hosts, and an authority of its own, which may be rotated."""
+    state = tmp_path / "state"
+    monkeypatch.setenv(CREDENTIALS_VARIABLE, str(state))
+    options = ["--state-dir", str(state), "--join-listen", "127.0.0.1:0"]
+    started = CoordinatorProcess(tmp_path, worker_address="0.0.0.0:0", options=options)
+    names = ("user/a", "worker/alpha", "worker/beta")
+    _, *holders = enrol(tmp_path / "store.sqlite3", state, *names)
+    started.start()
     status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
     origin = workload_pb2.WORKLOAD_ORIGIN_ADOPT
     adopted = Workload(workload_id="w-adopted", name="adopted", origin=origin, status=status)
-    worker = coordinator.connect(make_hello(gpu_count=4, workloads=[adopted]))
+    hellos = make_hello(gpu_count=4, workloads=[adopted]), make_hello("beta")
+    for holder, hello in zip(holders, hellos, strict=True):
+        channel = holder.open_channel(near(started.worker_address))
+        started.workers.append(ScriptedWorker(channel, ConnectRequest(hello=hello)))
+    yield started
+    for worker in started.workers:
+        worker.close()
+    assert started.end(signal.SIGTERM) == 0
+    assert "Traceback" not in started.log()
+
+
+def test_each_change_writes_one_row(apart: CoordinatorProcess) -> None:
+    """The deletion of an enrolled worker is two changes: then its certificates are revoked."""
+    coordinator, (worker, away) = apart, apart.workers
     worker.welcome()
-    calls = successes(coordinator, worker)
+    calls = successes(coordinator, worker, away)
     changes = {method.rpartition("/")[2] for method in CHANGES}
     assert {*calls} | OF_WORKERS == changes, "add a call that succeeds"
     last = entries(coordinator)[0].number
     for name, call in calls.items():
         answer = call()
-        (entry,) = entries(coordinator, f"number > {last}")
-        assert (entry.method.rpartition("/")[2], entry.number) == (name, last + 1)
+        entry, *others = entries(coordinator, f"number > {last}")
+        assert [other.resource for other in others] == (
+            ["worker/worker-beta"] if name == "DeleteWorker" else []
+        )
+        assert (entry.method.rpartition("/")[2], entry.number) == (name, last + 1 + len(others))
         assert (entry.identity, entry.outcome, entry.count) == (OWN, AUDIT_OUTCOME_ALLOWED, 1)
         assert entry.address.startswith("ipv4:127.0.0.1")
         assert entry.resource, name
@@ -265,7 +290,11 @@ def test_long_arguments_are_cut_and_have_a_digest(
 @pytest.mark.parametrize(
     ("damage", "number", "problem"),
     [
-        ("UPDATE audit SET record = replace(record, 'team', 'tame') WHERE number = 2", 2, "was changed"),
+        (
+            "UPDATE audit SET record = replace(record, 'team', 'tame') WHERE number = 2",
+            2,
+            "digest of its row",
+        ),
         ("DELETE FROM audit WHERE number = 2", 2, "missing"),
         ("UPDATE audit SET record = x'00' WHERE number = 3", 3, "can't be parsed"),
         (

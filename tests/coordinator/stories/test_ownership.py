@@ -23,7 +23,7 @@ from leasehold.v1.command_service_pb2 import (
     WatchCommandsRequest,
 )
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
-from leasehold.v1.event_service_pb2 import ListEventsRequest
+from leasehold.v1.event_service_pb2 import ListEventsRequest, WatchEventsRequest
 from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_service_pb2 import (
     GetGpuRequest,
@@ -245,6 +245,51 @@ def test_a_filter_on_a_hidden_field_reveals_nothing(scene: Scene) -> None:
     assert scene.ann.events.ListEvents(events).events
     owned = ListWorkloadsRequest(filter=f'name = {name} AND owner = "{identity(ANN)}"')
     assert scene.ben.workloads.ListWorkloads(owned).workloads, "the owner is permitted"
+
+
+def test_events_of_others_have_no_message(scene: Scene) -> None:
+    watches = {
+        client: client.events.WatchEvents(WatchEventsRequest(), timeout=20)
+        for client in (scene.ann, scene.ben)
+    }
+    for watch in watches.values():
+        assert next(watch).bookmark.snapshot_end
+    name = scene.run(scene.ann).name
+    for client, watch in watches.items():
+        while (event := next(watch).event).workload_name != name:
+            pass
+        assert event.kind
+        assert event.worker_id == "worker-alpha"
+        seen = (bool(event.message), bool(event.actor), bool(event.owner))
+        assert seen == (client is scene.ann,) * 3
+        watch.cancel()
+    about = WatchEventsRequest(filter=f"message:{name}")
+    filtered = scene.ben.events.WatchEvents(about, timeout=20)
+    assert next(filtered).bookmark.snapshot_end
+    scene.run(scene.ann, f"{name}-again")
+    own = scene.run(scene.ben, f"{name}-own").workload_id
+    assert next(filtered).event.workload_id == own
+    filtered.cancel()
+
+
+def test_a_token_of_a_watch_belongs_to_its_view(scene: Scene) -> None:
+    tokens = {}
+    for client in (scene.root, scene.ann, scene.ben):
+        watch = client.workloads.WatchWorkloads(WatchWorkloadsRequest(), timeout=20)
+        while not (response := next(watch)).bookmark.snapshot_end:
+            pass
+        tokens[client] = response.resume_token
+        watch.cancel()
+    scene.run(scene.ann)
+    for client in tokens:
+        for giver, token in tokens.items():
+            asked = WatchWorkloadsRequest(resume_token=token)
+            watch = client.workloads.WatchWorkloads(asked, timeout=20)
+            if giver is client:
+                assert next(watch).HasField("workload")
+            else:
+                assert reason_of(lambda: next(watch)) == "INVALID_TOKEN"  # noqa: B023
+            watch.cancel()
 
 
 def operations(name: str, own: str) -> dict[str, Message]:

@@ -229,6 +229,15 @@ def test_another_coordinator(host: SimulatedHost, configure: Callable[..., Path]
     assert "CERTIFICATE_VERIFY_FAILED" in detail
 
 
+def test_a_coordinator_without_tls(host: SimulatedHost, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = tmp_path / "worker.toml"
+        config.write_text(f'coordinator = "insecure:127.0.0.1:{server.getsockname()[1]}"\n')
+        result, detail = examine(host, config, code=0)["coordinator"]
+    assert result == "WARNING"
+    assert "has no TLS: start the coordinator without --insecure" in detail
+
+
 def test_a_configuration_that_is_wrong(host: SimulatedHost, configure: Callable[..., Path]) -> None:
     results = examine(host, configure("colour = 5"), code=1)
     assert refused(results) == ["configuration"]

@@ -15,6 +15,9 @@ from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.criu.support import CriuSupport
+from leasehold_worker.host.accounts import numbered_account
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.allocation import AllocRequest
@@ -53,6 +56,21 @@ def suspended(process_strategy: int) -> Workload:
         STOPPED if process_strategy == STOP else CHECKPOINTED,
         parked=Parked(("GPU-0",), {}, policy, NOW, host_bytes=0),
     )
+
+
+async def test_a_workload_of_another_user_gets_no_image(tmp_path: Path, parts: Parts) -> None:
+    """Its user could put a link where CRIU opens a file as root."""
+    workload = suspended(CHECKPOINT)
+    workload.account = numbered_account(2001, 2001)
+    found = parts.criu
+    criu = CriuSupport(CriuFacts(Path("criu"), "4.2"), found._store, found._host_memory, found._host)
+    checks = PolicyChecks(parts.resources, parts.applications, ApplicationStore(tmp_path), parts.disk, criu)
+    plan = Plan([WorkloadPlan(workload)], hold_id="")
+    for look in (checks.look_at_image, checks.look_at_kept_image):
+        await look(plan)
+        assert plan.findings.refusals[0].reason == errors_pb2.ERROR_REASON_UNSUPPORTED_STATE
+        assert "CRIU would open files as root" in plan.findings.refusals[0].message
+        plan.findings.refusals.clear()
 
 
 @pytest.mark.parametrize("process_strategy", [STOP, CHECKPOINT], ids=["stopped", "checkpointed"])

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,25 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_key(
     trio.run(run)
     assert len(coordinator.keys) == 3
     assert len(set(coordinator.keys)) == 1
+
+
+def test_a_clock_that_is_ahead_causes_no_flood_of_renewals(
+    coordinator: Renewals, state: StateDirectory
+) -> None:
+    """By such a clock, a new certificate is due at once."""
+    coordinator.renew_time = datetime.now(UTC) - timedelta(days=1)
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Renewal(state, coordinator.address).run)
+            with trio.fail_after(30):
+                while not coordinator.keys:  # noqa: ASYNC110 - a file tells nobody
+                    await trio.sleep(0.01)
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+    assert len(coordinator.keys) == 1
 
 
 def test_a_refused_renewal_keeps_the_certificate(coordinator: Renewals, state: StateDirectory) -> None:

@@ -62,6 +62,25 @@ class CriuSupport:
             )
         return self._criu
 
+    def require_criu_for(self, workload: Workload) -> CriuFacts:
+        """The working CRIU, for a workload whose user may have images.
+
+        CRIU opens, makes and removes files as root, by the paths in the image. Another user can put a link
+        there while the workload is on disk. A restored process then has any file of the host open.
+
+        Raises:
+            OperationError: UNSUPPORTED_CAPABILITY: there is none. UNSUPPORTED_STATE: the workload runs as
+                another user than the worker.
+        """
+        criu = self.require_criu()
+        if workload.account is not None:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+                f"workload {workload.name} runs as {workload.account.name}, and CRIU would open files as root"
+                " where that user can put links: choose cuda_suspend, keep_running or stop",
+            )
+        return criu
+
     async def obstacles(self, processes: Sequence[ProcessIdentity], *, suspended: bool) -> list[str]:
         """The obstacles to an image of the processes, each with a remedy.
 

@@ -121,7 +121,7 @@ class ImageCheckpoint:
             OperationError: CRIU_FAILED, INSUFFICIENT_DISK, or an error of the disk; the processes are alive.
         """
         workload = plan.target.workload
-        criu = self._support.require_criu()
+        criu = self._support.require_criu_for(workload)
         processes = await workload.find_processes()
         for obstacle in await self._support.obstacles(processes, suspended=True):
             raise OperationError(errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, obstacle)
@@ -252,7 +252,7 @@ class ImageCheckpoint:
     ) -> None:
         """Has CRIU restore the processes, and finds the members among them."""
         workload = plan.target.workload
-        criu = self._support.require_criu()
+        criu = self._support.require_criu_for(workload)
         progress.enter("verify")
         image = await trio.to_thread.run_sync(self._store.find, parked.checkpoint_id)
         self._host.check(image.manifest, criu)

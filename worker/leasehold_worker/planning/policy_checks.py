@@ -112,7 +112,7 @@ class PolicyChecks:
         findings, target = plan.findings, plan.target
         target.processes = target.processes or await target.workload.find_processes()
         with findings.check("criu", "works here"):
-            self._criu.require_criu()
+            self._criu.require_criu_for(target.workload)
         at_rest = target.workload.state == SUSPENDED
         try:
             for obstacle in await self._criu.obstacles(target.processes, suspended=at_rest):
@@ -173,7 +173,7 @@ class PolicyChecks:
         workload = plan.target.workload
         plan.checkpoint_id = workload.parked.checkpoint_id if workload.parked else ""
         with plan.findings.check("criu", "works here"):
-            self._criu.require_criu()
+            self._criu.require_criu_for(workload)
         with plan.findings.check("image", f"{plan.checkpoint_id} is present and fits this host"):
             await self._criu.check_kept(plan.checkpoint_id)
         with plan.findings.check("resources", "there"):

@@ -252,10 +252,13 @@ def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
 
 
 async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
-    """Abandons a start without a report, unless the launcher was faster."""
-    try:
+    """Abandons a start without a report, unless the launcher was faster.
+
+    The launcher ends. Its user may have stopped the first process, or sent it to a volume that hangs.
+    """
+    with contextlib.suppress(OSError):  # no disk space for the marker file: killing the shim suffices
         abandon(folder)
-    except OSError:  # no disk space for the marker file: kill the shim, so that it can't start the program
+    if launched(folder) is None:
         process.kill()
         with trio.move_on_after(EXIT_TIMEOUT_S):
             await process.wait()

@@ -89,6 +89,11 @@ def require_valid(enrolment: Enrolment) -> None:
         )
 
 
+def expiry_s(certificate: str) -> float:
+    """When a certificate expires, in seconds of the Unix epoch."""
+    return x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc.timestamp()
+
+
 def span_text(span_s: float) -> str:
     """A span of time in its largest unit, such as ``3 days``."""
     for unit_s, unit in ((DAY_S, "day"), (HOUR_S, "hour"), (MINUTE_S, "minute")):

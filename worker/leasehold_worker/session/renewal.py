@@ -10,6 +10,7 @@ import trio
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session.channel import INSECURE_SCHEME
+from leasehold_worker.session.client_keys import expiry_s
 from leasehold_worker.session.enrolment import RefusedError, renew
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,12 @@ LOOK_INTERVAL_S: Final = 600.0
 
 RETRY_S: Final = (30.0, 90.0)
 """Least and most wait after a failed renewal."""
+
+WAIT_PART: Final = 5
+"""Part of the time between due and expired that lies between two renewals at least."""
+
+LEAST_WAIT_S: Final = 1.0
+"""Least wait after a renewal."""
 
 REFUSED_RETRY_S: Final = (1_800.0, 5_400.0)
 """Least and most wait after a refused renewal."""
@@ -39,20 +46,35 @@ class Renewal:
 
     async def run(self) -> None:
         """Renews the certificate again and again, until cancelled. Returns if the worker is not enrolled."""
-        while (wait_s := self._due_in_s()) is not None:
+        while (wait_s := await trio.to_thread.run_sync(self._due_in_s, abandon_on_cancel=True)) is not None:
             if wait_s > 0:
                 await trio.sleep(min(wait_s, LOOK_INTERVAL_S))
                 continue
             try:
-                await trio.to_thread.run_sync(
-                    renew, self._state_directory, self._coordinator, abandon_on_cancel=True
-                )
+                least_s = await trio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
+                await trio.sleep(least_s)
             except RefusedError as error:
                 logger.error("the certificate can't be renewed: %s", error)
                 await trio.sleep(random.uniform(*(REFUSED_RETRY_S if error.is_final else RETRY_S)))
             except (OSError, StartError) as error:
                 logger.error("the renewed certificate can't be stored: %s", error)
                 await trio.sleep(random.uniform(*RETRY_S))
+
+    def _renew(self) -> float:
+        """Renews the certificate.
+
+        Returns:
+            The least seconds until the next renewal, by the coordinator's times alone: by a clock that is
+            ahead, each certificate is due at once.
+
+        Raises:
+            RefusedError, OSError, StartError: As of :func:`renew`.
+        """
+        renew(self._state_directory, self._coordinator)
+        enrolment = self._state_directory.enrolment()
+        if enrolment is None:
+            return LEAST_WAIT_S
+        return max(LEAST_WAIT_S, (expiry_s(enrolment.certificate) - enrolment.renew_s) / WAIT_PART)
 
     def _due_in_s(self) -> float | None:
         """Seconds until the certificate is due. None: none is in use."""

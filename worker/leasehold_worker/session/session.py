@@ -35,6 +35,7 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.programs.secret_variables import SecretVariables
 from leasehold_worker.session.channel import INSECURE_SCHEME, open_channel, open_enrolled_channel
 from leasehold_worker.session.client_keys import require_valid
+from leasehold_worker.session.credential_files import Look, look, wait_for_change
 from leasehold_worker.session.enrolment import keep_authorities
 from leasehold_worker.session.frame_sink import FrameSink
 from leasehold_worker.session.grpc_bridge import (
@@ -107,6 +108,8 @@ class CoordinatorSession:
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
+        self._files: Look = []
+        """The files of the certificate that the present session uses."""
         self._secrets = secrets
         self._state_directory = state_directory
         self._reporter = reporter
@@ -186,7 +189,9 @@ class CoordinatorSession:
         """
         enrolment = self._state_directory.enrolment()
         if enrolment is None or not enrolment.certificate or self._coordinator.startswith(INSECURE_SCHEME):
+            self._files = look(self._credentials)  # before they are read, so that no change is missed
             return open_channel(self._coordinator, self._credentials)
+        self._files = []
         require_valid(enrolment)
         return open_enrolled_channel(self._coordinator, enrolment)
 
@@ -234,6 +239,10 @@ class CoordinatorSession:
         await self._frames.wait_overflow()
         raise SessionEndError(f"{FRAME_LIMIT} frames wait: the coordinator does not read")
 
+    async def _end_when_files_change(self) -> None:
+        await wait_for_change(self._credentials, self._files)
+        raise SessionEndError("the files of the certificate have changed", 0.0)
+
     async def _converse(
         self,
         frames: trio.MemoryReceiveChannel[Incoming],
@@ -244,6 +253,7 @@ class CoordinatorSession:
         session_id = welcome.session_id
         logger.info("connected to %s, session %s, epoch %d", self._coordinator, session_id, welcome.epoch)
         nursery.start_soon(self._tell_again, outbox)
+        nursery.start_soon(self._end_when_files_change)
         nursery.start_soon(self._report_loads, outbox, welcome)
         while True:
             frame = await _receive(frames, self._silence_limit_s)

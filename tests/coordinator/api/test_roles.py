@@ -80,7 +80,8 @@ def test_every_method_is_permitted_by_its_row_only(
     for method, needed in METHODS.items():
         call: grpc.UnaryStreamMultiCallable[bytes, bytes] = ann.unary_stream(method)
         reason = message = ""
-        responses = call(b"", timeout=20)
+        # Malformed, since the tests of a run share an authority.
+        responses = call(b"\xff" if method.endswith("/RotateAuthority") else b"", timeout=20)
         try:
             next(responses, None)
         except grpc.RpcError as error:

@@ -225,7 +225,7 @@ def test_each_change_writes_one_row(apart: CoordinatorProcess) -> None:
         answer = call()
         entry, *others = entries(coordinator, f"number > {last}")
         assert [other.resource for other in others] == (
-            ["worker/worker-beta"] if name == "DeleteWorker" else []
+            ["worker/beta"] if name == "DeleteWorker" else []
         )
         assert (entry.method.rpartition("/")[2], entry.number) == (name, last + 1 + len(others))
         assert (entry.identity, entry.outcome, entry.count) == (OWN, AUDIT_OUTCOME_ALLOWED, 1)

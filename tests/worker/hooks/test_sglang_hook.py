@@ -46,11 +46,17 @@ class Worker:
             raise OperationError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "it is dead")
 
     async def call(
-        self, method: str, url: str, body: bytes | None = None, *, token: str | None = None
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        *,
+        token: str | None = None,
+        uid: int | None = None,
     ) -> HttpAnswer:
         if self.dead:
             raise HttpCallError("it is dead")
-        return await call(method, url, body, token=token)
+        return await call(method, url, body, token=token, uid=uid)
 
     def context(
         self,

@@ -19,6 +19,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import trio
 
+from leasehold_worker.host.process_readings import user_threads
+
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """Bytes read of an answer. SGLang sends all its settings in one: tens of kilobytes."""
 
@@ -27,8 +29,11 @@ HIDDEN: Final = "[credential]"
 
 _SHOWN: Final = 300
 _NO_DEADLINE_S: Final = 30.0
-_THREADS: Final = trio.CapacityLimiter(32)
-"""A limiter of its own, so that servers that hang do not block reads of NVML or the disk."""
+HTTP: Final = "http"
+"""Kind of the threads of calls. Servers that hang block no reads of NVML or the disk, and no other user."""
+
+USER_CALLS: Final = 32
+"""Calls for one Unix user at once. More wait."""
 
 
 class HttpCallError(Exception):
@@ -102,10 +107,13 @@ def check_url(url: str) -> SplitResult:
     return parts
 
 
-async def call(method: str, url: str, body: bytes | None = None, *, token: str | None = None) -> HttpAnswer:
+async def call(
+    method: str, url: str, body: bytes | None = None, *, token: str | None = None, uid: int | None = None
+) -> HttpAnswer:
     """Makes a request, within the deadline of the caller's cancel scope.
 
-    A body is sent as JSON. A token is sent as "Authorization: Bearer".
+    A body is sent as JSON. A token is sent as "Authorization: Bearer". The call counts for a Unix
+    user. None is the worker's own.
 
     A cancellation breaks the connection, and the server may or may not have acted.
 
@@ -126,7 +134,8 @@ async def call(method: str, url: str, body: bytes | None = None, *, token: str |
     given_up = threading.Event()
     exchange = partial(_exchange, connection, method, target, body, headers, given_up)
     try:
-        answer = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=_THREADS)
+        with user_threads(uid, HTTP, USER_CALLS) as limiter:
+            answer = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=limiter)
     except (OSError, http.client.HTTPException) as error:
         raise HttpCallError(_told(error, token or "")) from None
     finally:

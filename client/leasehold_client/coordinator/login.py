@@ -92,6 +92,12 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
                 f"the context {context_name} is for {context.identity}, and the token for {identity}: choose "
                 "another name with --context"
             )
+        if context.certificate and not _share_authority(context.authorities, ticket):
+            raise UsageError(
+                f"the context {context_name} is for {context.coordinator}, which has another authority than "
+                "the coordinator of the token: choose another name with --context, or first `leasehold "
+                f"context delete {context_name}`"
+            )
         if context.certificate and context.ticket_digest == digest:  # the same token again
             write(replace(contexts, current=context_name))
             return context
@@ -111,6 +117,23 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
         )
         write(replace(contexts.put(context), current=context_name))
     return context
+
+
+def _share_authority(authorities: str, ticket: JoinTicket) -> bool:
+    """Whether a ticket is of a coordinator that some of these certificates, as PEM, verify.
+
+    Raises:
+        UsageError: The certificates are damaged.
+    """
+    try:
+        parsed = x509.load_pem_x509_certificates(authorities.encode())
+    except ValueError as error:
+        raise UsageError(
+            f"the authorities of the context are damaged ({error}): delete the context"
+        ) from None
+    known = {one.fingerprint(hashes.SHA256()) for one in parsed}
+    given = map(x509.load_der_x509_certificate, ticket.ca_certificates)
+    return any(one.fingerprint(hashes.SHA256()) in known for one in given)
 
 
 def renew(name: str, certificate: str) -> Context:

@@ -191,7 +191,9 @@ class Border(grpc.aio.ServerInterceptor):
         """
         caller = require_caller()
         self._authentication.calls.require(caller)
-        note_caller(self._authorization.authorize_again(method, caller))
+        present = self._authorization.authorize_again(method, caller)
+        if present.role < caller.role:  # a stronger role would outlive its end in a stream
+            note_caller(present)
 
     def _bounded(self, refusal: FleetError, address: str) -> FleetError:
         """The refusal of a call without an identity, or that of an address with too many such calls."""

@@ -3,14 +3,15 @@
 import http.client
 import socket
 import threading
-from functools import partial
 
 import pytest
 import trio
 import trio.testing
 from leasehold_worker.hooks.http_call import USER_CALLS, call
+from leasehold_worker.host.accounts import numbered_account
 
 from tests.worker.framework_servers import ScriptedServer, serving
+from tests.worker.unix_users import ALICE_UID, needs_root
 
 
 async def test_what_was_cancelled_while_it_connected_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,17 +39,17 @@ async def test_what_was_cancelled_while_it_connected_is_never_asked(monkeypatch:
     assert server.calls == []
 
 
+@needs_root
 async def test_servers_that_hang_for_one_user_delay_no_other_user() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=2 * USER_CALLS) as silent,
-        serving(ScriptedServer()) as server,
-    ):
+    alice = numbered_account(ALICE_UID, ALICE_UID)
+    silent_server = socket.create_server(("127.0.0.1", 0), backlog=2 * USER_CALLS)
+    with silent_server as silent, serving(ScriptedServer()) as server:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         async with trio.open_nursery() as nursery:
             for _ in range(USER_CALLS + 1):
-                nursery.start_soon(partial(call, "GET", url, uid=2001))
+                nursery.start_soon(call, "GET", url)
             await trio.testing.wait_all_tasks_blocked()
             with trio.fail_after(20):
-                answer = await call("GET", f"{server.url}/health", uid=2002)
+                answer = await call("GET", f"{server.url}/health", account=alice)
             assert answer.status
             nursery.cancel_scope.cancel()

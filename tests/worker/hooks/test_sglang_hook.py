@@ -13,6 +13,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import runner, sglang_hook
 from leasehold_worker.hooks.context import HookContext, HookRecord
 from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
+from leasehold_worker.host.accounts import Account
 
 from tests.worker.framework_servers import serving
 from tests.worker.hook_contexts import DISCARD, OFFLOAD, context
@@ -52,11 +53,11 @@ class Worker:
         body: bytes | None = None,
         *,
         token: str | None = None,
-        uid: int | None = None,
+        account: Account | None = None,
     ) -> HttpAnswer:
         if self.dead:
             raise HttpCallError("it is dead")
-        return await call(method, url, body, token=token, uid=uid)
+        return await call(method, url, body, token=token, account=account)
 
     def context(
         self,

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,12 +27,13 @@ from leasehold.v1.operation_pb2 import (
 from leasehold.worker.v1.session_pb2 import CommandUpdate
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.hooks.credentials import read_token
+from leasehold_worker.hooks.http_call import call
 from leasehold_worker.host.accounts import account_of, numbered_account
 from leasehold_worker.host.capabilities import NEEDED
 from leasehold_worker.host.process_files import read_status
 from leasehold_worker.host.process_readings import USER_READERS
 from leasehold_worker.programs.output_bounds import remove_folders
-from leasehold_worker.programs.user_files import UserFileError, read_as
+from leasehold_worker.programs.user_files import UserFileError, connect_as, read_as
 
 from tests.worker.counters import counter_run, counters, counts, read_output, wait_counting
 from tests.worker.dead_volumes import dead_volume
@@ -367,3 +371,37 @@ def test_a_child_is_closed_to_its_user_until_its_exec() -> None:
         child.communicate(b"\n")
     assert child.returncode == 0
     assert "Permission denied" in seen.stderr
+
+
+async def test_a_request_of_a_hook_is_a_connection_of_its_user() -> None:
+    """The kernel says whose it is, in the table of all connections."""
+    alice = numbered_account(ALICE_UID, ALICE_UID)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with await connect_as(alice, "127.0.0.1", port, 30) as connection:
+            own = connection.getsockname()[1]
+            table = (await trio.Path("/proc/net/tcp").read_text()).splitlines()[1:]
+            rows = [line.split() for line in table]
+            assert [row[7] for row in rows if row[1].endswith(f":{own:04X}")] == [str(ALICE_UID)]
+    with pytest.raises(UserFileError, match="refused"):
+        await connect_as(alice, "127.0.0.1", port, 30)
+
+
+async def test_a_hook_calls_a_server_as_its_user() -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.handle_request, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/health"
+        with trio.fail_after(30):
+            answer = await call("GET", url, account=numbered_account(ALICE_UID, ALICE_UID))
+        thread.join()
+    assert (answer.status, answer.body) == (200, b"{}")

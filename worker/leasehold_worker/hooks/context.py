@@ -141,11 +141,6 @@ class HookContext:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def uid(self) -> int | None:
-        """The user id of the workload's Unix user. None: the worker's own."""
-        return self.account.uid if self.account is not None else None
-
-    @property
     def weight_strategy(self) -> WeightStrategy.ValueType:
         """The weight strategy; never UNSPECIFIED."""
         return self.policy.weight_strategy or eviction_pb2.WEIGHT_STRATEGY_RETAIN

@@ -19,7 +19,9 @@ from urllib.parse import SplitResult, urlsplit
 
 import trio
 
+from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.process_readings import user_threads
+from leasehold_worker.programs.user_files import UserFileError, connect_as
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """Bytes read of an answer. SGLang sends all its settings in one: tens of kilobytes."""
@@ -108,12 +110,18 @@ def check_url(url: str) -> SplitResult:
 
 
 async def call(
-    method: str, url: str, body: bytes | None = None, *, token: str | None = None, uid: int | None = None
+    method: str,
+    url: str,
+    body: bytes | None = None,
+    *,
+    token: str | None = None,
+    account: Account | None = None,
 ) -> HttpAnswer:
     """Makes a request, within the deadline of the caller's cancel scope.
 
-    A body is sent as JSON. A token is sent as "Authorization: Bearer". The call counts for a Unix
-    user. None is the worker's own.
+    A body is sent as JSON. A token is sent as "Authorization: Bearer".
+
+    With an account, a child that has become this Unix user connects.
 
     A cancellation breaks the connection, and the server may or may not have acted.
 
@@ -131,10 +139,17 @@ async def call(
         headers["Content-Type"] = "application/json"
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
+    if account is not None:
+        try:
+            connection.sock = await connect_as(
+                account, parts.hostname or "", parts.port or http.client.HTTP_PORT, socket_timeout_s
+            )
+        except UserFileError as error:
+            raise HttpCallError(_told(error, token or "")) from None
     given_up = threading.Event()
     exchange = partial(_exchange, connection, method, target, body, headers, given_up)
     try:
-        with user_threads(uid, HTTP, USER_CALLS) as limiter:
+        with user_threads(account.uid if account is not None else None, HTTP, USER_CALLS) as limiter:
             answer = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=limiter)
     except (OSError, http.client.HTTPException) as error:
         raise HttpCallError(_told(error, token or "")) from None
@@ -153,7 +168,8 @@ def _exchange(
     given_up: threading.Event,
 ) -> HttpAnswer:
     try:
-        connection.connect()
+        if connection.sock is None:
+            connection.connect()
         if given_up.is_set():  # the call was cancelled: a late request could take effect after the rollback
             raise ConnectionAbortedError("the call was cancelled while it connected")
         connection.request(method, target, body, headers)

@@ -61,7 +61,7 @@ async def _request(turn: Turn, request: hook_pb2.HttpHook) -> None:
     turn.doing = f"{request.method} {url} did not answer"
     try:
         token = await read_token(request.credential, turn.context.environment, turn.context.account)
-        answer = await call(request.method, url, body, token=token, uid=turn.context.uid)
+        answer = await call(request.method, url, body, token=token, account=turn.context.account)
     except HttpCallError as error:
         raise HookFailedError(f"{request.method} {url} got no answer ({error})") from error
     if not answer.good:

@@ -233,7 +233,7 @@ async def _call(turn: Turn, method: str, path: str, body: bytes | None = None) -
     turn.doing = f"{method} {_url(turn, path)} did not answer"
     try:
         token = await read_token(turn.hook.sglang.credential, turn.context.environment, turn.context.account)
-        return await call(method, _url(turn, path), body, token=token, uid=turn.context.uid)
+        return await call(method, _url(turn, path), body, token=token, account=turn.context.account)
     except HttpCallError as error:
         raise HookFailedError(
             f"{method} {_url(turn, path)} got no answer ({error}): check that the server runs"

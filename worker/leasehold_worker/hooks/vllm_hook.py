@@ -170,7 +170,7 @@ async def _control(
             token = await read_token(
                 turn.hook.vllm.credential, turn.context.environment, turn.context.account
             )
-            answer = await call(method, url, body, token=token, uid=turn.context.uid)
+            answer = await call(method, url, body, token=token, account=turn.context.account)
         except HttpCallError as error:
             failure = HookFailedError(f"{what} got no answer ({error}): check that the server runs")
         else:

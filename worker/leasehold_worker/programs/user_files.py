@@ -1,8 +1,10 @@
-"""Files of workloads' Unix users, read, measured and removed by children that have become these users."""
+"""Files and connections of workloads' Unix users, opened by children that have become these users."""
 
 import os
 import signal
+import socket
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -52,13 +54,32 @@ async def empty_as(account: Account, folder: Path, timeout_s: float) -> None:
     await _perform(account, timeout_s, user_tasks.EMPTY, str(folder))
 
 
-async def _perform(account: Account, timeout_s: float, *task: str) -> bytes:
+async def connect_as(account: Account, host: str, port: int, timeout_s: float) -> socket.socket:
+    """A blocking TCP connection that a user has made.
+
+    Raises:
+        UserFileError: There is no connection, or not in time.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        task = (user_tasks.CONNECT, host, str(port), str(timeout_s), str(theirs.fileno()))
+        await _perform(account, timeout_s, *task, pass_fds=(theirs.fileno(),))
+        ours.setblocking(False)
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise UserFileError("its child sent no connection")
+    connection = socket.socket(fileno=descriptors[0])
+    connection.settimeout(timeout_s)
+    return connection
+
+
+async def _perform(account: Account, timeout_s: float, *task: str, pass_fds: Sequence[int] = ()) -> bytes:
     with user_threads(account.uid, CHILDREN) as places:
         async with places:
-            return await _perform_now(account, timeout_s, *task)
+            return await _perform_now(account, timeout_s, *task, pass_fds=pass_fds)
 
 
-async def _perform_now(account: Account, timeout_s: float, *task: str) -> bytes:
+async def _perform_now(account: Account, timeout_s: float, *task: str, pass_fds: Sequence[int]) -> bytes:
     try:
         process = await trio.lowlevel.open_process(
             [*module_command(user_tasks.__name__), account.ids, *task],
@@ -66,6 +87,7 @@ async def _perform_now(account: Account, timeout_s: float, *task: str) -> bytes:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
     except OSError as error:
         raise UserFileError(str(error)) from error

@@ -4,6 +4,9 @@
 writes the disk usage below a folder in bytes. ``USER empty FOLDER`` removes the content of a folder, if there
 is one. A link in place of a folder is refused. An error is one line on standard error, and the status 1.
 
+``USER connect HOST PORT TIMEOUT_S FD`` sends a TCP connection through the Unix socket FD. To the kernel, it
+is the user's.
+
 The child has the rights of the workload's user and no others. So no link, pipe or rename of the workload
 makes it touch a file that this user can't touch. A file system that hangs blocks nothing but the child.
 """
@@ -11,6 +14,7 @@ makes it touch a file that this user can't touch. A file system that hangs block
 import errno
 import os
 import resource
+import socket
 import stat
 import sys
 from contextlib import suppress
@@ -22,7 +26,7 @@ from leasehold_worker.programs.user_change import take_on
 MEMORY_LIMIT_BYTES = 1 << 30
 """Address space of the child: a folder of the user may have any number of entries."""
 
-READ, MEASURE, EMPTY = "read", "measure", "empty"
+READ, MEASURE, EMPTY, CONNECT = "read", "measure", "empty", "connect"
 
 
 def main() -> None:
@@ -36,6 +40,8 @@ def main() -> None:
                 os.write(1, read(path, int(more[0])))
             case "measure":
                 os.write(1, b"%d" % directory_bytes(Path(path)))
+            case "connect":
+                connect(path, *more)
             case "empty":
                 with suppress(FileNotFoundError):
                     empty_folder(Path(path))
@@ -55,3 +61,12 @@ def read(path: str, limit_bytes: int) -> bytes:
         return os.read(descriptor, limit_bytes)
     finally:
         os.close(descriptor)
+
+
+def connect(host: str, port: str, timeout_s: str, descriptor: str) -> None:
+    """Connects, and hands the connection over."""
+    with (
+        socket.socket(fileno=int(descriptor)) as to_worker,
+        socket.create_connection((host, int(port)), float(timeout_s)) as connection,
+    ):
+        socket.send_fds(to_worker, [b"c"], [connection.fileno()])

@@ -1,0 +1,39 @@
+"""Logins that touch no coordinator."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from leasehold.v1.enrolment_service_pb2 import JoinTicket
+from leasehold_client.contexts import Context, Contexts, locked_contexts, read_contexts
+from leasehold_client.coordinator.login import login
+from leasehold_client.errors import UsageError
+from leasehold_coordinator.access.authority import open_authority
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_login_replaces_no_context_of_another_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    first, second = (open_authority(_new(tmp_path / name)) for name in ("one", "two"))
+    authorities = "" if is_damaged else first.pem.decode()
+    before = Context(
+        "alice", "user/alice", "one.example:7400", "the key", "the certificate", authorities=authorities
+    )
+    with locked_contexts() as write:
+        write(Contexts("alice", {"alice": before}))
+    ticket = JoinTicket(
+        address="127.0.0.1:1",
+        ca_certificates=[second.certificate.public_bytes(Encoding.DER)],
+        secret=b"x" * 32,
+        identity="user/alice",
+    )
+    with pytest.raises(UsageError, match="damaged" if is_damaged else "has another authority"):
+        login(ticket, "", "")
+    assert read_contexts().get("alice") == before
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    return folder

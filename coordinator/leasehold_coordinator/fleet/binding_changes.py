@@ -9,9 +9,10 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding
 
 from leasehold_coordinator.access.bindings import BINDING_LIMIT, Bindings, binding_key, check_binding
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import change_rows
-from leasehold_coordinator.fleet.callers import caller
+from leasehold_coordinator.fleet.callers import caller, current_caller
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.rows import Gone, binding_row
 from leasehold_coordinator.storage.store import Store
@@ -50,6 +51,7 @@ class BindingChanges:
 
     async def _grant(self, wanted: RoleBinding) -> RoleBinding:
         async with self._changing:
+            self._require_admin()
             before = self._bindings.get(binding_key(wanted))
             if before is not None:
                 return before
@@ -82,6 +84,7 @@ class BindingChanges:
 
     async def _revoke(self, wanted: RoleBinding) -> None:
         async with self._changing:
+            self._require_admin()
             key = binding_key(wanted)
             if self._bindings.get(key) is None:
                 raise FleetError(
@@ -93,3 +96,19 @@ class BindingChanges:
             self._bindings.remove(wanted)
             self._on_change()
             logger.info("%s revoked %s", caller(), key)
+
+    def _require_admin(self) -> None:
+        """Refuses a caller who was an admin at the beginning of the call, and whose role was revoked since.
+
+        Raises:
+            FleetError: NOT_PERMITTED.
+        """
+        found = current_caller()
+        if found is None or found.is_local_admin:
+            return
+        if max(self._bindings.role(found.identity), found.claimed_role) < Role.ADMIN:
+            raise FleetError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"{found.identity} is no admin any more: ask an admin",
+                identity=str(found.identity),
+            )

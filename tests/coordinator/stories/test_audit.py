@@ -214,7 +214,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinat
 
 
 def test_each_change_writes_one_row(apart: CoordinatorProcess) -> None:
-    """The deletion of an enrolled worker is two changes: then its certificates are revoked."""
+    """The deletion of an enrolled worker is two changes: first its certificates are revoked."""
     coordinator, (worker, away) = apart, apart.workers
     worker.welcome()
     calls = successes(coordinator, worker, away)
@@ -224,9 +224,7 @@ def test_each_change_writes_one_row(apart: CoordinatorProcess) -> None:
     for name, call in calls.items():
         answer = call()
         entry, *others = entries(coordinator, f"number > {last}")
-        assert [other.resource for other in others] == (
-            ["worker/beta"] if name == "DeleteWorker" else []
-        )
+        assert [other.resource for other in others] == (["worker/beta"] if name == "DeleteWorker" else [])
         assert (entry.method.rpartition("/")[2], entry.number) == (name, last + 1 + len(others))
         assert (entry.identity, entry.outcome, entry.count) == (OWN, AUDIT_OUTCOME_ALLOWED, 1)
         assert entry.address.startswith("ipv4:127.0.0.1")

@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 import trio
 
 from leasehold_worker.host.accounts import Account
+from leasehold_worker.host.process_readings import user_threads
 from leasehold_worker.programs.user_files import UserFileError, connect_as
 
 MOST_ANSWER_BYTES: Final = 1024 * 1024
@@ -30,8 +31,11 @@ HIDDEN: Final = "[credential]"
 
 _SHOWN: Final = 300
 _NO_DEADLINE_S: Final = 30.0
-_THREADS: Final = trio.CapacityLimiter(32)
-"""A limiter of its own, so that servers that hang do not block reads of NVML or the disk."""
+HTTP: Final = "http"
+"""Kind of the threads of calls. Servers that hang block no reads of NVML or the disk, and no other user."""
+
+USER_CALLS: Final = 32
+"""Calls for one Unix user at once. More wait."""
 
 
 class HttpCallError(Exception):
@@ -145,7 +149,8 @@ async def call(
     given_up = threading.Event()
     exchange = partial(_exchange, connection, method, target, body, headers, given_up)
     try:
-        answer = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=_THREADS)
+        with user_threads(account.uid if account is not None else None, HTTP, USER_CALLS) as limiter:
+            answer = await trio.to_thread.run_sync(exchange, abandon_on_cancel=True, limiter=limiter)
     except (OSError, http.client.HTTPException) as error:
         raise HttpCallError(_told(error, token or "")) from None
     finally:

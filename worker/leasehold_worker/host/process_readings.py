@@ -34,9 +34,9 @@ Answer = TypeVar("Answer")
 
 
 @contextmanager
-def user_threads(uid: int | None, kind: str) -> Iterator[trio.CapacityLimiter]:
-    """The threads that read processes of a user. A thread that hangs keeps its place."""
-    limiter = _readers.setdefault((uid, kind), trio.CapacityLimiter(USER_READERS))
+def user_threads(uid: int | None, kind: str, count: int = USER_READERS) -> Iterator[trio.CapacityLimiter]:
+    """The threads of one kind that work for a user. A thread that hangs keeps its place."""
+    limiter = _readers.setdefault((uid, kind), trio.CapacityLimiter(count))
     try:
         yield limiter
     finally:

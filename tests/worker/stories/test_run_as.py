@@ -405,3 +405,22 @@ async def test_a_hook_calls_a_server_as_its_user() -> None:
             answer = await call("GET", url, account=numbered_account(ALICE_UID, ALICE_UID))
         thread.join()
     assert (answer.status, answer.body) == (200, b"{}")
+
+
+def test_a_lost_journal_and_a_volume_on_the_folder_of_a_program_keep_no_worker_from_its_start(
+    worker: UserWorker,
+) -> None:
+    succeeded(run_for("user/alice", worker.session, "stray-c1", "stray", run=shell("exec sleep 1000")))
+    worker.process.kill()
+    worker.process.wait(timeout=30)
+    for path in worker.state.glob("journal.sqlite3*"):
+        path.unlink()
+    with dead_volume(
+        worker.state / "users/stray", f",user_id={ALICE_UID}"
+    ):  # refuses all others, as fusermount's
+        worker.start()
+        session = worker.session
+        assert [each.user for each in session.hello.workloads if each.workload_id == "stray"] == [
+            str(ALICE_UID)
+        ]
+        succeeded(session.run("stray-c2", "stray", stop=StopOperation()))

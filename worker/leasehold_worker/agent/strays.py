@@ -190,13 +190,16 @@ def _describe(workload_id: str, program: ProcessIdentity, parts: Parts) -> Stray
 
 
 def _account(program: ProcessIdentity, user_folder: Path) -> Account | None:
-    """The Unix user for which the worker had made a folder. None: the worker's own."""
+    """The Unix user for which the worker had made a folder. None: the worker's own.
+
+    The folder itself is not looked at: its user can mount a volume on it that hangs or refuses.
+    """
     try:
-        uid = user_folder.lstat().st_uid
+        has_folder = user_folder.name in os.listdir(user_folder.parent)
     except FileNotFoundError:
         return None
-    account = account_of(program.pid)
-    return account if account is not None and account.uid == uid != os.geteuid() else None
+    account = account_of(program.pid) if has_folder else None
+    return account if account is not None and account.uid not in (0, os.geteuid()) else None
 
 
 def _pids() -> Iterator[Pid]:

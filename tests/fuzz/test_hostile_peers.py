@@ -4,14 +4,19 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
+import pytest
 from google.protobuf import json_format, message_factory
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 from hypothesis import given
 from hypothesis import strategies as st
 from leasehold.v1 import (
+    access_service_pb2,
+    audit_service_pb2,
+    certificate_service_pb2,
     command_pb2,
     command_service_pb2,
     enrolment_service_pb2,
@@ -55,11 +60,25 @@ FINE = {
 
 SERVICES = [
     service
-    for file in (fleet_service_pb2, workload_service_pb2, command_service_pb2, event_service_pb2)
+    for file in (
+        access_service_pb2,
+        audit_service_pb2,
+        certificate_service_pb2,
+        command_service_pb2,
+        event_service_pb2,
+        fleet_service_pb2,
+        workload_service_pb2,
+    )
     for service in file.DESCRIPTOR.services_by_name.values()
 ]
 SERVICES.append(enrolment_service_pb2.DESCRIPTOR.services_by_name["EnrolmentService"])
 METHODS = [(service.full_name, method) for service in SERVICES for method in service.methods]
+
+
+@pytest.fixture(autouse=True)
+def own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority that no other test uses. It may be rotated."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
 
 
 def damaged(seed: int) -> bytes:

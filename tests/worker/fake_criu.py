@@ -132,10 +132,6 @@ def restore(criu: Conversation, request: CriuRequest) -> None:
     ready_read, ready_write = os.pipe()
     if clone_sibling(pid) == 0:
         os.setsid()
-        if SCENARIO == "restored-as-alice":
-            os.setgroups([2001])
-            os.setresgid(2001, 2001, 2001)
-            os.setresuid(2001, 2001, 2001)
         os.write(ready_write, b"r")
         if SCENARIO == "restored-dies":
             os._exit(1)

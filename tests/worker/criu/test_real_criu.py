@@ -24,15 +24,12 @@ from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.accounts import Account, account_of, numbered_account
-from leasehold_worker.host.process_files import read_status
 from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive
 from leasehold_worker.programs.programs import launch, launched, wait_exit
 
 from tests.worker.conftest import COUNTER
 from tests.worker.criu_cases import COUNT, counts, end, real_criu, subject, wait_counted, wait_for
-from tests.worker.unix_users import ALICE_UID, BOB_UID, open_to_others
 
 FAMILY = """
 import os, subprocess, sys, threading, time
@@ -108,9 +105,7 @@ def firewall_rules() -> bytes:
     return subprocess.run([program], capture_output=True, check=True).stdout if program else b""
 
 
-async def start(
-    folder: Path, nursery: trio.Nursery, *arguments: str, account: Account | None = None
-) -> ProcessIdentity:
+async def start(folder: Path, nursery: trio.Nursery, *arguments: str) -> ProcessIdentity:
     with (folder / "output.log").open("ab") as output:
         return await launch(
             folder,
@@ -119,7 +114,6 @@ async def start(
             environment=dict(os.environ),
             output=output.fileno(),
             group=None,
-            user=account.ids if account is not None else "",
             nursery=nursery,
         )
 
@@ -149,7 +143,6 @@ async def wake(
     folder: Path,
     image: StoredImage,
     nursery: trio.Nursery,
-    account: Account | None = None,
 ) -> ProcessIdentity:
     await publication.verify(store, image)
     manifest = image.manifest
@@ -161,36 +154,8 @@ async def wake(
         manifest.pids,
         folder,
         group=None,
-        account=account,
         nursery=nursery,
     )
-
-
-@pytest.mark.skipif(
-    not int(read_status(os.getpid())["CapEff"], 16) >> CAP_SYS_RESOURCE & 1,
-    reason="CRIU reads the limits of other users' processes with CAP_SYS_RESOURCE only",
-)
-@pytest.mark.parametrize("uid", [ALICE_UID, BOB_UID])
-async def test_a_process_of_another_user_goes_on_as_that_user_only(
-    criu: CriuFacts, store: ImageStore, folder: Path, uid: int
-) -> None:
-    """It is alice's. A restore for bob ends it before it runs on."""
-    open_to_others(folder)
-    alice = numbered_account(ALICE_UID, ALICE_UID)
-    async with trio.open_nursery() as nursery:
-        root = await start(folder, nursery, "/usr/bin/python3", "-c", COUNT, account=alice)
-        await wait_counted(folder)
-        image = await park(criu, store, folder, root)
-        before = len(counts(folder))
-        if uid == BOB_UID:
-            with pytest.raises(OperationError, match=f"reports Uid {ALICE_UID}"):
-                await wake(criu, store, folder, image, nursery, numbered_account(uid, uid))
-            assert len(counts(folder)) == before
-            return
-        now = await wake(criu, store, folder, image, nursery, alice)
-        assert account_of(now.pid) == alice
-        await wait_counted(folder)
-        os.kill(now.pid, signal.SIGTERM)
 
 
 async def test_a_process_goes_on_where_it_was(criu: CriuFacts, store: ImageStore, folder: Path) -> None:

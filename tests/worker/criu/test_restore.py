@@ -12,7 +12,6 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.criu.installation import CriuFacts
 from leasehold_worker.criu.restore import new_identities, restore
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.accounts import Account, numbered_account
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive
 from leasehold_worker.programs import programs
@@ -54,7 +53,6 @@ async def bring_back(
     pid: int,
     folder: Path,
     timeout_s: float = 30.0,
-    account: Account | None = None,
 ) -> None:
     """Tries to restore, and waits for the launcher's end."""
     failure: OperationError | None = None
@@ -67,7 +65,6 @@ async def bring_back(
                 [pid],
                 folder,
                 group=None,
-                account=account,
                 nursery=nursery,
                 timeout_s=timeout_s,
             )
@@ -120,36 +117,6 @@ async def test_a_restore_that_fails_says_why_and_leaves_nothing(
     assert identify(pid) is None
     assert os.listdir(folder) == []
     assert os.listdir(image.parent) == ["i-1"]
-
-
-async def test_a_restored_process_of_another_user_never_runs_on(
-    make_criu: MakeCriu, image: Path, pid: int, folder: Path
-) -> None:
-    with pytest.raises(OperationError, match=f"process {pid} is not the user's of run_as") as caught:
-        await bring_back(make_criu(""), image, pid, folder, account=numbered_account(2001, 2001))
-    assert caught.value.reason == errors_pb2.ERROR_REASON_CRIU_FAILED
-    assert identify(pid) is None
-
-
-async def test_a_restored_process_of_its_user_runs_on(
-    make_criu: MakeCriu, image: Path, pid: int, folder: Path
-) -> None:
-    async with trio.open_nursery() as nursery:
-        root = await restore(
-            make_criu("restored-as-alice"),
-            image,
-            pid,
-            [pid],
-            folder,
-            group=None,
-            account=numbered_account(2001, 2001),
-            nursery=nursery,
-        )
-        assert is_alive(root)
-        os.kill(pid, signal.SIGTERM)
-        record = await wait_exit(folder, root)
-    assert record is not None
-    assert record.returncode == -signal.SIGTERM
 
 
 async def test_a_failure_after_it_was_written_down_is_an_end_with_its_error(

@@ -16,7 +16,6 @@ from leasehold_worker.criu.rpc import SwrkError
 from leasehold_worker.criu.working_directory import ERRORS_FILE, open_directories, working_directory
 from leasehold_worker.errors import OperationError
 from leasehold_worker.files.folder_trees import discard_tree
-from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.processes import ProcessIdentity, identify, is_zombie
 from leasehold_worker.programs.programs import LaunchError, relaunch
 
@@ -59,7 +58,6 @@ async def restore(
     folder: Path,
     *,
     group: Path | None,
-    account: Account | None = None,
     nursery: trio.Nursery,
     timeout_s: float = RESTORE_TIMEOUT_S,
 ) -> ProcessIdentity:
@@ -75,7 +73,6 @@ async def restore(
         pids: The pids of all its processes.
         folder: Folder of the launcher, without records of the former run.
         group: Control group that the tree runs in. None: the worker's.
-        account: The Unix user that each process must have before it runs on. None: any.
         nursery: Runs the task that waits for the launcher.
         timeout_s: Timeout of the restore.
 
@@ -102,7 +99,6 @@ async def restore(
                 environment={**os.environ, rpc.PLUGIN_VARIABLE: str(work)},
                 errors=errors,
                 group=group,
-                user=account.ids if account is not None else "",
                 timeout_s=timeout_s,
                 nursery=nursery,
             )

@@ -271,7 +271,6 @@ class ImageCheckpoint:
             image.manifest.pids,
             folder,
             group=group,
-            account=workload.account,
             nursery=self._nursery,
         )
         self._workloads.begin_again(workload, root)

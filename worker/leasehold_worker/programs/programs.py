@@ -140,7 +140,6 @@ async def relaunch(
     environment: Mapping[str, str],
     errors: int,
     group: Path | None,
-    user: str = "",
     timeout_s: float,
     nursery: trio.Nursery,
 ) -> ProcessIdentity:
@@ -158,7 +157,6 @@ async def relaunch(
         environment: Of CRIU.
         errors: Descriptor of a file for what CRIU and the launcher have to say.
         group: Control group that CRIU and the program run in. None: the worker's.
-        user: The ids that each restored process must have, as ``Account.ids``. Empty: any.
         timeout_s: Timeout of the restore.
         nursery: Runs the task that reaps the launcher.
 
@@ -171,7 +169,7 @@ async def relaunch(
         read_end, write_end = os.pipe()
         try:
             process = await trio.lowlevel.open_process(
-                [*command, str(write_end), str(timeout_s), str(group or ""), user, str(criu), str(pid)],
+                [*command, str(write_end), str(timeout_s), str(group or ""), str(criu), str(pid)],
                 stdin=input_descriptor,
                 stdout=errors,
                 stderr=errors,

@@ -7,9 +7,8 @@ ENVIRONMENT_FD holds its environment. The child enters the working directory as 
 shim records the child: if that volume hangs, the worker gives up the shim. One shim lives as long as each
 workload, so it imports little. Orphans of the program become children of the shim, which ends after them.
 
-``--restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP USER CRIU PID`` has CRIU restore a program from an image
-as a child of the shim, under this pid. Standard input holds the request for CRIU. Before the processes run
-on, each must be USER's, without capabilities. Otherwise all are killed.
+``--restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a program from an image
+as a child of the shim, under this pid. Standard input holds the request for CRIU.
 
 The shim keeps the worker's user, without capabilities. So programs of other users can neither signal nor
 trace it, nor change its records.
@@ -31,13 +30,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from leasehold_worker.programs.user_change import (
-    difference,
-    drop_capabilities,
-    parse,
-    process_status,
-    take_on,
-)
+from leasehold_worker.programs.user_change import drop_capabilities, take_on
 
 TYPE_CHECKING = False  # importing typing would take more memory than the whole shim
 if TYPE_CHECKING:
@@ -50,7 +43,7 @@ GIVEN_UP = "the worker has given up this start"
 
 # Numbers of CRIU's messages (leasehold_worker/criu/criu.proto), where there is no protobuf.
 TYPE, SUCCESS, NOTIFICATION, NOTIFY, SCRIPT = 1, 2, 5, 6, 1
-POST_RESTORE, PRE_RESUME = b"post-restore", b"pre-resume"
+POST_RESTORE = b"post-restore"
 GO_ON, FAIL = b"\x08\x06\x18\x01", b"\x08\x06\x18\x00"
 PACKET_BYTES = 1 << 20
 LOOK_INTERVAL_S = 0.5
@@ -111,7 +104,7 @@ def start() -> None:
 
 def restore() -> None:
     """Has CRIU restore the program, and waits for its end."""
-    folder, boot_id, status_fd, timeout_s, group, user, criu, pid = sys.argv[2:]
+    folder, boot_id, status_fd, timeout_s, group, criu, pid = sys.argv[2:]
     status = int(status_fd)
     os.set_inheritable(status, False)
     with os.fdopen(os.dup(0), "rb") as file:
@@ -135,7 +128,7 @@ def restore() -> None:
     signal.signal(signal.SIGTERM, give_up)
     signal.signal(signal.SIGCHLD, child_ended)
     try:
-        lead_criu(criu, group, request, status, float(timeout_s), accept, user)
+        lead_criu(criu, group, request, status, float(timeout_s), accept)
     except (RestoreError, OSError) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -181,12 +174,11 @@ def lead_criu(
     status: int,
     timeout_s: float,
     accept: Callable[[], bool],
-    user: str,
 ) -> None:
     """Leads CRIU through a restore, with a timeout for each step.
 
     Raises:
-        RestoreError: CRIU failed, ``accept`` refused the restored process, or a process is not ``user``'s.
+        RestoreError: CRIU failed, or ``accept`` refused the restored process.
         OSError: CRIU could not be started, or has ended.
     """
     import socket  # late: only a restore needs it
@@ -200,16 +192,13 @@ def lead_criu(
             become_criu(criu, group, theirs.fileno())
         theirs.close()
         ours.send(request)
-        accepted = checked = False
+        accepted = False
         while True:
             wait_readable(ours.fileno(), pid, None if accepted else status, timeout_s)
             answer = fields(ours.recv(PACKET_BYTES))
             if number(answer, TYPE) != NOTIFY:
                 break
             script = nested(fields(nested(answer, NOTIFICATION)), SCRIPT)
-            if script == PRE_RESUME:
-                require_user(user, pid)
-                checked = True
             if script == POST_RESTORE:
                 accepted = accept()
                 if not accepted:
@@ -218,45 +207,8 @@ def lead_criu(
                     wait_readable(ours.fileno(), pid, None, timeout_s)
                     raise RestoreError(GIVEN_UP)
             ours.send(GO_ON)
-    if accepted and not checked and number(answer, SUCCESS):
-        raise RestoreError("criu let the processes run on before their users could be checked")
     if not accepted or not number(answer, SUCCESS):
         raise RestoreError("criu failed" if answer else "criu ended without an answer")
-
-
-def require_user(user: str, leader: int) -> None:
-    """Compares all descendants of the shim but CRIU itself with the Unix user that they must have.
-
-    CRIU has restored their users and capabilities from the image by now, and has not let them run on.
-
-    Args:
-        user: As for :func:`leasehold_worker.programs.user_change.take_on`. Empty: any is permitted.
-        leader: The pid of CRIU.
-
-    Raises:
-        RestoreError: A process has another user, another group or a capability.
-    """
-    if not user:
-        return
-    uid, gid, groups = parse(user)
-    restored = [pid for pid in children_of(os.getpid()) if pid != leader]
-    for pid in restored:  # grows by the children of each
-        restored += children_of(pid)
-    for pid in restored:
-        if why := difference(process_status(str(pid)), uid, gid, groups):
-            # Before CRIU, which traces the processes: at its end they would run on.
-            for each in restored:
-                os.kill(each, signal.SIGKILL)
-            raise RestoreError(f"its process {pid} is not the user's of run_as: {why}")
-
-
-def children_of(pid: int) -> list[int]:
-    """The children of all threads of a process, the oldest first."""
-    found = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-            found += [int(child) for child in file.read().split()]
-    return found
 
 
 def wait_readable(criu: int, pid: int, status: int | None, timeout_s: float) -> None:

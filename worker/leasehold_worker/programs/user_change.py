@@ -88,29 +88,20 @@ def require(uid: int, gid: int, groups: list[int]) -> None:
     Raises:
         OSError: The process has another user, another group, or a capability.
     """
-    facts = process_status("self")
-    if facts.get("NoNewPrivs") != ["1"]:
-        raise OSError("the kernel reports no no_new_privs")
-    if why := difference(facts, uid, gid, groups):
-        raise OSError(why)
-
-
-def process_status(pid: str) -> dict[str, list[str]]:
-    """The fields of /proc/PID/status."""
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         lines = (line.split(":", 1) for line in file if ":" in line)
-        return {name: value.split() for name, value in lines}
-
-
-def difference(facts: dict[str, list[str]], uid: int, gid: int, groups: list[int]) -> str:
-    """How a process differs from a user without capabilities, by its status. Empty: in nothing."""
+        facts = {name: value.split() for name, value in lines}
     wanted = {
         "Uid": [str(uid)] * 4,
         "Gid": [str(gid)] * 4,
         **{name: ["0" * 16] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")},
+        "NoNewPrivs": ["1"],
     }
     for name, value in wanted.items():
         if facts.get(name) != value:
-            return f"the kernel reports {name} {' '.join(facts.get(name, []))}, and not {' '.join(value)}"
+            raise OSError(
+                f"the kernel reports {name} {' '.join(facts.get(name, []))}, and not {' '.join(value)}"
+            )
     found = {int(group) for group in facts.get("Groups", [])}
-    return "" if found == set(groups) else f"the kernel reports the groups {sorted(found)}, and not {groups}"
+    if found != set(groups):
+        raise OSError(f"the kernel reports the groups {sorted(found)}, and not {groups}")

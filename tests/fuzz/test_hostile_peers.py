@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ from leasehold_coordinator.core.hello_rules import NAME
 
 from tests.channels import open_worker_channel
 from tests.coordinator.api.test_roles import grant
-from tests.coordinator.conftest import CoordinatorProcess, coordinator  # noqa: F401 - a fixture
+from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import make_hello
 from tests.coordinator.unix_users import ANN, channel_as, needs_root
 
@@ -79,6 +80,18 @@ METHODS = [(service.full_name, method) for service in SERVICES for method in ser
 def own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An authority that no other test uses. It may be rotated."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
+    """A coordinator on a fresh store. Its workers are never silent for too long."""
+    started = CoordinatorProcess(tmp_path, load_interval_s=600)
+    started.start()
+    yield started
+    for worker in started.workers:
+        worker.close()
+    assert started.end(signal.SIGTERM) == 0
+    assert "Traceback" not in started.log()
 
 
 def damaged(seed: int) -> bytes:
@@ -154,7 +167,7 @@ def take_ids(message: Message, choose: random.Random, ids: dict[str, str]) -> No
                 take_ids(part, choose, ids)
 
 
-def state_of_alpha(coordinator: CoordinatorProcess, ids: dict[str, str]) -> list[Message]:  # noqa: F811
+def state_of_alpha(coordinator: CoordinatorProcess, ids: dict[str, str]) -> list[Message]:
     """What belongs to the honest worker."""
     listed = coordinator.fleet.ListGpus(fleet_service_pb2.ListGpusRequest(worker="worker-alpha"))
     for gpu in listed.gpus:
@@ -165,7 +178,7 @@ def state_of_alpha(coordinator: CoordinatorProcess, ids: dict[str, str]) -> list
 
 
 def speak(
-    coordinator: CoordinatorProcess,  # noqa: F811
+    coordinator: CoordinatorProcess,
     frames: list[bytes],
 ) -> None:
     """Sends raw frames on a stream of their own, and waits until the coordinator has answered or ended it."""
@@ -190,7 +203,7 @@ def speak(
 
 
 def test_a_hostile_worker_harms_nobody_else(
-    coordinator: CoordinatorProcess,  # noqa: F811
+    coordinator: CoordinatorProcess,
     examples: Examples,
 ) -> None:
     honest = coordinator.connect(make_hello("alpha"))
@@ -227,7 +240,7 @@ def test_a_hostile_worker_harms_nobody_else(
 
 
 def test_nothing_of_another_worker_ever_changes(
-    coordinator: CoordinatorProcess,  # noqa: F811
+    coordinator: CoordinatorProcess,
     examples: Examples,
 ) -> None:
     honest = coordinator.connect(make_hello("alpha"))
@@ -264,7 +277,7 @@ def test_nothing_of_another_worker_ever_changes(
 
 
 def test_a_hostile_client_gets_a_typed_answer(
-    coordinator: CoordinatorProcess,  # noqa: F811
+    coordinator: CoordinatorProcess,
     examples: Examples,
 ) -> None:
     honest = coordinator.connect(make_hello("alpha"))
@@ -300,7 +313,7 @@ def test_a_hostile_client_gets_a_typed_answer(
 
 @needs_root
 def test_a_hostile_user_reaches_nothing_of_another(
-    coordinator: CoordinatorProcess,  # noqa: F811
+    coordinator: CoordinatorProcess,
     examples: Examples,
 ) -> None:
     honest = coordinator.connect(make_hello("alpha"))

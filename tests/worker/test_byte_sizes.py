@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leasehold_worker.byte_sizes import parse_size, size_text
 
+from tests.examples import PATIENT
+
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
@@ -57,6 +59,7 @@ def test_no_size_overflows(text: str) -> None:
         parse_size(text)
 
 
+@PATIENT
 @given(st.integers(min_value=0, max_value=2**62))
 def test_a_size_that_was_written_is_read_again(size_bytes: int) -> None:
     assert parse_size(str(size_bytes)) == size_bytes

@@ -22,6 +22,7 @@ from leasehold_coordinator.access.json_web_keys import parse_keys
 from leasehold_coordinator.access.roles import Role
 
 from tests.coordinator.issuer import AUDIENCE, ISSUER, by_hand, claims, key_set, new_keys, rsa_key, sign
+from tests.examples import PATIENT
 
 KEYS = new_keys()
 KNOWN = parse_keys(key_set(KEYS))
@@ -196,6 +197,7 @@ NAMES = ("alg", "kid", "typ", "cty", "crit", "b64", "iss", "aud", "exp", "iat", 
 MAPPINGS = st.dictionaries(st.sampled_from(NAMES), VALUES)
 
 
+@PATIENT
 @given(MAPPINGS, st.sampled_from(["rs", "ps", "es", "ed"]), MAPPINGS)
 def test_any_other_token_is_refused(
     header: dict[str, object], key_id: str, changed: dict[str, object]
@@ -205,6 +207,7 @@ def test_any_other_token_is_refused(
         pytest.fail("an unsigned token was accepted")
 
 
+@PATIENT
 @given(MAPPINGS)
 def test_signed_nonsense_is_a_user_or_refused(changed: dict[str, object]) -> None:
     with contextlib.suppress(TokenError):

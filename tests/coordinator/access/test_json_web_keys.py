@@ -11,6 +11,7 @@ from jwt.algorithms import RSAAlgorithm
 from leasehold_coordinator.access.json_web_keys import KEYS_LIMIT, parse_keys
 
 from tests.coordinator.issuer import key_set, new_keys, public_jwk, rsa_key
+from tests.examples import PATIENT
 
 EC = public_jwk(ec.generate_private_key(ec.SECP256R1()), kid="a")
 
@@ -84,6 +85,7 @@ FIELDS = {
 NUMBERS = st.sampled_from(["", "AQAB", "AA", "A" * 43, "_" * 43, "A" * 342, "_" * 342]) | VALUES
 
 
+@PATIENT
 @given(st.fixed_dictionaries({}, optional={**FIELDS, **dict.fromkeys(("n", "e", "x", "y", "d"), NUMBERS)}))
 @example({"kty": "RSA", "n": "", "e": ""})
 @example({"kty": "OKP", "crv": "X25519", "x": "A" * 43})

@@ -37,6 +37,7 @@ from leasehold_coordinator.storage.schema import event_id_at
 
 from tests.coordinator.bench import Bench, on_bench
 from tests.coordinator.scripted_worker import make_hello
+from tests.examples import PATIENT
 
 NO_CONTEXT = cast("Context", None)
 MESSAGE_LIMIT_BYTES = 4 * 2**20
@@ -207,7 +208,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize(("kind", "fields"), LISTS)
-@settings(deadline=None, max_examples=6)
+@settings(PATIENT, max_examples=6)
 @given(first=st.sets(st.integers(0, 39), max_size=20), steps=STEPS, size=st.integers(1, 5))
 def test_nothing_comes_twice_and_nothing_that_stays_is_skipped(
     kind: str,

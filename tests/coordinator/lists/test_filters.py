@@ -28,6 +28,8 @@ from leasehold_coordinator.lists.filter_expression import (
 )
 from leasehold_coordinator.lists.filters import bind, bind_fleet, matches, matches_fleet, references
 
+from tests.examples import PATIENT
+
 
 def a_workload() -> Workload:
     made = Workload(workload_id="w-1", name="train-7", worker_id="k-1", user="ann")
@@ -302,7 +304,7 @@ def depth(expression: Expression) -> int:
             return 1 + max(map(depth, parts))
 
 
-@settings(deadline=None)
+@PATIENT
 @given(st.recursive(restriction_texts(), combined, max_leaves=6))
 def test_what_is_written_is_what_is_read(case: tuple[str, Expression]) -> None:
     text, expected = case
@@ -334,7 +336,7 @@ TOKENS = [
 ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(PATIENT, max_examples=300)
 @given(
     st.one_of(
         st.text(),

@@ -19,6 +19,8 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.lists import list_orders, pages
 from leasehold_coordinator.lists.pages import TOKEN_LIMIT, PageRequest, Position, page_request
 
+from tests.examples import PATIENT
+
 WORKLOADS = list_orders.WORKLOADS.parse("")
 REQUEST = ListWorkloadsRequest(filter="state = RUNNING", worker="alpha", page_size=10)
 
@@ -44,6 +46,7 @@ def refused(request: Any, order: Any, *parents: str) -> None:
     assert error.value.metadata["field"] == "page_token"
 
 
+@PATIENT
 @given(st.integers(-(2**63) + 1, 2**63 - 1), st.text(max_size=130))
 def test_a_token_is_read_as_it_was_written(time_ns: int, workload_id: str) -> None:
     token = token_at((time_ns, workload_id))
@@ -116,6 +119,7 @@ def test_a_made_up_token_is_refused(token: str) -> None:
     refused(request, WORKLOADS, "k-1")
 
 
+@PATIENT
 @given(st.integers(0, 200), st.integers(1, 255))
 def test_a_damaged_token_is_refused(place: int, change: int) -> None:
     data = bytearray(base64.urlsafe_b64decode(token_at((5, "w-1"))))

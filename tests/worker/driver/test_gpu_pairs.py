@@ -8,6 +8,8 @@ from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs, rebase_pa
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.uuids import normalize_uuid
 
+from tests.examples import PATIENT
+
 A, B, C, D = (f"GPU-0000000{i}-0000-0000-0000-000000000000" for i in range(4))
 H100 = dict.fromkeys([A, B, C, D], "H100")
 MIXED = {A: "H100", B: "L4", C: "H100", D: "L4"}
@@ -62,6 +64,7 @@ def test_completion_stays_within_a_chip() -> None:
     assert as_dict(complete_pairs([GpuPair(A, C)], MIXED)) == {A: C, C: A, B: B, D: D}
 
 
+@PATIENT
 @given(st.permutations([A, B, C, D]), st.integers(0, 4))
 def test_every_part_of_a_permutation_completes_to_one(order: list[str], count: int) -> None:
     part = [GpuPair(old, new) for old, new in list(zip(H100, order, strict=True))[:count]]

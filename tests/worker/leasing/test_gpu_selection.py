@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from leasehold.v1 import workload_pb2
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu, choose
 
+from tests.examples import PATIENT
+
 SAME_AS_BEFORE = workload_pb2.GPU_PREFERENCE_SAME_AS_BEFORE
 SAME_NUMA_NODE = workload_pb2.GPU_PREFERENCE_SAME_NUMA_NODE
 MOST_FREE_MEMORY = workload_pb2.GPU_PREFERENCE_MOST_FREE_MEMORY
@@ -156,6 +158,7 @@ sets_of_gpus = st.lists(
 )
 
 
+@PATIENT
 @given(sets_of_gpus, requests)
 def test_what_is_chosen_suffices_and_is_found_if_there_is_any(
     gpus: list[PoolGpu], request: GpuRequest

@@ -12,6 +12,8 @@ from leasehold_worker.leasing.leases import Cordon, Lease
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.operations.preemption import HelperLease, helpers_to_ask, spare_gpus
 
+from tests.examples import PATIENT
+
 ONE, TWO = GpuRequest(1), GpuRequest(2)
 A, B = GpuRequest(1, name="A"), GpuRequest(1, name="B")
 
@@ -282,13 +284,13 @@ async def still_waiting(host: Host, requests: Sequence[GpuRequest], asked: Seque
     return waiting
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(PATIENT, max_examples=200, derandomize=True)
 @given(cases)
 def test_all_are_served_whom_helpers_can_serve(case: Case) -> None:
     trio.run(still_waiting, host_of(case), case[3], None)
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(PATIENT, max_examples=200, derandomize=True)
 @given(cases)
 def test_each_that_a_claim_asks_is_needed(case: Case) -> None:
     only = case[3][:1]

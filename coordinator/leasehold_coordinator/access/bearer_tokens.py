@@ -43,7 +43,7 @@ class OidcSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TokenUser:
-    """What a valid token says.
+    """The user of a valid token.
 
     Attributes:
         identity: The user.

@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls.
+    """The proven identity of a caller, or the owner of an object.
 
     Attributes:
         kind: The namespace.

@@ -40,7 +40,7 @@ def acting(command: Command) -> str:
 
 @final
 class OwnerViews:
-    """What one caller sees. Views of an operator are the messages themselves, which nobody may change.
+    """The view of one caller. Views of an operator are the messages themselves, which nobody may change.
 
     Args:
         owner: The identity whose workloads are the caller's own. None: the caller sees everything.

@@ -1,4 +1,4 @@
-"""What callers see of workloads, commands and GPUs that are not theirs: the permitted fields. Pure.
+"""The permitted fields: a caller sees these of workloads, commands and GPUs of others. Pure.
 
 Every field of these messages has a row, and a field without one is hidden. Filters see the same view, so they
 reveal nothing more.

@@ -174,7 +174,7 @@ class CallerBounds:
 
 
 def _keys(caller: Caller) -> Iterator[str]:
-    """What a call counts for."""
+    """The identities for which a call counts."""
     if not caller.is_local_admin:
         yield str(caller.identity)
     if caller.on_behalf_of is not None:

@@ -181,7 +181,7 @@ class ClientCertificates:
         for revocation in revocations:
             self.registry.revoke(revocation)
         if (end := self.registry.revocation(issued.predecessor)) is not None:
-            # It was revoked during the write, when nobody knew of the new certificate.
+            # The predecessor was revoked during the write, when nobody knew of the new certificate.
             own = Revocation(issued.serial, end.actor, end.create_time_ns)
             self.registry.revoke(own)
             await self._store.write(revocation_row(own))

@@ -16,7 +16,7 @@ from leasehold_coordinator.fleet.callers import current_caller, require_caller
 
 
 def current_views() -> OwnerViews:
-    """What the caller sees."""
+    """The view of the caller."""
     caller = _restricted_caller()
     return OwnerViews(None if caller is None else str(caller.owner))
 

@@ -174,7 +174,7 @@ def check_part(connection: sa.Connection, after: Link | None, committed: Link | 
 
 
 def _problem(row: sa.Row[Any], last: Link) -> str:
-    """What is wrong with the entry after another one. Empty: nothing."""
+    """The problem of the entry after another one. Empty: none."""
     if row.number != last.number + 1:
         return f"entry {last.number + 1} is missing: entry {row.number} follows entry {last.number}"
     entry = _parse(row.record)

@@ -30,7 +30,7 @@ def run_as(patient: Examination) -> str:
 
 
 def _wrong_users(config: WorkerConfig) -> Iterator[str]:
-    """What is wrong with the users of the setting."""
+    """The problems with the users of the setting."""
     setting = config.run_as
     named = {"every owner": setting} if isinstance(setting, str) else setting
     for owner, user in named.items():

@@ -9,9 +9,8 @@ from leasehold_worker.session.channel import CERTIFICATE_FILES, FILES
 
 POLL_INTERVAL_S: Final = 5.0
 
-
 Look: TypeAlias = list[tuple[int, ...]]
-"""What identifies the contents of the files. Empty: one of them is missing."""
+"""The facts that change with the contents of the files. Empty: a file is missing."""
 
 
 async def wait_for_change(directory: Path, before: Look) -> None:

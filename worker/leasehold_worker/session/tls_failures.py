@@ -34,7 +34,7 @@ _CAUSES: Final = {
     ),
 }
 _CLOSED: Final = ("Socket closed", "Connection reset by peer")
-"""What gRPC tells of a server with TLS that ended a connection without TLS or without a certificate."""
+"""gRPC's texts if a server with TLS ends a connection without TLS or without a certificate."""
 
 
 def explain(details: str, address: str) -> str | None:

@@ -1,0 +1,85 @@
+"""What both daemons tell systemd, on a socket as systemd gives it to them."""
+
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, Queue
+
+import pytest
+
+from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
+
+SHOW = "import os; print({name: os.environ.get(name) for name in ('NOTIFY_SOCKET', 'WATCHDOG_USEC')})"
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue[str]]:
+    """What a service manager is told that wants a sign of life each 0.2 s."""
+    messages = Queue[str]()
+
+    def receive() -> None:
+        while message := receiver.recv(1000):
+            messages.put(message.decode())
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "200000")
+        thread = threading.Thread(target=receive)
+        thread.start()
+        yield messages
+        receiver.shutdown(socket.SHUT_RD)
+        thread.join(TIMEOUT_S)
+
+
+def expect(told: Queue[str], state: str) -> None:
+    """Waits until a state is told, and refuses unknown ones."""
+    while (message := told.get(timeout=TIMEOUT_S)) != state:
+        assert message in {"READY=1", "STOPPING=1", "WATCHDOG=1"}
+
+
+def test_a_coordinator_says_when_it_serves_lives_and_ends(
+    told: Queue[str], tmp_path: Path, is_mutual: bool
+) -> None:
+    with make_fleet(tmp_path, is_mutual=is_mutual) as fleet:
+        expect(told, "READY=1")
+        expect(told, "WATCHDOG=1")
+        fleet.processes["coordinator"].send_signal(signal.SIGTERM)
+        expect(told, "STOPPING=1")
+
+
+def test_a_worker_says_when_it_serves_lives_and_ends(fleet: Fleet, told: Queue[str], tmp_path: Path) -> None:
+    fleet.start_worker("beta", 1)
+    expect(told, "READY=1")
+    expect(told, "WATCHDOG=1")
+    fleet.cli("run", "--worker", "beta", "--gpus", "1", "--name", "show", "--", sys.executable, "-c", SHOW)
+    fleet.cli("wait", "show", "--for", "ended")
+    output = b"".join(fleet.client.output("show")).decode()
+    assert output.strip() == str({"NOTIFY_SOCKET": None, "WATCHDOG_USEC": None})
+    fleet.end_worker("beta", signal.SIGTERM)
+    expect(told, "STOPPING=1")
+
+
+def test_a_stopped_worker_shows_no_life(empty_fleet: Fleet, told: Queue[str]) -> None:
+    empty_fleet.start_worker("alpha", 1)
+    process = empty_fleet.processes["alpha"]
+    expect(told, "READY=1")
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(Empty):
+            last_message(told)
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def last_message(told: Queue[str]) -> None:
+    """Waits for messages until none has come for ten intervals.
+
+    Raises:
+        Empty: None has come.
+    """
+    while True:
+        told.get(timeout=2)

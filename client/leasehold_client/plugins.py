@@ -19,6 +19,11 @@ class Plugin(NamedTuple):
 
 
 PLUGINS: Final = {
+    "backup": Plugin(
+        "Back up the store and the keys of this host's coordinator, and restore them.",
+        "leasehold_coordinator.server.backup_verb:command",
+        "coordinator",
+    ),
     "coordinator": Plugin(
         "Run the coordinator, the server for workers and clients.",
         "leasehold_coordinator.server.cli:command",

@@ -61,7 +61,7 @@ objects, which frequent collections would scan again during thousands of hellos.
     "--store-restored",
     is_flag=True,
     default=None,
-    help="The store is an older copy: accept enrolled workers that have seen later sessions.",
+    help="The store is an older copy: accept later sessions of workers and certificates issued since.",
 )
 @click.option(
     "--load-interval",

@@ -50,9 +50,7 @@ class Database:
         """
         with ExitStack() as undone:
             try:
-                is_path = "://" not in database
-                file = str(Path(database).expanduser())
-                url = sa.URL.create("sqlite", database=file) if is_path else sa.make_url(database)
+                url = _url(database)
                 path = _file_of(url)
                 in_memory = path is None and url.get_backend_name() == "sqlite"
                 bounds = {} if in_memory else {"pool_size": READERS + 1, "max_overflow": 0}
@@ -121,6 +119,27 @@ def _prepare(engine: sa.Engine) -> sa.Connection:
         connection.close()
         raise
     return connection
+
+
+def file_of_database(database: str) -> Path | None:
+    """The SQLite file of a store. None: the store is on a database server.
+
+    Args:
+        database: Path of a SQLite file, or a URL of SQLAlchemy.
+
+    Raises:
+        StartError: The URL is not valid.
+    """
+    try:
+        return _file_of(_url(database))
+    except sa.exc.SQLAlchemyError as error:
+        raise unusable(database, str(error)) from error
+
+
+def _url(database: str) -> sa.URL:
+    if "://" in database:
+        return sa.make_url(database)
+    return sa.URL.create("sqlite", database=str(Path(database).expanduser()))
 
 
 def _file_of(url: sa.URL) -> Path | None:

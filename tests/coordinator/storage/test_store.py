@@ -562,7 +562,9 @@ def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path, monkeypatch: pytest.
     async def begin(store: Store) -> None:
         fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         await store.write(*ENDED)
-        await store.write(event_row(fleet.events.of_workload(workload(1, EXITED))))
+        event = fleet.events.of_workload(workload(1, EXITED))
+        assert event is not None
+        await store.write(event_row(event))
         await fleet.events.flush()
         clock.served_s += 86_400
         await prune(fleet.reader, RETENTION_S)

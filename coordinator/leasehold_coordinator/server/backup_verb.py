@@ -1,0 +1,119 @@
+"""``leasehold backup``: backups of this host's coordinator."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+EPILOG = """\b
+Examples:
+  leasehold backup create /srv/backups/leasehold.tar.gz
+  leasehold backup restore /srv/backups/leasehold.tar.gz
+"""
+
+
+@click.group(name="backup", epilog=EPILOG)
+def command() -> None:
+    """Back up the store and the keys of this host's coordinator, and restore them.
+
+    Run the verbs as the coordinator's user, with the coordinator's settings.
+    """
+
+
+def settings(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that name a coordinator's files."""
+    options = (
+        click.option(
+            "--config",
+            "config_path",
+            type=click.Path(path_type=Path),
+            envvar="LEASEHOLD_COORDINATOR_CONFIG",
+            help="The coordinator's settings.  [default: /etc/leasehold/coordinator.toml, if it exists]",
+        ),
+        click.option(
+            "--database",
+            metavar="PATH",
+            envvar="LEASEHOLD_DATABASE",
+            help="SQLite file of the store.  [default: coordinator.sqlite3 in the state directory]",
+        ),
+        click.option(
+            "--state-dir",
+            metavar="DIRECTORY",
+            envvar="LEASEHOLD_COORDINATOR_STATE_DIR",
+            help="Directory of keys, tokens and the store.  [default: ~/.local/state/leasehold]",
+        ),
+        click.argument("file", type=click.Path(path_type=Path)),
+    )
+    for option in options:
+        function = option(function)
+    return function
+
+
+@command.command()
+@settings
+def create(file: Path, config_path: Path | None, **flags: str | None) -> None:
+    """Write a backup to FILE, a new file that only you may read.
+
+    The coordinator may serve meanwhile. The backup holds the key of the certificate authority: whoever
+    reads it can make certificates of any worker and user.
+    """
+    from leasehold_coordinator.server import backup
+
+    with _refusals():
+        state_directory, store = _places(config_path, flags)
+        manifest = backup.create(state_directory, store, file)
+        size_mib = file.stat().st_size / 2**20
+        click.echo(
+            f"{file}: {len(manifest.files)} files, {size_mib:.1f} MiB, {_stored(manifest.last_commit)}"
+        )
+
+
+@command.command()
+@settings
+def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
+    """Unpack the backup FILE into an empty state directory.
+
+    Start the coordinator with --store-restored afterwards: workers know later sessions than the backup.
+    """
+    from leasehold_coordinator.server import backup
+
+    with _refusals():
+        state_directory, store = _places(config_path, flags)
+        manifest = backup.restore(file, state_directory, store)
+        click.echo(
+            f"{state_directory}: {len(manifest.files)} files of {manifest.made_at}, "
+            f"{_stored(manifest.last_commit)}; start the coordinator with --store-restored"
+        )
+
+
+def _stored(last_commit: int | None) -> str:
+    if last_commit is None:
+        return "without the store, which is on a database server: back it up with the server's own tools"
+    return f"the store up to commit {last_commit}"
+
+
+def _places(config_path: Path | None, flags: dict[str, Any]) -> tuple[Path, str]:
+    from leasehold_coordinator.server.config import load_config
+
+    config = load_config(config_path, **flags)
+    return Path(config.state_dir), config.store
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Prints why a verb failed, and exits with 1."""
+    from leasehold_coordinator.errors import StartError
+
+    os.umask(0o077)
+    try:
+        yield
+    except StartError as error:
+        click.echo(f"leasehold backup: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"leasehold backup: {error.filename or 'a file'}: {error.strerror}", err=True)
+        sys.exit(1)

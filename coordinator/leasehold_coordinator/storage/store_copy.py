@@ -1,0 +1,50 @@
+"""A copy of a store's SQLite file, made while a coordinator serves it."""
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from leasehold_coordinator.storage.store_file import BUSY_TIMEOUT_S, unusable
+
+
+def copy_store(path: Path, copy: Path) -> tuple[int, str]:
+    """Copies the state of a store at one moment. Writes to the store go on meanwhile.
+
+    Args:
+        path: The SQLite file.
+        copy: The new file, with mode 0600.
+
+    Returns:
+        The number of the last commit in the copy, and the migration that made its tables.
+
+    Raises:
+        StartError: The store can't be read, or is damaged.
+        OSError: The copy can't be written.
+    """
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        # Not "mode=ro", which can't read the write-ahead log of a store that nobody serves.
+        source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)
+        with closing(source), closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+            return check_copy(target)
+    except sqlite3.Error as error:
+        raise unusable(path, str(error)) from error
+
+
+def check_copy(connection: sqlite3.Connection) -> tuple[int, str]:
+    """The number of the last commit of a copy, and the migration that made its tables.
+
+    Raises:
+        sqlite3.Error: The copy is damaged, or is no store.
+    """
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(f"it is damaged: {found}")
+    number = connection.execute("SELECT number FROM commits").fetchone()
+    migration = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    if migration is None or (number is not None and not isinstance(number[0], int)):
+        raise sqlite3.DatabaseError("it is not a whole store of a coordinator")
+    return number[0] if number else 0, str(migration[0])

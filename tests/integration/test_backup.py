@@ -1,0 +1,174 @@
+"""The disk of a coordinator is lost, and restored from a backup while workers and workloads run on."""
+
+import io
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, WORKLOAD_STATE_SUSPENDED
+
+from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
+from tests.integration.test_enrolment import join, set_directories
+from tests.prefork import COMMAND_LINE, run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, with the directories of daemons and verbs in it."""
+    set_directories(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def lose_disk(fleet: Fleet) -> None:
+    """Kills the coordinator, and removes all its files."""
+    fleet.kill_coordinator()
+    shutil.rmtree(fleet.folder / "XDG_STATE_HOME" / "leasehold")
+    for path in fleet.folder.glob("store.*"):
+        path.unlink()
+
+
+def back_up(fleet: Fleet, verb: str) -> str:
+    """Creates or restores a backup, and returns what the verb printed."""
+    database = str(fleet.folder / "store.sqlite3")
+    return fleet.cli("backup", verb, "--database", database, str(fleet.folder / "backup.tar.gz")).stdout
+
+
+@pytest.fixture
+def fleet(folder: Path, is_mutual: bool) -> Iterator[Fleet]:
+    """A coordinator with a state directory of its own."""
+    with make_fleet(folder, is_mutual=is_mutual) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The backup of a coordinator that has stopped."""
+    folder = tmp_path_factory.mktemp("backup")
+    with pytest.MonkeyPatch.context() as patch:
+        set_directories(folder, patch)
+        with make_fleet(folder) as started:
+            back_up(started, "create")
+    return folder / "backup.tar.gz"
+
+
+def test_what_was_done_since_the_backup_is_found(fleet: Fleet) -> None:
+    fleet.start_worker("alpha")
+    fleet.run_counter("before")
+    fleet.run_counter("parked")
+    assert "the store up to commit " in back_up(fleet, "create")
+    fleet.run_counter("after")
+    fleet.cli("suspend", "parked")
+    lose_disk(fleet)
+    assert "start the coordinator with --store-restored" in back_up(fleet, "restore")
+    fleet.options = ("--store-restored",)
+    fleet.start_coordinator()
+    expected = {
+        "before": WORKLOAD_STATE_RUNNING,
+        "parked": WORKLOAD_STATE_SUSPENDED,
+        "after": WORKLOAD_STATE_RUNNING,
+    }
+    # The worker is connected before its reports are stored.
+    fleet.wait(lambda: {one.name: one.status.state for one in fleet.client.workloads()} == expected)
+    fleet.cli("restore", "parked")
+    for name in expected:
+        fleet.wait_counting(name)
+        fleet.cli("stop", name)
+    fleet.cli("audit", "verify")
+
+
+def test_a_worker_that_joined_since_the_backup_comes_back(folder: Path) -> None:
+    with make_fleet(folder, "--listen", "0.0.0.0:0", "--worker-listen", "0.0.0.0:0") as fleet:
+        port = fleet.worker_address.rpartition(":")[2]
+        fleet.address = f"unix:{folder / 'store.sock'}"
+        back_up(fleet, "create")
+        join(fleet, "gpu-01")
+        lose_disk(fleet)
+        back_up(fleet, "restore")
+        fleet.address = "0.0.0.0:0"
+        fleet.options = ("--listen", "0.0.0.0:0", "--worker-listen", f"0.0.0.0:{port}", "--store-restored")
+        fleet.start_coordinator()
+        fleet.address = f"unix:{folder / 'store.sock'}"
+        fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
+
+
+def test_nothing_is_overwritten(fleet: Fleet) -> None:
+    back_up(fleet, "create")
+    database, archive = str(fleet.folder / "store.sqlite3"), str(fleet.folder / "backup.tar.gz")
+    match = "backup.tar.gz exists: choose another name"
+    fleet.refuse("backup", "create", "--database", database, archive, code=1, match=match)
+    match = "exists: a backup is restored into an empty state directory only; stop the coordinator"
+    fleet.refuse("backup", "restore", "--database", database, archive, code=1, match=match)
+    empty = str(fleet.folder / "empty")
+    match = "store.sqlite3 exists: a backup"
+    fleet.refuse(
+        *("backup", "restore", "--state-dir", empty, "--database", database, archive), code=1, match=match
+    )
+
+
+def change_checksum(archive: Path) -> None:
+    """Changes a bit of the checksum at the end."""
+    data = bytearray(archive.read_bytes())
+    data[-8] ^= 1
+    archive.write_bytes(data)
+
+
+def cut_off(archive: Path) -> None:
+    """Removes the end of the file."""
+    os.truncate(archive, archive.stat().st_size - 100)
+
+
+def rewrite(archive: Path, change: Callable[[str, bytes], tuple[str, bytes]]) -> None:
+    """Writes the members of an archive anew, each with another name or content."""
+    with tarfile.open(archive) as old:
+        members = [(member.name, old.extractfile(member)) for member in old]
+        contents = [(name, file.read()) for name, file in members if file is not None]
+    with tarfile.open(archive, "w:gz") as new:
+        for pair in contents:
+            name, content = change(*pair)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+
+
+def replace_in(member: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Replaces bytes in a member of an archive."""
+    return lambda archive: rewrite(
+        archive, lambda name, data: (name, data.replace(old, new) if name == member else data)
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (change_checksum, "can't be used: CRC check failed"),
+        (cut_off, "can't be used"),
+        (lambda archive: archive.write_text("text"), "can't be used: Not a gzipped file"),
+        (replace_in("ca.pem", b"BEGIN", b"BEGUN"), "ca.pem has another content"),
+        (replace_in("manifest.json", b'"ca.pem"', b'"ca.pen"'), "which its manifest does not list"),
+        (replace_in("manifest.json", b'"ca.pem"', b'"../ca.pem"'), "is not a name of a file"),
+        (replace_in("manifest.json", b'"format": 1', b'"format": 2'), "format 2, and this release reads 1"),
+        (replace_in("manifest.json", b'"migration": "', b'"migration": "9'), "install leasehold"),
+    ],
+    ids=["bit", "end", "text", "content", "name", "path", "format", "release"],
+)
+def test_a_damaged_or_newer_backup_is_refused_and_leaves_nothing(
+    backup: Path, tmp_path: Path, damage: Callable[[Path], None], match: str
+) -> None:
+    archive = tmp_path / "backup.tar.gz"
+    archive.write_bytes(backup.read_bytes())
+    damage(archive)
+    state = tmp_path / "state"
+    done = run(
+        COMMAND_LINE,
+        ["backup", "restore", "--state-dir", str(state), str(archive)],
+        env=dict(os.environ),
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 1
+    assert re.search(match, done.stderr), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(state.iterdir()) == []

@@ -27,6 +27,17 @@ RUN_AS = 'adopt_users = ["*"]\n[run_as]\n"user/alice" = "2001:2001"\n"user/bob" 
 CAPABILITIES = ("sys_ptrace", "kill", "setuid", "setgid", "chown")
 """All that docs/security.md gives to a worker without root."""
 
+START = """
+import sys
+from pathlib import Path
+from leasehold_worker.agent.cli import command
+from leasehold_worker.host import limit_files
+
+limit_files.FOLDER = Path(sys.argv.pop(1))
+command()
+"""
+"""Starts a worker whose users have the limits of a folder."""
+
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can start a worker and programs as other users",
@@ -85,11 +96,12 @@ def user_worker(
     folder: Path,
     settings: str = RUN_AS,
     capabilities: tuple[str, ...] = CAPABILITIES,
+    uid: int = WORKER_UID,
 ) -> Iterator["UserWorker"]:
-    """A worker of a user of its own, with exactly these capabilities."""
+    """A worker of a user of its own, with exactly these capabilities, or of root."""
     if not is_readable():
         pytest.skip("other users can't read this checkout and its interpreter")
-    started = UserWorker(coordinator.address, folder, share(host, folder), settings, capabilities)
+    started = UserWorker(coordinator.address, folder, share(host, folder), settings, capabilities, uid)
     started.next_session = coordinator.next_session
     try:
         started.start()
@@ -104,6 +116,7 @@ class UserWorker:
 
     Attributes:
         state: The state directory.
+        limits: The folder in place of /etc/security.
         variables: The environment, which programs on its host can have too.
         log: The file of its log.
         process: The process.
@@ -120,22 +133,25 @@ class UserWorker:
         variables: dict[str, str],
         settings: str,
         capabilities: tuple[str, ...] = CAPABILITIES,
+        uid: int = WORKER_UID,
     ) -> None:
         open_to_others(folder)
         self.next_session: Callable[[], Session] | None = None
         """Waits for the session of a started worker. None: the test waits in its own way."""
         self.state = folder / "state"
         self.state.mkdir()
-        os.chown(self.state, WORKER_UID, WORKER_UID)
+        os.chown(self.state, uid, uid)
+        self.limits = folder / "limits"
+        self.limits.mkdir()
         self.log = folder / "worker.log"
         config = folder / "worker.toml"
         config.write_text(settings)
         self._command = [
-            *as_user(WORKER_UID, *capabilities),
-            *(sys.executable, "-c", "from leasehold_worker.agent.cli import command; command()"),
+            *as_user(uid, *capabilities),
+            *(sys.executable, "-c", START, str(self.limits)),
             f"--coordinator={address}",
             f"--state-dir={self.state}",
-            f"--credentials={give_credentials(folder, WORKER_UID)}",
+            f"--credentials={give_credentials(folder, uid)}",
             f"--config={config}",
             "--name=alpha",
             "--stop-workloads=leave",

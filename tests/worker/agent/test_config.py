@@ -160,9 +160,18 @@ def test_a_join_token_comes_from_standard_input_or_a_file(
     assert capsys.readouterr().err == ""
     assert daemon._join_token("leasehold-join-z", None) == "leasehold-join-z"
     assert "can see a token in an argument" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to(tmp_path / "token")  # as mounted secrets are
+    assert daemon._join_token(None, tmp_path / "link") == "leasehold-join-y"
     for join, file in (("-", tmp_path), (None, tmp_path / "none")):
         with pytest.raises(StartError):
             daemon._join_token(join, file)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_join_token_in_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    make_unreadable(tmp_path / "token", kind)
+    with pytest.raises(StartError, match="is not a regular file: write the join token into one"):
+        daemon._join_token(None, tmp_path / "token")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
@@ -36,6 +37,7 @@ from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.leases import Lease, LeaseId
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.operations.stop_restart import STOP_POLICY
+from leasehold_worker.programs.programs import START_FILE, Started
 from leasehold_worker.workloads.eviction import CHECKPOINT
 from leasehold_worker.workloads.invariants import violations
 from leasehold_worker.workloads.states import CHECKPOINTED, EXITED, RESTORING, RUNNING, STOPPED, UNKNOWN
@@ -44,6 +46,7 @@ from leasehold_worker.workloads.workload import CLAIM, Parked, Workload
 from tests.worker.local_api.test_claims import running
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
+OTHER_GPU = "GPU-00000000-0000-0000-0000-000000000001"
 SUSPENDING = workload_pb2.WORKLOAD_STATE_SUSPENDING
 
 
@@ -216,25 +219,47 @@ async def test_members_that_may_outlive_the_first_process_of_an_image_count_as_r
             await found.ended.wait()
 
 
-@pytest.mark.parametrize(("name", "told"), [("one", "one"), ("a b\n", "w1"), ("x" * 65, "w1"), ("", "w1")])
-async def test_a_stray_is_told_by_a_name_that_a_coordinator_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
-) -> None:
-    monkeypatch.setenv("LEASEHOLD_WORKLOAD", name)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},GPU-none")
-    pool = GpuPool([PoolGpu(GPU, "P40", 2**30, 1)])
+@asynccontextmanager
+async def found_stray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes | None
+) -> AsyncIterator[Workload]:
+    """The workload of a program that the journal does not know, and whose environment lies."""
+    monkeypatch.setenv("LEASEHOLD_WORKLOAD", "another")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", OTHER_GPU)
+    pool = GpuPool([PoolGpu(uuid, "P40", 2**30, 1) for uuid in (GPU, OTHER_GPU)])
     with running("sleep", "1000") as peer:
         async with open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts:
-            monkeypatch.setattr(Inventory, "chips", {GPU: "P40"})
+            monkeypatch.setattr(Inventory, "chips", {GPU: "P40", OTHER_GPU: "P40"})
             parts = replace(parts, pool=pool)
-            for folder in ("w1", "odd name"):
-                (tmp_path / "workloads" / folder).mkdir()
+            for name in ("w1", "odd name"):
+                folder = tmp_path / "workloads" / name
+                folder.mkdir()
                 identity = {"pid": peer.identity.pid, "start_time_ticks": peer.identity.start_time_ticks}
                 launcher = {f"launcher_{fact}": value for fact, value in identity.items()}
                 facts = {**identity, **launcher, "boot_id": boot_id()}
-                (tmp_path / "workloads" / folder / "process").write_text(json.dumps(facts))
+                (folder / "process").write_text(json.dumps(facts))
+                if start is not None:
+                    (folder / START_FILE).write_bytes(start)
             await Strays(parts, tmp_path / "workloads", tmp_path / "socket").take_back([])
             (found,) = parts.workloads.all()
-            assert (found.name, found.root) == (told, peer.identity)
-            assert found.lease is not None
-            assert found.lease.gpu_uuids == (GPU,)
+            assert found.root == peer.identity
+            yield found
+
+
+@pytest.mark.parametrize(("name", "told"), [("one", "one"), ("a b\n", "w1"), ("x" * 65, "w1"), ("", "w1")])
+async def test_a_stray_has_the_name_and_the_gpus_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    start = msgspec.json.encode(Started(name, (GPU, GPU, "GPU-none")))
+    async with found_stray(tmp_path, monkeypatch, start) as found:
+        assert found.name == told, "a name that a coordinator takes"
+        assert found.lease is not None
+        assert found.lease.gpu_uuids == (GPU,)
+
+
+@pytest.mark.parametrize("start", [None, b"{}", b"x"])
+async def test_a_stray_without_a_record_of_its_start_gets_no_gpu_by_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes | None
+) -> None:
+    async with found_stray(tmp_path, monkeypatch, start) as found:
+        assert (found.name, found.lease) == ("w1", None)

@@ -15,6 +15,8 @@ from leasehold_simgpu import SimulatedHost, ThrottleReason
 from leasehold_worker.gpus.health_monitor import HealthMonitor
 from leasehold_worker.gpus.inventory import Inventory
 
+from tests.grids import grid
+
 ROOT = Path(__file__).resolve().parents[3]
 FUNCTION_NOT_FOUND, UNKNOWN = 13, 999
 NEVER_S = 3600.0
@@ -172,7 +174,7 @@ def play(name: str, directory: str) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", grid(SCENARIOS, xids_are_reported_at_once, a_failing_nvml_ends_nothing))
 def test_the_monitor_on_a_host_with_gpus(
     scenario: Callable[[SimulatedHost], Awaitable[None]], host: SimulatedHost
 ) -> None:

@@ -21,6 +21,7 @@ from leasehold_worker.leasing.leases import FREE, UNHEALTHY
 from leasehold_worker.operations import adoption
 from leasehold_worker.workloads.workload import ARGUMENTS_LIMIT, told_arguments
 
+from tests.grids import grid
 from tests.worker.conftest import Counter
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,7 +117,7 @@ def play(name: str, directory: str, folder: str, pid: int) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory), Path(folder), pid)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", grid(SCENARIOS, adopt_is_done))
 async def test_on_a_host_with_gpus(
     scenario: Callable[[SimulatedHost, Path, int], Awaitable[None]],
     host: SimulatedHost,

@@ -9,6 +9,7 @@ from leasehold.v1 import command_pb2, gpu_pb2, hook_pb2, lease_pb2
 from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
 
+from tests.grids import grid
 from tests.worker.counters import counter_run, counters
 from tests.worker.operations.test_handler import plan_of
 from tests.worker.scripted_coordinator import Session
@@ -86,7 +87,7 @@ def test_a_suspend_and_a_restore_bring_a_child_of_a_moved_process_home(
     assert len(on_two) == 2
 
 
-@pytest.mark.parametrize("new", [2, 3])
+@pytest.mark.parametrize("new", grid((2, 3), 2))
 def test_a_remap_brings_a_child_of_a_moved_process_along(
     moved: Session, host: SimulatedHost, new: int
 ) -> None:

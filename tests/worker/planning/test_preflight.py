@@ -21,6 +21,7 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.planning.plan import Plan
 
+from tests.grids import grid
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import counter_run, counters, wait_counting
 from tests.worker.operations.test_acquisition import SUCCEEDED, helper_run
@@ -103,7 +104,7 @@ def play(name: str, directory: str, folder: str) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory), Path(folder))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", grid(SCENARIOS, a_restore_to_a_stranger))
 def test_a_plan_sees_who_is_on_its_gpus_now(
     scenario: Callable[[SimulatedHost, Path], Awaitable[None]], host: SimulatedHost, tmp_path: Path
 ) -> None:

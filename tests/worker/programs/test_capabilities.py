@@ -14,7 +14,7 @@ from leasehold_worker.programs.child_input import child_input
 from leasehold_worker.programs.interpreter import module_command
 from leasehold_worker.programs.user_change import KEYCTL, KEYCTL_JOIN_SESSION_KEYRING
 
-from tests.worker.unix_users import open_to_others
+from tests.worker.unix_users import as_user, open_to_others
 
 NOBODY = 65534
 AMBIENT = "+sys_ptrace,+kill,+setuid,+setgid,+dac_read_search"
@@ -65,7 +65,7 @@ def status_of_program(folder: Path, environment: int, user: str) -> dict[str, li
     os.chown(folder, NOBODY, NOBODY)
     open_to_others(folder)
     status_read, status = os.pipe()
-    settings = [str(folder), "boot", str(status), "1024", "", user, str(environment), "/"]
+    settings = [str(folder), "boot", str(status), "1024", "", "", user, str(environment), "/"]
     command = [*module_command(shim.__name__), *settings, *PROGRAM]
     try:
         return run_with_capabilities(*command, descriptors=(status, environment))
@@ -77,7 +77,8 @@ def status_of_program(folder: Path, environment: int, user: str) -> dict[str, li
 def status_of_hook(environment: int, user: str) -> dict[str, list[str]]:
     """The status of the program of a hook."""
     errors_read, errors = os.pipe()
-    command = [*module_command(hook_child.__name__), str(errors), user, "/", str(environment), *PROGRAM]
+    settings = [str(errors), "", user, "/", str(environment)]
+    command = [*module_command(hook_child.__name__), *settings, *PROGRAM]
     try:
         return run_with_capabilities(*command, descriptors=(errors, environment))
     finally:
@@ -113,6 +114,51 @@ def test_nothing_ever_becomes_root(user: str) -> None:
     assert "never becomes root" in done.stderr
 
 
+PREFERRED = """
+import os, resource, sys
+from leasehold_worker.programs import user_change
+
+user_change.OOM_SCORE = sys.argv[1]  # only CAP_SYS_RESOURCE can lower the real one
+os.setpriority(os.PRIO_PROCESS, 0, -5)
+user_change.take_limits(sys.argv[2])
+print(os.nice(0), resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(resource.RLIMIT_NPROC)[0])
+"""
+"""Takes limits while the kernel prefers the process, as a worker whose unit has Nice and OOMScoreAdjust."""
+
+
+def run_preferred(score: Path, limits: str) -> str:
+    command = [sys.executable, "-c", PREFERRED, str(score), limits]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "PermissionError" in done.stderr:
+        pytest.skip("this root lacks CAP_SYS_NICE")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("before", "after"), [("-900\n", "0"), ("300\n", "300\n")])
+def test_a_program_of_another_user_is_not_preferred_as_the_worker_is(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    score = tmp_path / "oom_score_adj"
+    score.write_text(before)
+    assert run_preferred(score, "4:0:4096,6:20:30") == "0 (0, 4096) 20\n"
+    assert score.read_text() == after
+
+
+def test_a_program_of_the_workers_own_user_keeps_all(tmp_path: Path) -> None:
+    score = tmp_path / "oom_score_adj"
+    score.write_text("-900")
+    assert run_preferred(score, "").startswith("-5 ")
+    assert score.read_text() == "-900"
+
+
+def test_a_limit_that_can_not_be_set_starts_nothing() -> None:
+    code = "from leasehold_worker.programs.user_change import take_limits; take_limits('4:20:10')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "the limit 4 of setrlimit(2) can't be 20:10" in done.stderr
+
+
 KEYRING_CALLS = f"""
 import ctypes, os, sys
 
@@ -137,9 +183,15 @@ print("read", found.value)
 def test_a_program_of_another_user_has_no_keyring_of_the_worker(
     environment: int, user: str, expected: str
 ) -> None:
-    program = [sys.executable, "-I", "-S", "-c", READ_THE_KEY]
+    interpreter = os.path.realpath(sys.executable)  # that of the checkout may be closed to other users
+    # setpriv has all capabilities until its exec, so the shell tries.
+    trial = [*as_user(2001), "/bin/sh", "-c", 'exec "$0" -I -S -c ""', interpreter]
+    if subprocess.run(trial, capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"other users can't run {interpreter}")
+    program = [interpreter, "-I", "-S", "-c", READ_THE_KEY]
     errors_read, errors = os.pipe()
-    hook = [*module_command(hook_child.__name__), str(errors), user, "/", str(environment), *program]
+    settings = [str(errors), "", user, "/", str(environment)]
+    hook = [*module_command(hook_child.__name__), *settings, *program]
     try:
         done = subprocess.run(
             [sys.executable, "-c", WITH_A_KEY, *hook],

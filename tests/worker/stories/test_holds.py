@@ -305,7 +305,8 @@ def test_a_taken_hold_is_used_or_whole_wherever_the_run_is_killed(
 
 
 @pytest.mark.parametrize(
-    "crash_point", ["intent-restore", "phase-restore", "phase-unlock", "operation-ended:3"]
+    "crash_point",
+    grid(("intent-restore", "phase-restore", "phase-unlock", "operation-ended:3"), "phase-restore"),
 )
 def test_a_taken_hold_is_used_or_whole_wherever_the_restore_is_killed(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, crash_point: str

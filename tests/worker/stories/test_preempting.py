@@ -123,7 +123,6 @@ def test_whoever_was_suspended_before_stays_so(
             "outcome-journaled:5",
         ),
         "intent-checkpoint:2",
-        "intent-run:3",
         "outcome-journaled:5",
     ),
 )
@@ -155,7 +154,7 @@ def test_all_or_nothing_wherever_the_worker_is_killed(
         assert len(counters(host)) == 2
 
 
-@pytest.mark.parametrize("crash_point", ["intent-restore", "outcome-journaled:6"])
+@pytest.mark.parametrize("crash_point", grid(("intent-restore", "outcome-journaled:6"), "intent-restore"))
 def test_a_way_back_that_was_interrupted_is_finished(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, crash_point: str
 ) -> None:

@@ -1,12 +1,14 @@
 """Workloads run as the Unix users of their owners, on a worker that is not root."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -44,6 +46,7 @@ from tests.worker.unix_users import (
     ALICE_UID,
     BOB_UID,
     CAPABILITIES,
+    RUN_AS,
     WORKER_UID,
     UserWorker,
     as_user,
@@ -140,6 +143,49 @@ def test_a_program_has_the_environment_of_its_user_and_nothing_of_the_worker(wor
         "0" * 16
     ] * 3
     assert "NoNewPrivs:\t1" in lines
+
+
+LIMITS = """
+* hard nproc 3000
+* soft nofile 4000   # a group counts more
+@:2001 - nofile 400
+:2001 soft nofile 300
+* - sigpending unlimited
+* hard nofile lots
+"""
+SHOW_LIMITS = "grep -E 'processes|open files|core file' /proc/self/limits | tr -s ' '"
+
+
+def test_a_program_and_its_hooks_have_the_limits_of_their_user(worker: UserWorker) -> None:
+    session = worker.session
+    hook = Hook(
+        name="tell",
+        phase=HOOK_PHASE_BEFORE_SUSPEND,
+        command=CommandHook(arguments=["/bin/sh", "-c", f"{SHOW_LIMITS}; exit 3"]),
+    )
+    run = counter_run("limits")
+    run.spec.hooks.append(hook)
+    files = worker.limits / "limits.conf"
+    files.write_text(LIMITS)
+    try:
+        done = succeeded(run_for("user/alice", session, "limits-c1", "limits", run=run))
+        (warning,) = done.result.warnings
+        assert warning.startswith("user 2001 has the limit sigpending ")
+        wait_counting(session, "limits")
+        failed = session.run("limits-c2", "limits", suspend=SuspendOperation())
+        command = run_for("user/alice", session, "limits-c3", "shown", run=shell(SHOW_LIMITS))
+        succeeded(command)
+        wait_until(lambda: "open files" in read_output(session, "shown"), "the script has written")
+        for said in (failed.error.message, read_output(session, "shown")):
+            assert "Max open files 300 400 files" in said
+            assert re.search(r"Max processes \d+ 3000 processes", said)
+    finally:
+        files.unlink()
+    assert worker.log.read_text().count("limits.conf: line 7 is invalid") == 1
+    succeeded(run_for("user/alice", session, "limits-c4", "usual", run=shell(SHOW_LIMITS)))
+    wait_until(lambda: "open files" in read_output(session, "usual"), "the script has written")
+    assert "Max open files 1024 " in read_output(session, "usual"), "the worker itself has more"
+    succeeded(session.run("limits-c5", "limits", stop=StopOperation()))
 
 
 def test_who_has_no_unix_user_starts_nothing(worker: UserWorker) -> None:
@@ -280,20 +326,30 @@ def capabilities_of(pid: int) -> set[int]:
     return {number for number in range(64) if mask >> number & 1}
 
 
+@contextmanager
+def bobs_counter(
+    worker: UserWorker, host: SimulatedHost, tmp_path: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of bob's on a GPU, which nobody leases."""
+    open_to_others(tmp_path)
+    variables = {**worker.variables, "CUDA_VISIBLE_DEVICES": host.gpus[3].uuid}
+    command = [*as_user(BOB_UID), *counter_run("any").spec.arguments]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd="/")
+    try:
+        wait_until(lambda: b"count=2" in (tmp_path / "output").read_bytes(), "it counts")
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+
+
 @pytest.fixture
 def counter_of_bob(
     worker: UserWorker, shared_host: SimulatedHost, tmp_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of bob's on a GPU, which nobody leases."""
-    open_to_others(tmp_path)
-    variables = {**worker.variables, "CUDA_VISIBLE_DEVICES": shared_host.gpus[3].uuid}
-    command = [*as_user(BOB_UID), *counter_run("any").spec.arguments]
-    with (tmp_path / "output").open("wb") as output:
-        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd="/")
-    wait_until(lambda: b"count=2" in (tmp_path / "output").read_bytes(), "it counts")
-    yield process
-    process.kill()
-    process.wait(timeout=30)
+    with bobs_counter(worker, shared_host, tmp_path) as process:
+        yield process
 
 
 def test_hooks_of_an_adoption_are_for_processes_of_the_owner(
@@ -317,6 +373,49 @@ def test_hooks_of_an_adoption_are_for_processes_of_the_owner(
     succeeded(session.run("adopt-c5", "adopt-3", suspend=SuspendOperation()))
     succeeded(session.run("adopt-c6", "adopt-3", restore=RestoreOperation()))
     succeeded(session.run("adopt-c7", "adopt-3", release=ReleaseOperation()))
+
+
+@pytest.fixture
+def of_root() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of root's."""
+    process = subprocess.Popen(["sleep", "1000"])
+    yield process
+    process.kill()
+    process.wait(timeout=30)
+
+
+def test_an_adoption_is_of_processes_of_the_owners_user_or_of_named_ones(
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    of_root: subprocess.Popen[bytes],
+    tmp_path: Path,
+) -> None:
+    """A worker that is root could suspend and stop everybody's processes, for each operator."""
+    (tmp_path / "worker").mkdir()
+    mapped = RUN_AS.partition("\n")[2]
+    with (
+        user_worker(host, coordinator, tmp_path / "worker", mapped, uid=0) as started,
+        bobs_counter(started, host, tmp_path) as counter,
+    ):
+        session, config = started.session, tmp_path / "worker/worker.toml"
+        plain = AdoptOperation(name="bobs", pid=counter.pid)
+
+        def refuse(owner: str, command_id: str, match: str, pid: int = plain.pid) -> None:
+            refused = run_for(owner, session, command_id, command_id, adopt=AdoptOperation(pid=pid))
+            assert refused.error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+            assert re.search(match, refused.error.message)
+
+        refuse("user/alice", "own-c1", "only processes of 2001, the Unix user of user/alice may.*adopt_users")
+        refuse("user/carol", "own-c2", "run_as names no Unix user for user/carol")
+        refuse("user/bob", "own-c3", "runs as root, and only processes of 2002", pid=of_root.pid)
+        succeeded(run_for("user/bob", session, "own-c4", "own-w", adopt=plain))
+        succeeded(session.run("own-c5", "own-w", release=ReleaseOperation()))
+        config.write_text(RUN_AS)
+        started.restart()
+        session = started.session
+        refuse("user/alice", "own-c6", r"runs as root, .* of \*", pid=of_root.pid)
+        succeeded(run_for("user/alice", session, "own-c7", "own-v", adopt=plain))
+        succeeded(session.run("own-c8", "own-v", release=ReleaseOperation()))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from leasehold_worker.workloads import foreign_processes
 from leasehold_worker.workloads.foreign_processes import owner
 from leasehold_worker.workloads.workload import CLAIM, WORKLOAD_ID_VARIABLE, Workload
 
+from tests.grids import grid
 from tests.worker.conftest import COUNTER
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -327,7 +328,9 @@ def play(name: str, directory: str, folder: str) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory), Path(folder))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", grid(SCENARIOS, nvml_fails_as_a_claim_ends, a_process_that_can_not_be_read)
+)
 def test_what_nvml_or_the_kernel_does_not_answer_is_not_known(
     scenario: Callable[[SimulatedHost, Path], Awaitable[None]], host: SimulatedHost, tmp_path: Path
 ) -> None:

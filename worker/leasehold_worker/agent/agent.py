@@ -22,6 +22,7 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.files.secret_key import IMAGES_FILE, open_key
 from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.host.service_manager import ServiceManager
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
@@ -62,6 +63,7 @@ async def run_agent(config: WorkerConfig, state_directory: StateDirectory) -> No
 async def _run(
     config: WorkerConfig, state_directory: StateDirectory, local_socket: LocalSocket, locks: ExitStack
 ) -> None:
+    manager = ServiceManager.of_environment()
     async with open_journal(state_directory.journal_path) as journal:
         identity = WorkerIdentity.of_this_start(state_directory.worker_id(), config.name, config.labels)
         frames = FrameSink()
@@ -151,6 +153,7 @@ async def _run(
             logger.info(
                 "worker %s (%s) with %d GPUs", identity.name, identity.worker_id, len(pool.slots.gpus)
             )
+            nursery.start_soon(manager.show_life)
             nursery.start_soon(recovery.settle)
             nursery.start_soon(commands.stalls.run)
             nursery.start_soon(coordinator_session.run)
@@ -164,7 +167,9 @@ async def _run(
             nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
             async with serve_locally(local_socket, claims, answers, parts.applications):
                 claims.expect_resumption()
+                manager.tell("READY=1")
                 await _wait_for_stop_signal()
+                manager.tell("STOPPING=1")
                 nursery.start_soon(_stop_at_once_on_signal, nursery.cancel_scope)
                 claims.suspend_streams()
                 # Applications that save themselves are reached by the local API.

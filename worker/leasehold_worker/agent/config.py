@@ -85,7 +85,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Further variables of the worker that programs and hooks inherit; a star stands for any characters."""
     adopt_users: list[str] = []
     """Users, by name or number, whose processes may be adopted; "*" is all users. Empty: the worker's own, or
-    all users if the worker is root."""
+    all users if the worker is root. With run_as: users besides the owner's Unix user; "*" excludes root."""
     run_as: RunAsSetting = ""
     """Unix users of workloads: a map of owners to users, "same-name", or one user. A user is a login name, or
     UID:GID. Empty: only the worker's own user starts programs, for a coordinator on loopback."""

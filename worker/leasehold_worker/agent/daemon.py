@@ -3,6 +3,7 @@
 import logging
 import os
 import queue
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -78,7 +79,12 @@ def _join_token(join: str | None, join_file: Path | None) -> str | None:
         if join == "-":
             return sys.stdin.readline(TICKET_LIMIT)
         if join_file is not None:
-            with join_file.open(encoding="ascii", errors="replace") as file:
+            descriptor = os.open(join_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, encoding="ascii", errors="replace") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise StartError(
+                        f"{join_file} is not a regular file: write the join token into one, or use `--join -`"
+                    )
                 return file.read(TICKET_LIMIT)
     except OSError as error:
         raise StartError(f"the join token can't be read ({error.strerror}): give it another way") from error

@@ -1,7 +1,8 @@
 """Programs that this worker started and that are missing in its journal, for example after its loss.
 
-Each has a launcher, whose folder and environment identify the program. Processes with a workload's mark but
-without a launcher, such as those of `leasehold exec`, are only reported: a mark can be forged.
+Each has a launcher, whose folder identifies the program. The environment of a program proves nothing, since
+the program can change it. Processes with a workload's mark but without a launcher, such as those of
+`leasehold exec`, are only reported: a mark can be forged.
 """
 
 import logging
@@ -22,7 +23,7 @@ from leasehold_worker.host.accounts import Account, account_of
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.process_trees import process_tree
 from leasehold_worker.host.processes import ProcessIdentity, boot_id, command_line, is_alive, variable_of
-from leasehold_worker.programs.programs import launched
+from leasehold_worker.programs.programs import Started, launched, started
 from leasehold_worker.workloads.states import ENDED, UNKNOWN
 from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, told_arguments
 
@@ -40,14 +41,14 @@ REPORTS_LIMIT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A running program, according to its folder and its environment.
+    """A running program, according to its folder.
 
     Attributes:
         workload_id: Id of its folder.
         name: Its name.
         program: The first process.
         arguments: Its arguments.
-        gpu_uuids: GPUs on which NVML lists its processes, else those of its start.
+        gpu_uuids: GPUs on which NVML lists its processes, else those of its start by the worker's record.
         account: Its Unix user. None: the worker's.
     """
 
@@ -128,7 +129,7 @@ class Strays:
                 )
                 continue
             if who is not None and who.boot_id == this_boot and is_alive(who.program):
-                found.append(_describe(folder.name, who.program, self._parts))
+                found.append(_describe(folder, who.program, self._parts))
         return found
 
     def _marked(self, known: Collection[str]) -> list[tuple[Pid, str]]:
@@ -174,16 +175,22 @@ class Strays:
             self._parts.workloads.settle(workload, UNKNOWN, (), home=stray.gpu_uuids, error=error)
 
 
-def _describe(workload_id: str, program: ProcessIdentity, parts: Parts) -> Stray:
-    inventory = parts.inventory
+def _describe(folder: Path, program: ProcessIdentity, parts: Parts) -> Stray:
+    inventory, workload_id = parts.inventory, folder.name
+    record = started(folder)
+    if record is None:
+        logger.error(
+            "the record of the start of workload %s is missing or damaged: it gets the GPUs on which NVML "
+            "lists its processes; stop it if it has others",
+            workload_id,
+        )
+        record = Started("", ())
     pids = {identity.pid for identity in process_tree(program)}
-    started_with = variable_of(program.pid, "CUDA_VISIBLE_DEVICES").split(",")
     listed = [uuid for uuid, gpu in inventory.usage().items() if pids & gpu.processes.keys()]
-    visible = [uuid for uuid in started_with if uuid in inventory.chips]
-    gpu_uuids = visible if not listed or set(listed) == set(visible) else listed
-    # A program can change its environment in /proc, and the coordinator refuses invalid names.
-    told = variable_of(program.pid, "LEASEHOLD_WORKLOAD")
-    name = told if _NAME.fullmatch(told) else workload_id
+    began = [uuid for uuid in record.gpu_uuids if uuid in inventory.chips]
+    gpu_uuids = began if not listed or set(listed) == set(began) else listed
+    # A program of the worker's own user could change the record, and the coordinator refuses invalid names.
+    name = record.name if _NAME.fullmatch(record.name) else workload_id
     unique = tuple(dict.fromkeys(gpu_uuids))
     account = _account(program, parts.workloads.user_folder(workload_id))
     return Stray(workload_id, name, program, tuple(command_line(program.pid)), unique, account)

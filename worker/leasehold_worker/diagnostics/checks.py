@@ -30,6 +30,7 @@ CHECKS: Final[Mapping[str, Look]] = {
     "huge_pages": host.huge_pages,
     "criu": host.criu,
     "run_as": users.run_as,
+    "user_limits": users.user_limits,
     "configuration": host.configuration,
     "state_directory": host.state_directory,
     "coordinator": host.coordinator,

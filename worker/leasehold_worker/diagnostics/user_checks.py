@@ -8,6 +8,7 @@ from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.diagnostics.examination import Examination, failed, warning
 from leasehold_worker.host.accounts import find_account
 from leasehold_worker.host.capabilities import NEEDED, capability_name
+from leasehold_worker.host.limit_files import read_lines
 from leasehold_worker.host.processes import user_name
 from leasehold_worker.programs.run_as import SAME_NAME, is_loopback, why_forbidden
 
@@ -27,6 +28,16 @@ def run_as(patient: Examination) -> str:
     if isinstance(config.run_as, dict):
         return f"{len(config.run_as)} owners, each with a user of this host"
     return config.run_as
+
+
+def user_limits(patient: Examination) -> str:
+    """Whether the worker can use all lines with limits for the users of workloads."""
+    if not patient.config.run_as:
+        return "programs have the worker's, since run_as is not set"
+    lines, problems = read_lines()
+    if problems:
+        raise warning("; ".join(problems))
+    return f"{len(lines)} lines of limits.conf(5)"
 
 
 def _wrong_users(config: WorkerConfig) -> Iterator[str]:

@@ -14,6 +14,7 @@ from leasehold_worker.hooks import hook_child
 from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.http_call import printable
 from leasehold_worker.hooks.templates import expand
+from leasehold_worker.host.limit_files import login_limits
 from leasehold_worker.programs.child_input import child_input, environment_entries
 from leasehold_worker.programs.interpreter import module_command
 
@@ -37,18 +38,20 @@ async def run(turn: Turn) -> None:
 
     Raises:
         HookFailedError: The program could not be started, or ended with another status than 0.
+        OperationError: PERMISSION_OR_OS: the limits of its user are unknown.
     """
     values = turn.context.values(turn.phase)
     arguments = [expand(argument, values) for argument in turn.hook.command.arguments]
     turn.doing = f"{arguments[0]} was still running"
     context = turn.context
     user = context.account.ids if context.account is not None else ""
+    limits = await login_limits(context.account)
     errors, write_end = os.pipe()
     try:
         with child_input(environment_entries(_environment(context.environment, values))) as environment:
-            settings = (str(write_end), user, str(context.working_directory), str(environment))
+            settings = (limits.encoded, user, str(context.working_directory), str(environment))
             process = await trio.lowlevel.open_process(
-                [*module_command(hook_child.__name__), *settings, *arguments],
+                [*module_command(hook_child.__name__), str(write_end), *settings, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -8,15 +8,15 @@ import os
 import signal
 import sys
 
-from leasehold_worker.programs.user_change import take_on
+from leasehold_worker.programs.user_change import take_limits, take_on
 
 
 def main() -> None:
-    """Executes a program: ``ERRORS_FD USER WORKING_DIRECTORY ENVIRONMENT_FD PROGRAM [ARGUMENT…]``.
+    """Executes a program: ``ERRORS_FD LIMITS USER WORKING_DIRECTORY ENVIRONMENT_FD PROGRAM [ARGUMENT…]``.
 
     The variables of the environment act only after the change of the user.
     """
-    errors, user, directory, environment_fd, *arguments = sys.argv[1:]
+    errors, limits, user, directory, environment_fd, *arguments = sys.argv[1:]
     os.set_inheritable(int(errors), False)
     with os.fdopen(int(environment_fd), "rb") as file:
         entries = file.read().split(b"\0")
@@ -24,8 +24,9 @@ def main() -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec keeps that
         signal.signal(number, signal.SIG_DFL)
     try:
+        take_limits(limits)
         take_on(user)
         os.chdir(directory)
         os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - what the workload's owner asked for
-    except (OSError, ValueError) as error:
-        os.write(int(errors), str(error).encode())
+    except (OSError, ValueError, MemoryError) as error:
+        os.write(int(errors), (str(error) or "no memory within its limits").encode())

@@ -50,7 +50,7 @@ ACTING: Final = frozenset({"command", "http", "vllm", "sglang"})
 """Actions of hooks that run a program, call a server or read a file."""
 
 EVERYBODY: Final = "*"
-"""Value of the setting that permits processes of any user."""
+"""Value of the setting that permits processes of any user, but not of root if ``run_as`` is set."""
 
 
 @final
@@ -65,7 +65,8 @@ class Adoption:
         foreign: Lists the processes on the GPUs before a release.
         exit_monitor: Notices the end of adopted workloads.
         adopt_users: Names or numbers of the users whose processes may be adopted, or EVERYBODY. Empty: the
-            worker's own, or all if the worker is root.
+            worker's own, or all if the worker is root. With ``run_as``, the owner's Unix user is permitted,
+            and these are further users.
         run_as: The Unix users of the workloads' owners.
         user: Name of the worker's user.
     """
@@ -160,7 +161,7 @@ class Adoption:
         resolve(None, operation.eviction)
         check_hooks(operation.hooks, "operation.hooks")
         found = await _find(operation.pid)
-        self._check_permitted(found)
+        await self._check_permitted(found, owner)
         self._check_owners(found)
         account = await self._account(operation, owner, found)
         await self._check_suspendable(found.processes)
@@ -193,21 +194,42 @@ class Adoption:
         progress.released_gpu_uuids = workload.gpu_uuids
         await self._exit_monitor.let_go(workload)
 
-    def _check_permitted(self, found: "_Found") -> None:
-        for member in found.members:
-            if member.uid is not None and not self._may_adopt(member.uid, member.user):
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                    f"process {member.identity.pid} runs as {member.user}, and only processes of "
-                    f"{', '.join(self._adopt_users) or self._user} may be adopted: see "
-                    "adopt_users in the worker's settings",
-                    {"pid": str(member.identity.pid)},
-                )
+    async def _check_permitted(self, found: "_Found", owner: str) -> None:
+        """Refuses processes of users that neither the settings nor the owner's mapping permit.
+
+        Raises:
+            OperationError: NOT_PERMITTED, or as of :meth:`RunAs.account`.
+        """
+        others = [
+            member
+            for member in found.members
+            if member.uid is not None and not self._may_adopt(member.uid, member.user)
+        ]
+        if not others:
+            return
+        permitted = ", ".join(self._adopt_users)
+        if self._run_as.is_set:
+            account = await self._run_as.account(owner)
+            own_uid, own = (account.uid, account.name) if account is not None else (os.geteuid(), self._user)
+            others = [member for member in others if member.uid != own_uid]
+            permitted = f"{own}, the Unix user of {owner}" + (f", and of {permitted}" if permitted else "")
+        if others:
+            other = others[0]
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"process {other.identity.pid} runs as {other.user}, and only processes of "
+                f"{permitted or self._user} may be adopted: name {other.user} in adopt_users of the worker's "
+                "settings, or adopt another process",
+                {"pid": str(other.identity.pid)},
+            )
 
     def _may_adopt(self, uid: int, user: str) -> bool:
-        if not self._adopt_users:
-            return os.geteuid() in (0, uid)
-        return bool({EVERYBODY, str(uid), user} & set(self._adopt_users))
+        """Whether the settings permit processes of a user, whoever adopts."""
+        if {str(uid), user} & set(self._adopt_users):
+            return True
+        if self._run_as.is_set:
+            return EVERYBODY in self._adopt_users and uid != 0
+        return EVERYBODY in self._adopt_users if self._adopt_users else os.geteuid() in (0, uid)
 
     async def _account(
         self, operation: operation_pb2.AdoptOperation, owner: str, found: "_Found"

@@ -202,7 +202,7 @@ class Operations:
             self._stop_restart.expect(workload_id, operation.checkpoint_id)
             restores = bool(operation.checkpoint_id)
             root = await self._programs.start(
-                workload_id, operation.name, spec, lease, account, restores=restores
+                workload_id, operation.name, spec, lease, account, progress.warnings, restores=restores
             )
         except BaseException:
             self._stop_restart.expect(workload_id, "")

@@ -211,7 +211,8 @@ class StopRestart:
             progress.enter("start")
             await progress.intend(intent_of("start", plan, {}, [lease] if lease else []))
             self.expect(workload.workload_id, plan.checkpoint_id)
-            await self._programs.start_again(workload, lease, restores=bool(plan.checkpoint_id))
+            restores = bool(plan.checkpoint_id)
+            await self._programs.start_again(workload, lease, progress.warnings, restores=restores)
             if plan.checkpoint_id:
                 named = plan.named_checkpoint_id or None
                 await self._restore(workload, workload.workload_id, named, progress)

@@ -27,6 +27,7 @@ EXIT_TIMEOUT_S: Final = 5.0
 
 POLL_INTERVAL_S: Final = 0.01
 
+START_FILE: Final = "start"
 RECORD_LIMIT_BYTES: Final = 65_536
 LAST_TIME_S: Final = 253_402_300_799.0
 """The last second that datetime can hold."""
@@ -68,6 +69,18 @@ class ExitRecord(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class Started(msgspec.Struct, frozen=True):
+    """The terms of a program's start, as the worker recorded them apart from the journal.
+
+    Attributes:
+        name: The name of the workload.
+        gpu_uuids: The GPUs of its lease.
+    """
+
+    name: str
+    gpu_uuids: tuple[str, ...]
+
+
 class _StartRecord(msgspec.Struct, frozen=True):
     """The launcher's report: the identity of the program, or the error."""
 
@@ -84,6 +97,7 @@ async def launch(
     environment: Mapping[str, str],
     output: int,
     group: Path | None,
+    limits: str = "",
     user: str = "",
     nursery: trio.Nursery,
 ) -> ProcessIdentity:
@@ -96,6 +110,7 @@ async def launch(
         environment: Its whole environment.
         output: Descriptor for both its streams.
         group: Its control group. None: the worker's.
+        limits: The limits of its Unix user, as ``LoginLimits.encoded``. Empty: the worker's.
         user: The ids of its Unix user, as ``Account.ids``. Empty: the worker's.
         nursery: Runs the task that reaps the launcher.
 
@@ -106,8 +121,8 @@ async def launch(
     # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
     with trio.CancelScope(shield=True), _environment_input(environment) as environment_descriptor:
         read_end, write_end = os.pipe()
-        limits = (file_descriptors.STARTED_WITH, group or "", user)
-        settings = (write_end, *limits, environment_descriptor, working_directory)
+        place = (file_descriptors.STARTED_WITH, group or "", limits, user)
+        settings = (write_end, *place, environment_descriptor, working_directory)
         try:
             process = await trio.lowlevel.open_process(
                 [*command, *map(str, settings), *arguments],
@@ -278,6 +293,22 @@ async def _hear(descriptor: int) -> _StartRecord | None:
             async for chunk in stream:
                 data += chunk
     return msgspec.json.decode(data, type=_StartRecord) if data else None
+
+
+def keep_start(folder: Path, record: Started) -> None:
+    """Records what a program is started with. A reboot may lose the record, and ends the program too.
+
+    Raises:
+        OSError: The record can't be written.
+    """
+    fresh = folder / f"{START_FILE}.{uuid.uuid4().hex}"
+    fresh.write_bytes(msgspec.json.encode(record))
+    fresh.replace(folder / START_FILE)
+
+
+def started(folder: Path) -> Started | None:
+    """The terms of the start of the program in a folder. None: there is no record."""
+    return _record_at(folder / START_FILE, Started)
 
 
 def launched(folder: Path) -> Launched | None:

@@ -1,11 +1,12 @@
 """The shim of a workload: it starts or restores the program, outlives the worker, and records the exit.
 
-``FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP USER ENVIRONMENT_FD WORKING_DIRECTORY PROGRAM [ARGUMENT…]``
-starts a program, which gets the shim's output. DESCRIPTORS limits its open files, GROUP is its control group
-or empty, USER is the Unix user that it takes on (:func:`leasehold_worker.programs.user_change.take_on`), and
-ENVIRONMENT_FD holds its environment. The child enters the working directory as that user, and only then the
-shim records the child: if that volume hangs, the worker gives up the shim. One shim lives as long as each
-workload, so it imports little. Orphans of the program become children of the shim, which ends after them.
+``FOLDER BOOT_ID STATUS_FD DESCRIPTORS GROUP LIMITS USER ENVIRONMENT_FD WORKING_DIRECTORY PROGRAM
+[ARGUMENT…]`` starts a program, which gets the shim's output. DESCRIPTORS limits its open files, GROUP is its
+control group or empty, LIMITS and USER are the limits and the Unix user that it takes on
+(:mod:`leasehold_worker.programs.user_change`), and ENVIRONMENT_FD holds its environment. The child enters the
+working directory as that user, and only then the shim records the child: if that volume hangs, the worker
+gives up the shim. One shim lives as long as each workload, so it imports little. Orphans of the program
+become children of the shim, which ends after them.
 
 ``--restore FOLDER BOOT_ID STATUS_FD TIMEOUT_S GROUP CRIU PID`` has CRIU restore a program from an image
 as a child of the shim, under this pid. Standard input holds the request for CRIU.
@@ -30,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from leasehold_worker.programs.user_change import drop_capabilities, take_on
+from leasehold_worker.programs.user_change import drop_capabilities, take_limits, take_on
 
 TYPE_CHECKING = False  # importing typing would take more memory than the whole shim
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def main() -> None:
 
 def start() -> None:
     """Starts the program and waits for its end."""
-    folder, boot_id, status_fd, descriptors, group, user, environment_fd, directory, *arguments = sys.argv[1:]
+    folder, boot_id, status_fd, descriptors, group, limits, user = sys.argv[1:8]
+    environment_fd, directory, *arguments = sys.argv[8:]
     status, environment = int(status_fd), int(environment_fd)
     os.set_inheritable(status, False)
     os.set_inheritable(environment, False)
@@ -82,7 +84,8 @@ def start() -> None:
         os.close(ready_read)
         with os.fdopen(environment, "rb") as file:
             entries = file.read()
-        become(arguments, group, user, directory, variables(entries), (ready_write, go_read, error_write))
+        pipes = (ready_write, go_read, error_write)
+        become(arguments, group, limits, user, directory, variables(entries), pipes)
     for descriptor in (environment, go_read, ready_write, error_write):
         os.close(descriptor)
     if os.read(ready_read, 1) == b"":
@@ -355,6 +358,7 @@ def keep_end(folder: str, returncode: int, error: str) -> None:
 def become(
     arguments: list[str],
     group: str,
+    limits: str,
     user: str,
     directory: str,
     environment: dict[bytes, bytes],
@@ -365,6 +369,7 @@ def become(
     Args:
         arguments: The program and its arguments.
         group: The control group. Empty: the shim's.
+        limits: The limits of the user. Empty: the shim's.
         user: The Unix user. Empty: the shim's.
         directory: The working directory, entered with the rights of the user.
         environment: The program's variables. None of them acts before the exec.
@@ -376,6 +381,7 @@ def become(
         signal.signal(number, signal.SIG_DFL)
     try:
         enter(group)
+        take_limits(limits)
         take_on(user)
         os.chdir(directory)
         os.write(ready_write, b"r")
@@ -383,8 +389,8 @@ def become(
         if os.read(go_read, 1) == b"":
             os._exit(0)
         os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - what the workload's owner asked for
-    except (OSError, ValueError) as error:
-        os.write(error_write, str(error).encode())
+    except (OSError, ValueError, MemoryError) as error:
+        os.write(error_write, (str(error) or "no memory within its limits").encode())
     os._exit(127)
 
 

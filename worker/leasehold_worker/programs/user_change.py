@@ -7,7 +7,9 @@ one shim lives as long as each workload.
 import ctypes
 import errno
 import os
+import resource
 
+OOM_SCORE = "/proc/self/oom_score_adj"
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
@@ -16,6 +18,34 @@ CAPABILITY_VERSION_3 = 0x20080522
 KEYCTL_JOIN_SESSION_KEYRING = 1
 KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}
 """Number of the system call keyctl(2), which the C library lacks."""
+
+
+def take_limits(limits: str) -> None:
+    """Takes the limits of another user than the worker's, before the change to it.
+
+    The kernel's preference for the worker goes too: a negative nice value or OOM score becomes 0.
+
+    Args:
+        limits: ``RESOURCE:SOFT:HARD,…``, -1 for unlimited. Empty: all stays, as for the worker's own user.
+
+    Raises:
+        OSError: A limit can't be set. The process must not execute anything.
+    """
+    if not limits:
+        return
+    for limit in limits.split(","):
+        number, soft, hard = map(int, limit.split(":"))
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (OSError, ValueError) as error:
+            raise OSError(f"the limit {number} of setrlimit(2) can't be {soft}:{hard}: {error}") from error
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    with open(OOM_SCORE, encoding="ascii") as file:
+        score = int(file.read())
+    if score < 0:
+        with open(OOM_SCORE, "w", encoding="ascii") as file:
+            file.write("0")
 
 
 def take_on(user: str) -> None:

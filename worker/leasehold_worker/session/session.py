@@ -33,7 +33,12 @@ from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.programs.secret_variables import SecretVariables
-from leasehold_worker.session.channel import INSECURE_SCHEME, open_channel, open_enrolled_channel
+from leasehold_worker.session.channel import (
+    CERTIFICATE_FILES,
+    INSECURE_SCHEME,
+    open_channel,
+    open_enrolled_channel,
+)
 from leasehold_worker.session.client_keys import require_valid
 from leasehold_worker.session.credential_files import Look, look, wait_for_change
 from leasehold_worker.session.enrolment import keep_authorities
@@ -175,10 +180,14 @@ class CoordinatorSession:
             return SessionEndError(str(error), REFUSED_BACKOFF_S)
         with channel:
             end = await self._session(channel)
-        cause = await trio.to_thread.run_sync(explain, end.why, self._coordinator, abandon_on_cancel=True)
-        cause = cause or explain_closed(end.why, self._coordinator)
+        cause = await trio.to_thread.run_sync(self._explain, end.why, abandon_on_cancel=True)
         end.why = cause or end.why
         return end
+
+    def _explain(self, why: str) -> str | None:
+        """The cause of an ended session in TLS, with its remedy. Blocks."""
+        certificate = self._credentials / CERTIFICATE_FILES[0] if self._files else None
+        return explain(why, self._coordinator) or explain_closed(why, self._coordinator, certificate)
 
     def _open_channel(self) -> grpc.Channel:
         """A channel with the worker's certificate, or else with the files of ``--credentials``.

@@ -1,8 +1,10 @@
 """Causes and remedies of failed TLS handshakes. gRPC reports a failure as text only."""
 
+from pathlib import Path
 from typing import Final
 
 from leasehold_worker.session.channel import INSECURE_SCHEME
+from leasehold_worker.session.own_certificate import certificate_problem
 from leasehold_worker.session.server_certificate import validity_text
 
 _NO_CONNECTION: Final = "UNAVAILABLE: failed to connect to all addresses"
@@ -56,12 +58,13 @@ def explain(details: str, address: str) -> str | None:
     return None
 
 
-def explain_closed(details: str, address: str) -> str | None:
-    """A sentence about a connection that the server ended during the handshake.
+def explain_closed(details: str, address: str, certificate: Path | None) -> str | None:
+    """A sentence about a connection that the server ended during the handshake. Blocks.
 
     Args:
         details: Code and text of a failed call.
         address: The address of the call.
+        certificate: The file with the worker's certificate. None: the worker has presented none of a file.
 
     Returns:
         What happened, why, and what to do. None: the text is about something else.
@@ -69,6 +72,8 @@ def explain_closed(details: str, address: str) -> str | None:
     if not details.startswith(_NO_CONNECTION) or not any(text in details for text in _CLOSED):
         return None
     if not address.startswith(INSECURE_SCHEME):
+        if certificate is not None and (problem := certificate_problem(certificate)) is not None:
+            return f"{address} ended the TLS handshake: {problem}"
         return (
             f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate of "
             "its own authority: `leasehold worker --join -` with a token of "

@@ -16,11 +16,12 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.files.workload_files import OUTPUT_FILE, open_output
 from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.host.limit_files import login_limits
 from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.host_reservations import HostReservation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.programs.environment import user_environment
-from leasehold_worker.programs.programs import LaunchError, forget_start, launch
+from leasehold_worker.programs.programs import LaunchError, Started, forget_start, keep_start, launch
 from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.programs.secret_variables import SealError, SecretVariables
 from leasehold_worker.workloads.registry import Workloads
@@ -73,6 +74,7 @@ class ProgramStart:
         spec: WorkloadSpec,
         lease: Lease | None,
         account: Account | None,
+        warnings: list[str],
         *,
         restores: bool,
     ) -> ProcessIdentity:
@@ -84,17 +86,22 @@ class ProgramStart:
             spec: The spec of its workload.
             lease: Its GPUs. None: it has none.
             account: The Unix user that it runs as. None: the worker's.
+            warnings: Receives the limits of its user that the worker may not give.
             restores: Its application waits for a restore.
 
         Raises:
-            OperationError: SPAWN_FAILED; nothing was started.
+            OperationError: SPAWN_FAILED, or PERMISSION_OR_OS: the limits of its user are unknown. Nothing was
+                started.
         """
         folder, wanted = self._workloads.folder(workload_id), spec.resources
+        limits = await login_limits(account)
         try:
             working_folder = self._workloads.working_folder(workload_id, account)
             owner = (account.uid, account.gid) if account is not None else None
             output = await trio.to_thread.run_sync(open_output, folder, working_folder, owner)
             try:
+                record = Started(name, lease.gpu_uuids if lease is not None else ())
+                await trio.to_thread.run_sync(keep_start, folder, record)
                 root = await launch(
                     folder,
                     spec.arguments,
@@ -107,6 +114,7 @@ class ProgramStart:
                     },
                     output=output,
                     group=self._limits.create(workload_id, wanted.cpu_millicores, wanted.memory_bytes),
+                    limits=limits.encoded,
                     user=account.ids if account is not None else "",
                     nursery=self._nursery,
                 )
@@ -119,6 +127,7 @@ class ProgramStart:
                 "exists on the worker",
             ) from error
         crash_point("program-started")
+        warnings += limits.differences
         return root
 
     def workload(
@@ -148,14 +157,16 @@ class ProgramStart:
             host=host,
         )
 
-    async def start_again(self, workload: Workload, lease: Lease | None, *, restores: bool) -> None:
+    async def start_again(
+        self, workload: Workload, lease: Lease | None, warnings: list[str], *, restores: bool
+    ) -> None:
         """Starts the program of a stopped workload, on the GPUs of a lease.
 
         Its output continues in the same file. No task monitors its end yet.
 
         Raises:
-            OperationError: SPAWN_FAILED, or NOT_PERMITTED: the owner is no longer mapped to its Unix user.
-                Nothing was started.
+            OperationError: As :meth:`start`, or NOT_PERMITTED: the owner is no longer mapped to its Unix
+                user. Nothing was started.
         """
         workload_id = workload.workload_id
         account = await self.run_as.account(workload.owner)
@@ -166,7 +177,9 @@ class ProgramStart:
                 "another Unix user now: run it anew, or change run_as",
             )
         forget_start(self._workloads.folder(workload_id))
-        root = await self.start(workload_id, workload.name, workload.spec, lease, account, restores=restores)
+        root = await self.start(
+            workload_id, workload.name, workload.spec, lease, account, warnings, restores=restores
+        )
         self._workloads.begin_again(workload, root)
         workload.start_time = datetime.now(UTC)
         workload.ready_time = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -74,6 +75,14 @@ class Authorities:
     def serials(self) -> frozenset[str]:
         """The serial numbers of all CAs."""
         return frozenset(member.serial for member in self.members)
+
+    def issuer_of(self, certificate: x509.Certificate) -> Authority | None:
+        """The trusted CA that has signed a certificate."""
+        for authority in self.members:
+            with suppress(ValueError, TypeError, InvalidSignature):
+                certificate.verify_directly_issued_by(authority.certificate)
+                return authority
+        return None
 
     @property
     def pem(self) -> bytes:

@@ -134,8 +134,8 @@ class CertificateRegistry:
     ) -> str | None:
         """Why the holder of a certificate is refused: what happened and what to do. None: the holder is not.
 
-        A connection outlives its certificate in gRPC. So its calls are served until the newest certificate
-        expires that renews the connection's certificate.
+        A connection outlives its certificate in gRPC. So the holder is refused from the expiry of the newest
+        certificate on that renews the connection's certificate.
 
         Args:
             identity: The identity in the certificate.

@@ -83,7 +83,7 @@ def create_file(path: Path, content: bytes, mode: int = 0o600) -> bool:
         return False
     finally:
         new.unlink()
-        _sync(path.parent)
+        sync_directory(path.parent)
     return True
 
 
@@ -100,10 +100,10 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     except OSError:
         new.unlink()
         raise
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Writes a directory's entries to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

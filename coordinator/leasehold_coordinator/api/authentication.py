@@ -110,7 +110,7 @@ class Authentication:
         if found.identity.kind not in kinds:
             expected = " or ".join(f"{kind}/NAME" for kind in kinds)
             refuse(f"the certificate is of {found.identity}, and this address is for {expected}")
-        known = self.certificates.registry.find(found.fingerprint)
+        known = self.certificates.find(pem, found)
         if known is None and not self.certificates.is_external:
             refuse(
                 f"the coordinator's store does not know certificate {found.serial} of {found.identity}: ask "

@@ -30,16 +30,16 @@ class Authorization:
     def __init__(self, bindings: Bindings) -> None:
         self._bindings = bindings
 
-    def authorize(self, method: str, caller: Caller, context: Context) -> Caller:
-        """The caller with its role, if the role may call the method.
+    def acting(self, caller: Caller, context: Context) -> Caller:
+        """The caller with the user for whom it says that it acts.
 
         Raises:
-            FleetError: NOT_PERMITTED, or INVALID_ARGUMENT for the user for whom the caller acts.
+            FleetError: INVALID_ARGUMENT, for that user.
         """
         user = _on_behalf_of(context)
-        return self.authorize_again(method, caller if user is None else replace(caller, on_behalf_of=user))
+        return caller if user is None else replace(caller, on_behalf_of=user)
 
-    def authorize_again(self, method: str, caller: Caller) -> Caller:
+    def authorize(self, method: str, caller: Caller) -> Caller:
         """The caller with its present role, if the role may call the method by now.
 
         Raises:

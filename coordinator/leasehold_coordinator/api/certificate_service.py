@@ -36,6 +36,7 @@ from leasehold_coordinator.api.unix_users import identity_of
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.authority_changes import AuthorityChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.lists.pages import DEFAULT_PAGE_SIZE, PAGE_SIZE_LIMIT
 from leasehold_coordinator.timestamps import timestamp, unix_ns
@@ -46,9 +47,14 @@ class CertificateService(CertificateServiceServicer):
     """Lists and revokes certificates, blocks identities, and rotates the authority."""
 
     def __init__(
-        self, certificates: ClientCertificates, revocations: Revocations, changes: AuthorityChanges
+        self,
+        certificates: ClientCertificates,
+        revocations: Revocations,
+        changes: AuthorityChanges,
+        calls: LiveCalls,
     ) -> None:
         self._certificates = certificates
+        self._calls = calls
         self._changes = changes
         self._revocations = revocations
         self._unblockable = {identity_of(uid) for uid in (0, os.geteuid())}
@@ -61,14 +67,16 @@ class CertificateService(CertificateServiceServicer):
         size = min(request.page_size or DEFAULT_PAGE_SIZE, PAGE_SIZE_LIMIT)
         registry = self._certificates.registry
         after = _position(registry, request.page_token)
+        calls = self._calls.counts()
         listed = sorted(
             (_rank(one), one)
             for one in registry
-            if _rank(one) > after and (request.include_ended or self._state(one) == _VALID)
+            if _rank(one) > after
+            and (request.include_ended or self._state(one) == _VALID or one.serial in calls)
         )
         page = [one for _, one in listed[:size]]
         return ListCertificatesResponse(
-            certificates=[self._message(one) for one in page],
+            certificates=[self._message(one, calls[one.serial]) for one in page],
             next_page_token=page[-1].serial if len(listed) > size else "",
         )
 
@@ -138,7 +146,7 @@ class CertificateService(CertificateServiceServicer):
             return certificate_service_pb2.CERTIFICATE_STATE_EXPIRED
         return _VALID
 
-    def _message(self, certificate: ClientCertificate) -> Certificate:
+    def _message(self, certificate: ClientCertificate, call_count: int) -> Certificate:
         return Certificate(
             serial=certificate.serial,
             identity=str(certificate.identity),
@@ -147,6 +155,7 @@ class CertificateService(CertificateServiceServicer):
             authority=certificate.authority,
             start_time=timestamp(unix_ns(certificate.not_before)),
             expire_time=timestamp(unix_ns(certificate.not_after)),
+            call_count=call_count,
         )
 
 

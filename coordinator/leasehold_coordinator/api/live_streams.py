@@ -1,4 +1,4 @@
-"""The response streams of clients, which end when their caller loses the permission."""
+"""The response streams and long calls of clients, which end when their caller loses the permission."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

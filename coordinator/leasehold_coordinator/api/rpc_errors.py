@@ -9,7 +9,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, final
 
 import grpc
@@ -46,6 +46,12 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 CALL_TIMEOUT_S: Final = 35.0
 """How long a unary call may take. The longest wait of one is for a worker's plan, 30 s."""
+
+LONG_CALLS: Final = (
+    "/leasehold.v1.WorkloadService/Plan",
+    "/leasehold.v1.WorkloadService/ListCheckpoints",
+)
+"""Unary calls that change nothing and wait for a worker. They end with the caller's role, as streams do."""
 
 WORKERS: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
 """The service for workers, which limits its calls itself."""
@@ -138,11 +144,13 @@ class Border(grpc.aio.ServerInterceptor):
         places, streams = self._places(method, handler), handler.response_streaming
 
         async def serve(requests: object, context: Context) -> object:
+            acting: Caller | None = None
             try:
                 found = await self._authentication.client(context)
-                note_caller(found)  # a refusal names the caller
+                note_caller(found)  # a refusal counts for the caller
                 self._bounds.admit(found)
-                caller = self._authorization.authorize(method, found, context)
+                acting = self._authorization.acting(found, context)
+                caller = self._authorization.authorize(method, acting)
                 note_caller(caller)
                 self._bounds.admit_user(caller)
                 _count_until_end(places[caller.is_local_admin].enter(counted_caller()))
@@ -150,15 +158,16 @@ class Border(grpc.aio.ServerInterceptor):
                     _count_until_end(self._bounds.open_stream(caller))
                 if handler.request_streaming:
                     requests = _admitted(requests, caller, self._bounds)
-                async with self._authentication.calls.serving(caller):
+                async with AsyncExitStack() as scope:
+                    await scope.enter_async_context(self._authentication.calls.serving(caller))
                     if not streams:
-                        async with _deadline():
-                            return await work(requests, context)
-                    async with self._live.entered(caller, method):
-                        return await work(requests, context)
+                        await scope.enter_async_context(_deadline())
+                    if streams or method in LONG_CALLS:
+                        await scope.enter_async_context(self._live.entered(caller, method))
+                    return await work(requests, context)
             except FleetError as error:
                 address = host_of(context.peer())
-                self._audit.note(error, method, address, caller=current_caller())
+                self._audit.note(error, method, address, caller=acting or current_caller())
                 if current_caller() is None:
                     error = self._bounded(error, address)
                 await self._bounds.hold(error, counted_caller() or address)
@@ -191,7 +200,7 @@ class Border(grpc.aio.ServerInterceptor):
         """
         caller = require_caller()
         self._authentication.calls.require(caller)
-        present = self._authorization.authorize_again(method, caller)
+        present = self._authorization.authorize(method, caller)
         if present.role < caller.role:  # a stronger role would outlive its end in a stream
             note_caller(present)
 

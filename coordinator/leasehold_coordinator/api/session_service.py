@@ -39,6 +39,7 @@ from leasehold_coordinator.fleet.authority_changes import tell_authorities
 from leasehold_coordinator.fleet.callers import SESSION_LIMIT, CallLimits, host_of
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.frame_rules import check_leases, check_workload_of
+from leasehold_coordinator.fleet.hello_bounds import HelloBounds
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielded_tasks import finish
 from leasehold_coordinator.timestamps import duration
@@ -97,6 +98,7 @@ class SessionService(SessionServiceServicer):
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By worker id, while one of its streams is admitted."""
         self._streams, self._hellos = CallLimits(SESSION_LIMIT), CallLimits(HELLO_LIMIT)
+        self._bounds = HelloBounds()
 
     async def Connect(  # type: ignore[override]  # a coroutine: it reads and writes by context
         self, request_iterator: object, context: Context
@@ -104,6 +106,8 @@ class SessionService(SessionServiceServicer):
         caller: Caller | None = None
         try:
             caller = self._authentication.worker(context)
+            if caller is not None:
+                self._bounds.admit(caller.identity)
             # The stream counts until gRPC ends the call, which needs a peer that reads everything sent.
             counted = str(caller.identity) if caller is not None else host_of(context.peer())
             leave = self._streams.enter(counted)
@@ -114,6 +118,7 @@ class SessionService(SessionServiceServicer):
             self._check(session.hello)
             if caller is None:
                 caller = self._authentication.token_worker(context, session.hello.name)
+                self._bounds.admit(caller.identity)
             session.identity, session.is_certified = caller.identity, bool(caller.serial)
             _check_name(session.hello, caller.identity)
         except FleetError as error:
@@ -305,6 +310,8 @@ class SessionService(SessionServiceServicer):
                 logger.error("session of worker %s: %s", session.hello.name, error.message)
             if error.reason in STORE_FAILURES:
                 session.drain(random.uniform(*STORAGE_PAUSE_S))
+            elif error.reason == errors_pb2.ERROR_REASON_TOO_MANY_CALLS:
+                session.drain(error.retry_after_s or STORAGE_PAUSE_S[1])  # its hello repeats the reports
             else:
                 if is_told:
                     self._fleet.events.protocol_error(error, session.hello.worker_id, session.hello.name)

@@ -23,6 +23,7 @@ from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
 from leasehold_coordinator.fleet.callers import counted_caller, current_caller
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.frame_rules import check_command_of
+from leasehold_coordinator.fleet.permissions import is_operator
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.log_context import log_context
@@ -120,7 +121,12 @@ class Dispatcher:
         session = self._fleet.sessions.get(command.worker_id)
         instance_id = session.hello.instance_id if session is not None else None
         effects = self._fleet.ledger.create(
-            command, self._now(), instance_id, counted_caller(), request_digest
+            command,
+            self._now(),
+            instance_id,
+            counted_caller(),
+            request_digest,
+            is_operator=is_operator(),
         )
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload

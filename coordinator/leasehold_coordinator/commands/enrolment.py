@@ -91,6 +91,7 @@ class Enrolment:
         """
         wait_s = self._failures.wait_s(address, time.monotonic())
         if wait_s and self._find(request.secret) is None:  # hosts behind one address keep out nobody
+            self._fleet.audit.note(_refusal(), JOIN, address, resource=request.identity)
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
                 f"too many joins from this address failed: try again in {wait_s:.0f} s",

@@ -13,8 +13,9 @@ from leasehold.v1.operation_pb2 import Operation
 
 from leasehold_coordinator.core.field_rules import check_duration
 from leasehold_coordinator.core.operation_rules import check_size
+from leasehold_coordinator.core.workload_reports import is_of_host
 from leasehold_coordinator.errors import FleetError, invalid
-from leasehold_coordinator.fleet.callers import caller, on_behalf_of
+from leasehold_coordinator.fleet.callers import caller, on_behalf_of, owner
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
@@ -28,6 +29,9 @@ def new_workload_id() -> str:
 def new_name(workloads: LiveWorkloads, field: str, wanted: str, workload_id: str) -> str:
     """The name of a new workload: the requested name, or the id.
 
+    Two owners may have workloads of one name. The id of a workload that began on a host is no obstacle
+    either, since its worker chose it: a worker can't deny names to users.
+
     Raises:
         FleetError: INVALID_ARGUMENT, or WORKLOAD_EXISTS.
     """
@@ -39,7 +43,9 @@ def new_name(workloads: LiveWorkloads, field: str, wanted: str, workload_id: str
             f"invalid name {wanted!r}: start with a letter, then use letters, digits, '-', '_' or '.', "
             "63 in all",
         )
-    if wanted in workloads or any(workload.name == wanted for workload in workloads.values()):
+    by_id = workloads.get(wanted)
+    is_id = by_id is not None and not is_of_host(by_id)
+    if is_id or any(workload.owner == owner() for workload in workloads.named(wanted)):
         raise FleetError(
             errors_pb2.ERROR_REASON_WORKLOAD_EXISTS,
             f"a workload with the name or id {wanted!r} has not ended: stop it, or choose another name",

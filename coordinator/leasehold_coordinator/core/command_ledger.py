@@ -48,6 +48,9 @@ from leasehold_coordinator.errors import FleetError
 SENT_LIMIT: Final = 8
 """Most unfinished commands of one worker that are sent. Further commands wait in the coordinator."""
 
+USERS_SENT_LIMIT: Final = SENT_LIMIT - 1
+"""From this number of sent commands on, only operators' commands are sent. One user has half of them."""
+
 UNFINISHED_LIMIT: Final = 512
 """Most unfinished commands of one worker, sent or waiting. One client may have half of them."""
 
@@ -75,6 +78,8 @@ class CommandLedger:
         """Clock jumps since the coordinator started, in total. Ages of commands leave jumps out."""
         self._clients: dict[str, str] = {}
         """The client of each command that was created since the coordinator started."""
+        self._of_operators: set[str] = set()
+        """Ids of the commands of operators that were created since the coordinator started."""
         self._actors: Counter[str] = Counter()
         """Number of the commands of each actor."""
         self.load(stored)
@@ -102,6 +107,7 @@ class CommandLedger:
             return
         self._by_request.pop(scoped_id(command), None)
         self._clients.pop(command.command_id, None)
+        self._of_operators.discard(command.command_id)
         self._actors[command.actor] -= 1
         if not self._actors[command.actor]:
             del self._actors[command.actor]
@@ -167,29 +173,57 @@ class CommandLedger:
 
     def has_room(self, worker_id: str, client: str) -> bool:
         """Whether a client may add a command: it must have fewer of the worker's places than are free."""
-        unfinished = self._by_worker.get(worker_id, {})
-        of_client = sum(self._clients.get(command_id) == client for command_id in unfinished)
+        unfinished = self.of_worker(worker_id)
+        of_client = sum(self._client(stored) == client for stored in unfinished)
         return of_client < UNFINISHED_LIMIT - len(unfinished)
 
+    def note_operators(self, is_operator: Callable[[str], bool]) -> None:
+        """Notes whose commands from before a restart are those of operators.
+
+        Args:
+            is_operator: Whether an actor is one.
+        """
+        self._of_operators.update(
+            command_id for command_id, stored in self.commands.items() if is_operator(stored.command.actor)
+        )
+
+    def _client(self, stored: StoredCommand) -> str:
+        """The client of a command. After a restart of the coordinator, the actor counts as the client."""
+        return self._clients.get(stored.command.command_id, stored.command.actor)
+
+    def _has_place(self, client: str, *, is_operator: bool, sent: Counter[str]) -> bool:
+        """Whether another command of a client may be sent, given the numbers of sent commands by client.
+
+        An operator needs a free place. A user must have fewer places than are free for users, so that nobody
+        takes all places with long commands.
+        """
+        if is_operator:
+            return sent.total() < SENT_LIMIT
+        return sent[client] < USERS_SENT_LIMIT - sent.total()
+
     def _next(self, worker_id: str) -> StoredCommand | None:
-        """The next command to send to a worker. None: no command waits, or the worker is at SENT_LIMIT.
+        """The next command to send to a worker. None: no waiting command has a place.
 
         The client with the fewest sent commands goes first, with its oldest waiting command.
         """
         unfinished = self.of_worker(worker_id)
+        sent = self._sent(unfinished)
         waiting = [
             stored
             for stored in unfinished
-            if stored.command.state == PENDING and stored.command.command_id in self.on_disk
+            if stored.command.state == PENDING
+            and stored.command.command_id in self.on_disk
+            and self._has_place(
+                self._client(stored),
+                is_operator=stored.command.command_id in self._of_operators,
+                sent=sent,
+            )
         ]
-        sent = Counter(
-            self._clients.get(stored.command.command_id, "")
-            for stored in unfinished
-            if stored.command.state != PENDING
-        )
-        if not waiting or sent.total() >= SENT_LIMIT:
-            return None
-        return min(waiting, key=lambda stored: sent[self._clients.get(stored.command.command_id, "")])
+        return min(waiting, key=lambda stored: sent[self._client(stored)], default=None)
+
+    def _sent(self, unfinished: Iterable[StoredCommand]) -> Counter[str]:
+        """Numbers of sent commands, by client."""
+        return Counter(self._client(stored) for stored in unfinished if stored.command.state != PENDING)
 
     def advance(self, worker_id: str, instance_id: str, now: Timestamp) -> Iterator[list[Effect]]:
         """Sends waiting commands of a worker. A step is taken only when the iterator reaches it."""
@@ -203,6 +237,8 @@ class CommandLedger:
         instance_id: str | None,
         client: str = "",
         request_digest: bytes = b"",
+        *,
+        is_operator: bool = False,
     ) -> list[Effect]:
         """Adds a new command.
 
@@ -210,12 +246,20 @@ class CommandLedger:
             command: The command, without state.
             now: The current time.
             instance_id: The connected instance of its worker. None: not connected, so the command waits.
-            client: The host of the client.
+            client: The caller that the places of the worker count by.
             request_digest: Digest of the request. Empty: the request has no id.
+            is_operator: Whether the client is an operator, or Leasehold itself.
         """
-        waits = instance_id is None or len(self._by_worker.get(command.worker_id, ())) >= SENT_LIMIT
+        unfinished = self.of_worker(command.worker_id)
+        is_behind = any(
+            stored.command.state == PENDING and self._client(stored) == client for stored in unfinished
+        )
+        has_place = self._has_place(client, is_operator=is_operator, sent=self._sent(unfinished))
+        waits = instance_id is None or is_behind or not has_place
         command.state = PENDING if waits else DISPATCHED
         self._clients[command.command_id] = client
+        if is_operator:
+            self._of_operators.add(command.command_id)
         command.revision = 1
         command.create_time.CopyFrom(now)
         command.update_time.CopyFrom(now)

@@ -1,5 +1,7 @@
 """Merges a worker's report of a workload with the coordinator's record. Pure."""
 
+from typing import Final
+
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import Workload
@@ -7,13 +9,16 @@ from leasehold.worker.v1.session_pb2 import Hello
 
 from leasehold_coordinator.core.workload_states import is_ended
 
+_HOST: Final = "host"
+"""The kind of the owners of workloads that began on a host."""
+
 
 def registered(reported: Workload, worker: Hello, now: Timestamp) -> Workload:
     """The record of a workload that began on its worker's host, without a request to the coordinator."""
     workload = Workload()
     workload.CopyFrom(reported)
     workload.worker_id = worker.worker_id
-    workload.owner = "/".join(filter(None, ("host", worker.name, reported.user)))
+    workload.owner = "/".join(filter(None, (_HOST, worker.name, reported.user)))
     for field in ("out_of_contact", "report_time", "labels", "annotations", "etag"):
         workload.ClearField(field)
     workload.name = reported.name or reported.workload_id
@@ -21,6 +26,11 @@ def registered(reported: Workload, worker: Hello, now: Timestamp) -> Workload:
         began = reported.status.HasField("start_time")
         workload.create_time.CopyFrom(reported.status.start_time if began else now)
     return workload
+
+
+def is_of_host(workload: Workload) -> bool:
+    """Whether a workload began on its worker's host, so that the worker chose its id and name."""
+    return workload.owner.startswith(f"{_HOST}/")
 
 
 def is_presumed(workload: Workload) -> bool:

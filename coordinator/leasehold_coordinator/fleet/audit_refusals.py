@@ -1,12 +1,15 @@
-"""Refusals and logins in the audit: one entry per minute for each caller, with a count.
+"""Refusals and logins in the audit: one entry per minute for each caller and method, with a count.
 
-Anybody who reaches a listener can be counted a thousand times per second. So the first refusal of a caller
-becomes an entry at the next tick, and all refusals of the following minute become the next entry. Memory, and
-the number of entries over time, have bounds. Refusals of further callers count as those of one.
+Anybody who reaches a listener can be counted a thousand times per second. So the first refusal of a caller by
+a method becomes an entry at the next tick, and all such refusals of the next minute become the next entry.
+Memory, and the number of entries over time, have bounds. Refusals of further callers count as those of one,
+and those by further methods as those by one.
 """
 
+import math
 import time
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, final
 
 from leasehold.v1 import audit_pb2, errors_pb2
@@ -39,10 +42,14 @@ PERIOD_S: Final = 60.0
 CALLER_LIMIT: Final = 64
 """Callers with an identity, and without one, that are counted apart. All further callers count as one."""
 
+METHOD_LIMIT: Final = 32
+"""Methods of one caller that are counted apart. All further methods count as one."""
+
 LOGIN: Final = "login"
 """The method of a login by a token of an issuer, which is no call of its own."""
 
 OTHERS: Final = "(other addresses)"
+OTHER_METHODS: Final = "(other methods)"
 
 ENTRIES_PER_S: Final = 8 / 60
 ENTRY_BURST: Final = 256
@@ -54,7 +61,7 @@ TEXT_LIMIT: Final = 256
 
 @dataclass(slots=True)
 class _Counted:
-    """The refusals or logins of one caller that have no entry yet.
+    """The refusals or logins of one caller by one method that have no entry yet.
 
     Attributes:
         entry: The entry of the next write, without the count.
@@ -81,7 +88,8 @@ class AuditRefusals:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._counted: dict[tuple[str, str, int], _Counted] = {}
+        self._callers: dict[tuple[str, str, int], dict[tuple[str, str], _Counted]] = {}
+        """By identity, address and outcome, then by method and the user for whom the caller acted."""
         self._allowances = {has_identity: _entry_allowance() for has_identity in (False, True)}
         """Of callers with and without an identity: nobody without one holds up the others."""
 
@@ -130,15 +138,16 @@ class AuditRefusals:
         )
 
     def _count(self, entry: AuditEntry) -> None:
-        """Counts something. The first of a caller's refusals, or of its logins, gives the entry."""
+        """Counts something. The first of its kind gives the entry."""
         key = (entry.identity, entry.address, entry.outcome)
-        alike = sum(bool(identity) == bool(entry.identity) for identity, _, _ in self._counted)
-        if key not in self._counted and alike >= CALLER_LIMIT:
+        alike = sum(bool(identity) == bool(entry.identity) for identity, _, _ in self._callers)
+        if key not in self._callers and alike >= CALLER_LIMIT:
             key = ("", OTHERS, entry.outcome)
             entry.identity, entry.address, entry.on_behalf_of = "", OTHERS, ""
-        counted = self._counted.get(key)
-        if counted is None:
-            counted = self._counted[key] = _Counted(AuditEntry(), 0, 0.0)
+        methods = self._callers.setdefault(key, {})
+        if (entry.method, entry.on_behalf_of) not in methods and len(methods) >= METHOD_LIMIT:
+            entry.method, entry.resource, entry.on_behalf_of = OTHER_METHODS, "", ""
+        counted = methods.setdefault((entry.method, entry.on_behalf_of), _Counted(AuditEntry(), 0, 0.0))
         if not counted.count:
             entry.time.CopyFrom(now_timestamp())
             counted.entry = entry
@@ -156,12 +165,9 @@ class AuditRefusals:
         now = time.monotonic()
         due: list[tuple[_Counted, int]] = []
         rows: list[AuditRow] = []
-        for key, counted in list(self._counted.items()):
-            if counted.due_s > now and not is_last:
-                continue
-            if not counted.count:
-                del self._counted[key]
-            elif is_last or self._allowances[bool(key[0])].take(1, now) == 0:
+        self._forget_idle(now)
+        for has_identity, counted in self._waiting(math.inf if is_last else now):
+            if is_last or self._allowances[has_identity].take(1, now) == 0:
                 counted.entry.count = counted.count
                 rows.append(AuditRow(counted.entry))
                 due.append((counted, counted.count))
@@ -174,3 +180,23 @@ class AuditRefusals:
             for (counted, count), row in zip(due, rows, strict=True):
                 counted.entry, counted.count, counted.due_s = row.entry, counted.count + count, 0.0
             raise
+
+    def _forget_idle(self, now: float) -> None:
+        """Forgets what had no refusal for a minute."""
+        for key, methods in list(self._callers.items()):
+            for method, counted in list(methods.items()):
+                if not counted.count and counted.due_s <= now:
+                    del methods[method]
+            if not methods:
+                del self._callers[key]
+
+    def _waiting(self, until: float) -> list[tuple[bool, _Counted]]:
+        """The entries that are due until then, and whether each has an identity: each caller in turn.
+
+        So a caller of many methods does not delay the entries of others.
+        """
+        waiting: list[tuple[int, bool, _Counted]] = []
+        for (identity, _, _), methods in self._callers.items():
+            due = (one for one in methods.values() if one.count and one.due_s <= until)
+            waiting += ((place, bool(identity), counted) for place, counted in enumerate(due))
+        return [(has_identity, counted) for _, has_identity, counted in sorted(waiting, key=itemgetter(0))]

@@ -15,7 +15,7 @@ from typing import Final, final
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.callers import Caller
-from leasehold_coordinator.core.allowance import Allowance
+from leasehold_coordinator.core.allowance import Allowances
 from leasehold_coordinator.errors import FleetError
 
 COMMAND_LIMIT: Final = 1_000
@@ -35,11 +35,6 @@ HOLD_S: Final = 5.0
 
 HELD_LIMIT: Final = 1_024
 """Most refusals that are held back. Further ones are sent at once."""
-
-SWEEP_S: Final = 1.0
-"""Least time between two sweeps of idle callers."""
-
-_OTHERS: Final = "other callers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,9 @@ class CallerBounds:
 
     def __init__(self, limits: CallerLimits) -> None:
         self.limits = limits
-        self._requests = _Allowances(limits.requests_per_s)
-        self._bytes = _Allowances(limits.bytes_per_s)
-        self._unknown = _Allowances(limits.requests_per_s)
+        self._requests = _per_caller(limits.requests_per_s)
+        self._bytes = _per_caller(limits.bytes_per_s)
+        self._unknown = _per_caller(limits.requests_per_s)
         """By address. Nobody can use up the places of identities."""
         self._streams: Counter[str] = Counter()
         self._held = 0
@@ -135,7 +130,7 @@ class CallerBounds:
             raise _too_many(key, BYTES, rate, wait_s)
         self._admit_request(self._requests, key)
 
-    def _admit_request(self, allowances: "_Allowances", key: str) -> None:
+    def _admit_request(self, allowances: Allowances, key: str) -> None:
         now = time.monotonic()
         if wait_s := allowances.of(key, now).take(1, now):
             rate = f"{self.limits.requests_per_s:g} requests per second"
@@ -173,6 +168,10 @@ class CallerBounds:
         return leave
 
 
+def _per_caller(per_s: float) -> Allowances:
+    return Allowances(per_s, per_s * BURST_S, KEY_LIMIT)
+
+
 def _keys(caller: Caller) -> Iterator[str]:
     """The identities for which a call counts."""
     if not caller.is_local_admin:
@@ -188,28 +187,3 @@ def _too_many(key: str, bound: str, rate: str, wait_s: float) -> FleetError:
         retry_after_s=wait_s,
         bound=bound,
     )
-
-
-@final
-class _Allowances:
-    """An allowance for each caller. An idle caller has a full one, which is not kept."""
-
-    def __init__(self, per_s: float) -> None:
-        self._per_s = per_s
-        self._by_key: dict[str, Allowance] = {}
-        self._swept_s = 0.0
-
-    def of(self, key: str, now: float) -> Allowance:
-        """The allowance of a caller."""
-        if key not in self._by_key and len(self._by_key) >= KEY_LIMIT:
-            self._sweep(now)
-            if len(self._by_key) >= KEY_LIMIT:
-                key = _OTHERS
-        if key not in self._by_key:
-            self._by_key[key] = Allowance(self._per_s, self._per_s * BURST_S)
-        return self._by_key[key]
-
-    def _sweep(self, now: float) -> None:
-        if now - self._swept_s >= SWEEP_S:
-            self._swept_s = now
-            self._by_key = {key: one for key, one in self._by_key.items() if not one.is_full(now)}

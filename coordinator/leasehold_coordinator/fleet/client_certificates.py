@@ -9,13 +9,16 @@ import logging
 from collections.abc import Container, Iterator, Sequence
 from typing import Final, final
 
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import CertificateRegistry, ClientCertificate, Revocation
-from leasehold_coordinator.access.identities import Identity
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.peer_certificates import PeerCertificate
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.shielded_tasks import finish
@@ -29,6 +32,9 @@ logger = logging.getLogger(__name__)
 KEPT_AFTER_EXPIRY: Final = datetime.timedelta(days=30)
 """How long an expired certificate stays in lists."""
 
+RECONNECT_AFTER_S: Final = 0.2
+"""After which delay a client repeats a call on a new connection, once its certificate is replaced."""
+
 DELETE_LIMIT: Final = 250
 """Most certificates of one deletion."""
 
@@ -41,12 +47,23 @@ class ClientCertificates:
         store: The store.
         authorities: Sign certificates.
         is_external: Whether a PKI of others issues the certificates, so that the store knows none.
+        is_store_restored: Whether the store is an older copy, which lacks the certificates issued since.
     """
 
-    def __init__(self, store: Store, authorities: Authorities, *, is_external: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        authorities: Authorities,
+        *,
+        is_external: bool = False,
+        is_store_restored: bool = False,
+    ) -> None:
         self._store = store
         self.authorities = authorities
         self.is_external = is_external
+        self._is_store_restored = is_store_restored
+        self._taken_back: list[ClientCertificate] = []
+        """Certificates that the restored store lacks, until they are stored."""
         self.registry = CertificateRegistry()
         self._confirmed: dict[Identity, str] = {}
         """The newest CA that each identity has confirmed to trust, by serial number."""
@@ -61,6 +78,48 @@ class ClientCertificates:
             self.registry.add(certificate)
         for revocation in await self._store.revocations():
             self.registry.revoke(revocation)
+
+    def find(self, pem: bytes, found: PeerCertificate) -> ClientCertificate | None:
+        """The record of a certificate that a connection presents.
+
+        A restored store lacks the certificates that were issued since its backup. They are taken back, or
+        workers that have renewed theirs since would have to join again.
+
+        Args:
+            pem: The certificate. TLS has verified it.
+            found: The parsed certificate.
+        """
+        known = self.registry.find(found.fingerprint)
+        if known is not None or not self._is_store_restored:
+            return known
+        certificate = x509.load_pem_x509_certificate(pem)
+        authority = self.authorities.issuer_of(certificate)
+        if authority is None:
+            return None
+        known = ClientCertificate(
+            found.serial,
+            found.identity,
+            found.fingerprint,
+            "",
+            authority.serial,
+            certificate.not_valid_before_utc,
+            found.not_after,
+            certificate.public_bytes(Encoding.DER),
+        )
+        self.registry.add(known)
+        self._taken_back.append(known)
+        logger.warning("the store lacks certificate %s of %s: it is taken back", known.serial, known.identity)
+        return known
+
+    async def store_taken_back(self) -> None:
+        """Stores the certificates that were taken back.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE. The next call tries again.
+        """
+        if waiting := tuple(self._taken_back):
+            await self._store.write(*map(certificate_row, waiting))
+            del self._taken_back[: len(waiting)]
 
     @property
     def trust_domain(self) -> str:
@@ -84,6 +143,15 @@ class ClientCertificates:
                 why = self.registry.refusal(
                     caller.identity, caller.serial, caller.expire_time, self.now, self.authorities.serials
                 )
+                if why is None and caller.identity.kind is not Kind.WORKER and caller.expire_time <= self.now:
+                    # A worker has one session. The holder of another's copied key would keep a connection for
+                    # as long as the owner renews.
+                    return FleetError(
+                        errors_pb2.ERROR_REASON_UNAUTHENTICATED,
+                        f"certificate {caller.serial} of {caller.identity} has expired, and was renewed: "
+                        "connect again with the newer certificate",
+                        retry_after_s=RECONNECT_AFTER_S,
+                    )
             elif caller.expire_time <= self.now:
                 why = f"the token of {caller.identity} has expired: get another one from the issuer"
         return FleetError(errors_pb2.ERROR_REASON_UNAUTHENTICATED, why) if why is not None else None
@@ -106,9 +174,13 @@ class ClientCertificates:
             self._confirmed[identity] = newest
 
     def waiting(self) -> list[Identity]:
-        """The identities with valid certificates that have not confirmed that they trust the newest CA."""
+        """The identities with valid certificates that have not confirmed that they trust the newest CA.
+
+        An identity is in the list for two lives of a certificate at most, also if it never confirms. Renewals
+        are signed by the newest CA. The next renewal needs a call with such a certificate, which confirms.
+        """
         newest = self.authorities.newest.serial
-        identities = dict.fromkeys(one.identity for one in self.valid())
+        identities = dict.fromkeys(one.identity for one in self.valid() if not self.is_blocked(one.identity))
         return [one for one in identities if self._confirmed.get(one) != newest]
 
     def is_blocked(self, identity: Identity) -> bool:

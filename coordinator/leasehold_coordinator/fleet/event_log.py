@@ -27,6 +27,7 @@ from leasehold_coordinator.core.workload_states import RUNNING, state_name
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import caller
 from leasehold_coordinator.fleet.change_hub import Hub
+from leasehold_coordinator.fleet.event_bounds import EventBounds
 from leasehold_coordinator.storage.rows import event_row
 from leasehold_coordinator.storage.schema import event_id_at
 from leasehold_coordinator.storage.store import Store
@@ -36,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 WAITING_LIMIT: Final = 4_096
 """Most events that may wait for the store. Beyond the limit, the oldest are dropped."""
+
+WORKLOAD_EVENTS_PER_S: Final = 1.0
+WORKLOAD_EVENT_BURST: Final = 8_192
+"""Most events of the workloads of one worker, in the long run and at once: four changes of 2,048 workloads. A
+worker may report 200 changes per second, which fill the history of 8 GiB within days."""
 
 _OF_WORKERS: Final = {
     worker_pb2.WORKER_STATE_CONNECTED: (event_pb2.EVENT_KIND_WORKER_CONNECTED, "is in contact"),
@@ -57,15 +63,23 @@ class Events:
     def __init__(self, store: Store, hub: Hub[WatchEventsResponse]) -> None:
         self._store = store
         self._hub = hub
+        self._of_workloads = EventBounds("workloads", WORKLOAD_EVENTS_PER_S, WORKLOAD_EVENT_BURST)
         self._waiting: deque[Event] = deque(maxlen=WAITING_LIMIT)
         self._numbers = itertools.count()
         self._flushing = asyncio.Lock()
 
-    def worker(self, known: KnownWorker, state: WorkerState.ValueType) -> None:
-        """Adds an event: the state of a worker's contact changed."""
+    def worker(self, known: KnownWorker, state: WorkerState.ValueType, left_out: str = "") -> None:
+        """Adds an event: the state of a worker's contact changed.
+
+        Args:
+            known: The worker.
+            state: The state.
+            left_out: The end of the message, about earlier changes without an event.
+        """
         if state in _OF_WORKERS:
             kind, what = _OF_WORKERS[state]
-            self._add(kind, f"worker {known.hello.name} {what}", known.hello.worker_id, known.hello.name)
+            message = f"worker {known.hello.name} {what}{left_out}"
+            self._add(kind, message, known.hello.worker_id, known.hello.name)
 
     def clock_jumped(self, message: str) -> None:
         """Adds an event: the clock of the coordinator's host jumped."""
@@ -73,6 +87,7 @@ class Events:
 
     def worker_deleted(self, known: KnownWorker) -> None:
         """Adds an event: an operator deleted the record of a worker."""
+        self._of_workloads.forget(known.hello.worker_id)
         kind = event_pb2.EVENT_KIND_WORKER_DELETED
         self._add(kind, f"worker {known.hello.name} was deleted", known.hello.worker_id, known.hello.name)
 
@@ -108,13 +123,20 @@ class Events:
         """Adds an event: the first or the next certificate was refused to somebody."""
         self._add(event_pb2.EVENT_KIND_JOIN_REFUSED, f"{identity!r} got no certificate: {error.message}")
 
-    def of_workload(self, workload: Workload) -> Event:
-        """The event of a workload that changed its state or became ready. The caller stores both together."""
+    def of_workload(self, workload: Workload) -> Event | None:
+        """The event of a workload that changed its state or became ready. The caller stores both together.
+
+        Returns:
+            The event. None: the workloads of the worker change too often for an event of each.
+        """
+        left_out = self._of_workloads.admit(workload.worker_id)
+        if left_out is None:
+            return None
         status = workload.status
         ready = " and ready" if status.state == RUNNING and status.HasField("ready_time") else ""
         event = self._event(
             event_pb2.EVENT_KIND_WORKLOAD_CHANGED,
-            f"workload {workload.name} is {state_name(status.state)}{ready}",
+            f"workload {workload.name} is {state_name(status.state)}{ready}{left_out}",
             workload.worker_id,
         )
         _name_workload(event, workload)

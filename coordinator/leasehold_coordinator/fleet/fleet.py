@@ -168,7 +168,8 @@ class Fleet:
             is_complete: The reports list all workloads of the worker. A missing workload has failed.
 
         Raises:
-            FleetError: PROTOCOL_VIOLATION, a report is invalid. STORAGE_UNAVAILABLE. Nothing has changed.
+            FleetError: PROTOCOL_VIOLATION, a report is invalid. TOO_MANY_CALLS, too many live workloads are
+                unknown. STORAGE_UNAVAILABLE. Nothing has changed.
         """
         over = await find_ended(self.reader, reports)
         if self.reader.is_current(session):
@@ -205,7 +206,9 @@ class Fleet:
         for workload in workloads:
             earlier = before[workload.workload_id]
             if has_events and (earlier is None or _condition(earlier) != _condition(workload)):
-                events.append(self.events.of_workload(workload))
+                event = self.events.of_workload(workload)
+                if event is not None:
+                    events.append(event)
         for stored in filter(self._is_news, commands):
             event = self._event_of(stored.command, workloads, worker_name)
             if event is not None:
@@ -214,6 +217,7 @@ class Fleet:
         with self.workloads.being_stored(before, {one.workload_id: one for one in workloads}):
             await self.store.write(*rows, *stored_rows)
         for workload in workloads:
+            self.reader.report_bounds.charge(before[workload.workload_id], workload)
             self._publish_workload(workload)
         for stored in commands:
             is_news = self._is_news(stored)

@@ -23,6 +23,7 @@ from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 from leasehold_coordinator.fleet.permissions import is_operator
 from leasehold_coordinator.fleet.recent_commands import RecentCommands
+from leasehold_coordinator.fleet.report_bounds import ReportBounds
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage.store import Store
 
@@ -54,6 +55,7 @@ class FleetReader:
         self.ledger = CommandLedger()
         """Unfinished commands."""
         self.recent = RecentCommands()
+        self.report_bounds = ReportBounds()
         self.output_readers: Counter[str] = Counter()
         """Number of readers of output, by worker id."""
         self.fleet_hub: Hub[WatchFleetResponse] = Hub()
@@ -131,17 +133,18 @@ class FleetReader:
     async def find_workload(self, id_or_name: str) -> Workload:
         """The workload with this id, or the newest with this name.
 
-        Unfinished workloads go first, and the caller's own before others. A user's own workload that has
-        ended also goes before the unfinished workload of another owner.
+        Unfinished workloads go first, and the caller's own before others: the name of an own workload also
+        goes before the id of another owner's, since workers choose ids. A user's own workload that has ended
+        also goes before the unfinished workload of another owner.
 
         Raises:
             FleetError: UNKNOWN_WORKLOAD, no workload fits, or several unfinished ones have the name. Workers
                 choose names without asking the coordinator.
         """
         live = self.workloads.get(id_or_name)
-        if live is None:
-            named = self.workloads.named(id_or_name)
-            own = [workload for workload in named if workload.owner == owner()]
+        named = self.workloads.named(id_or_name)
+        own = [workload for workload in named if workload.owner == owner()]
+        if live is None or (own and live.owner != owner()):
             if named and not own and not is_operator():
                 ended = await self.store.find_workload(id_or_name, owner())
                 if ended is not None and ended.owner == owner():

@@ -1,6 +1,7 @@
 """The calls under way, which end when their caller is refused: by a revocation, a block or an expiry."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeAlias, final
@@ -26,6 +27,10 @@ class LiveCalls:
     def __init__(self, refusal: Callable[[Caller], FleetError | None]) -> None:
         self._refusal = refusal
         self._calls: dict[object, tuple[Caller, End]] = {}
+
+    def counts(self) -> Counter[str]:
+        """Numbers of calls and sessions, by the serial number of the certificate of their connections."""
+        return Counter(caller.serial for caller, _ in self._calls.values() if caller.serial)
 
     def require(self, caller: Caller) -> None:
         """Refuses a caller that is refused by now.

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import Final, final
 
@@ -12,11 +11,11 @@ from leasehold.v1.worker_pb2 import WorkerState
 from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import Hello
 
-from leasehold_coordinator.core.allowance import Allowance
-from leasehold_coordinator.core.gpu_conditions import ConditionChange, Conditions, against, changes
+from leasehold_coordinator.core.gpu_conditions import Conditions, against, changes
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.core.worker_registry import LOST_MIN_S
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.event_bounds import EventBounds
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 
@@ -26,8 +25,8 @@ SILENT: Final = (worker_pb2.WORKER_STATE_STALE, worker_pb2.WORKER_STATE_LOST)
 
 EVENTS_PER_S: Final = 0.2
 EVENT_BURST: Final = 1_024
-"""Most events of the conditions of one worker and its GPUs, in the long run and at once. A worker may report
-256 GPUs 200 times per second, and the events of all workers share one history."""
+"""Most events of the conditions of one worker and its GPUs, in the long run and at once, and as many of its
+connections. A worker may report 256 GPUs 200 times per second."""
 
 
 @final
@@ -42,10 +41,8 @@ class WorkerNews:
         """The hello at the last publication, by worker id. Reveals removed GPUs."""
         self._told_conditions: dict[str, Conditions] = {}
         """The published conditions, by worker id. A restart of the coordinator publishes all again."""
-        self._allowances: dict[str, Allowance] = {}
-        """How many events of conditions a worker may still cause, by worker id."""
-        self._left_out: Counter[str] = Counter()
-        """Changes of conditions without an event, by worker id. The next event has their number."""
+        self._conditions = EventBounds("conditions", EVENTS_PER_S, EVENT_BURST)
+        self._contacts = EventBounds("connections", EVENTS_PER_S, EVENT_BURST)
 
     def publish(self, known: KnownWorker) -> None:
         """Publishes a worker and its GPUs to watchers."""
@@ -53,7 +50,7 @@ class WorkerNews:
         if known.reported:
             self._publish_gone_gpus(worker.worker_id, known.hello)
         if self._published_states.get(worker.worker_id) != worker.state:
-            self._events.worker(known, worker.state)
+            self._tell_contact(known, worker.state)
         self._published_states[worker.worker_id] = worker.state
         self._tell_conditions(known)
         self._reader.fleet_hub.publish(worker.worker_id, WatchFleetResponse(worker=worker))
@@ -67,8 +64,8 @@ class WorkerNews:
         self._published_hellos.pop(worker_id, None)
         self._published_states.pop(worker_id, None)
         self._told_conditions.pop(worker_id, None)
-        self._allowances.pop(worker_id, None)
-        self._left_out.pop(worker_id, None)
+        self._conditions.forget(worker_id)
+        self._contacts.forget(worker_id)
         self._events.worker_deleted(known)
         self._reader.fleet_hub.publish(worker_id, WatchFleetResponse(deleted_worker_id=worker_id))
 
@@ -85,12 +82,18 @@ class WorkerNews:
             if self._reader.registry.owner(uuid) is None:
                 self._reader.fleet_hub.publish(uuid, WatchFleetResponse(deleted_gpu_uuid=uuid))
 
+    def _tell_contact(self, known: KnownWorker, state: WorkerState.ValueType) -> None:
+        """Adds an event of a worker's contact, unless the worker connects and leaves all the time."""
+        if (left_out := self._contacts.admit(known.hello.worker_id)) is not None:
+            self._events.worker(known, state, left_out)
+
     def _tell_conditions(self, known: KnownWorker) -> None:
         worker_id, now = known.hello.worker_id, known.conditions
         slots = {gpu.uuid: gpu.slot for gpu in known.hello.gpus}
         for found in changes(self._told_conditions.get(worker_id, Conditions()), now):
-            if (change := self._within_allowance(worker_id, found)) is None:
+            if (left_out := self._conditions.admit(worker_id)) is None:
                 continue
+            change = replace(found, message=found.message + left_out)
             if change.gpu is None:
                 self._events.condition(known, change)
                 continue
@@ -101,18 +104,6 @@ class WorkerNews:
         self._told_conditions.pop(worker_id, None)
         if (told := against(now)) is not None:
             self._told_conditions[worker_id] = told
-
-    def _within_allowance(self, worker_id: str, change: ConditionChange) -> ConditionChange | None:
-        """The change as its event tells it. None: the worker has caused too many events by now."""
-        allowance = self._allowances.setdefault(worker_id, Allowance(EVENTS_PER_S, EVENT_BURST))
-        if allowance.take(1, time.monotonic()):
-            if not self._left_out[worker_id]:
-                logger.warning("conditions of worker %s change too often for an event of each", worker_id)
-            self._left_out[worker_id] += 1
-            return None
-        if not (left_out := self._left_out.pop(worker_id, 0)):
-            return change
-        return replace(change, message=f"{change.message}; {left_out} earlier changes have no event")
 
     def publish_silent_workers(self) -> None:
         """Publishes workers whose state has changed only by the passing of time."""

@@ -61,11 +61,11 @@ def news(
 
     Raises:
         FleetError: PROTOCOL_VIOLATION, a workload is on another worker, or the worker has too many unfinished
-            workloads.
+            workloads. TOO_MANY_CALLS, too many are unknown.
     """
     worker_id, now = session.hello.worker_id, now_timestamp()
     changed: list[Workload] = []
-    new = 0
+    unknown: list[Workload] = []
     for reported in reports:
         known = reader.workloads.get(reported.workload_id)
         owner = known or over.get(reported.workload_id)
@@ -84,11 +84,11 @@ def news(
         elif owner is None and reported.workload_id in over and is_ended(reported.status.state):
             continue  # a client deleted it
         elif owner is None:
-            changed.append(registered(reported, session.hello, now))
-            new += not is_ended(reported.status.state)
+            unknown.append(registered(reported, session.hello, now))
         elif is_presumed(owner) and not is_presumed(reported):
             logger.warning("workload %s had not ended: its worker reported it again", owner.workload_id)
             changed.append(reported_again(owner, reported))
+    new = sum(not is_ended(one.status.state) for one in unknown)
     if (
         new
         and (count := len(reader.workloads.of_worker(worker_id)) + new) > WORKLOAD_LIMIT
@@ -100,6 +100,8 @@ def news(
             f"{WORKLOAD_LIMIT}",
             field="workload",
         )
+    if unknown:
+        changed += reader.report_bounds.admit(worker_id, unknown)
     if is_complete:
         reported_ids = {one.workload_id for one in reports}
         changed += [

@@ -103,7 +103,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """File of JSON lines that gets each entry of the audit, an absolute path. Empty: none. Files have 64 MiB,
     and the newest 8 are kept."""
     store_restored: bool = False
-    """Whether the store is an older copy, such as a backup: enrolled workers may know later epochs."""
+    """Whether the store is an older copy, such as a backup: enrolled workers may know later epochs, and valid
+    certificates may be missing."""
     clock_corrected: bool = False
     """Whether the host's clock was ahead for a while and is right now. The later time that the store has seen
     is then forgotten. Otherwise, credentials expire by it."""

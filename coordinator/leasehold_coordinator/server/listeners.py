@@ -170,6 +170,7 @@ class Listeners:
             bindings,
             certificates,
             changes,
+            calls,
             enrolment,
             live,
             user_priority_limit,
@@ -258,6 +259,7 @@ def _add_client_services(
     bindings: Bindings,
     certificates: ClientCertificates,
     authority_changes: AuthorityChanges,
+    calls: LiveCalls,
     enrolment: EnrolmentListener,
     live: LiveStreams,
     user_priority_limit: int,
@@ -277,7 +279,7 @@ def _add_client_services(
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
-        CertificateService(certificates, revocations, authority_changes), services
+        CertificateService(certificates, revocations, authority_changes, calls), services
     )
     enrolment_service_pb2_grpc.add_EnrolmentServiceServicer_to_server(
         EnrolmentService(enrolment.tokens), services

@@ -40,6 +40,7 @@ from leasehold_coordinator.server.health_reports import (
 )
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
 from leasehold_coordinator.server.own_pki import OwnPki
+from leasehold_coordinator.server.service_manager import ServiceManager
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
@@ -94,7 +95,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             store.forget_later_time()
         clock = ClockJumps(fleet.events, store)
         began = time.monotonic()
-        certificates = ClientCertificates(store, authorities, is_external=pki is not None)
+        certificates = ClientCertificates(
+            store, authorities, is_external=pki is not None, is_store_restored=config.store_restored
+        )
         changes = AuthorityChanges(fleet, certificates)
         bindings = Bindings()
         await _load(fleet, certificates, bindings, config.store)
@@ -142,11 +145,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             logger.warning(_INSECURE, addresses.clients, addresses.workers)
         logger.info("loaded %d workloads and %d open commands in %.2f s", workloads, commands, loaded_s)
         on_listening(addresses)
+        manager = ServiceManager.of_environment()
+        manager.tell("READY=1")
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(_tick((clock.check, *_watches(fleet)))),
                 # A task of its own, since the disk may not answer.
-                tasks.create_task(_tick(_writes(fleet, dispatcher))),
+                tasks.create_task(_tick((*_writes(fleet, dispatcher), certificates.store_taken_back))),
+                tasks.create_task(manager.show_life()),
                 tasks.create_task(report_health(health_servicer, SERVICES, store)),
                 tasks.create_task(calls.watch()),
                 tasks.create_task(changes.watch()),
@@ -161,6 +167,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 follower = AuditFollower(store, Path(config.audit_file), told)
                 background.append(tasks.create_task(follower.follow()))
             await stop.wait()
+            manager.tell("STOPPING=1")
             for task in background:
                 task.cancel()
         logger.info("stopping")
@@ -189,6 +196,7 @@ async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindin
         await fleet.load()
         await certificates.load()
         bindings.load(await fleet.store.role_bindings())
+        fleet.ledger.note_operators(_admin_rule(bindings))
     except FleetError as error:
         raise unusable(database, error.message) from error
 

@@ -1,11 +1,8 @@
 """Nothing answers without an identity, and each listener answers its own callers only."""
 
 import asyncio
-import os
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +26,7 @@ from leasehold_coordinator.storage.store import Store
 from tests.channels import authentication, open_channel, open_worker_channel, token
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.unix_users import ANN, channel_as, identity, needs_root
 
 CONNECT = "/leasehold.worker.v1.SessionService/Connect"
 
@@ -196,29 +194,11 @@ def test_the_socket_needs_no_token(coordinator: CoordinatorProcess, worker: Scri
         assert [found.name for found in client.workers()] == ["alpha"]
 
 
-OTHER_USER = """
-import os, sys, grpc
-from leasehold.v1.fleet_service_pb2 import ListWorkersRequest
-from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
-os.setgid(65534); os.setuid(65534)
-with grpc.insecure_channel("unix:" + sys.argv[1]) as channel:
-    try:
-        FleetServiceStub(channel).ListWorkers(ListWorkersRequest(), timeout=20)
-    except grpc.RpcError as error:
-        print(error.code().name, error.details())
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 def test_the_kernel_tells_who_calls_through_the_socket(coordinator: CoordinatorProcess) -> None:
-    path = coordinator.folder / "store.sock"
-    for folder in (path.parent, *path.parent.parents):
-        if folder.stat().st_mode & 0o011 != 0o011:
-            if folder == Path("/root") or not folder.is_relative_to(os.environ["LEASEHOLD_TEST_RUN"]):
-                pytest.skip(f"others can't enter {folder}")
-            folder.chmod(folder.stat().st_mode | 0o011)
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_USER, str(path)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout.startswith("PERMISSION_DENIED local/"), done.stderr
-    assert "has no role: ask an admin for" in done.stdout
+    with (
+        channel_as(coordinator.folder / "store.sock", ANN) as channel,
+        pytest.raises(grpc.RpcError, match=f"{identity(ANN)} has no role: ask an admin for") as error,
+    ):
+        FleetServiceStub(channel).ListWorkers(ListWorkersRequest(), timeout=20)
+    assert cast("grpc.Call", error.value).code() == grpc.StatusCode.PERMISSION_DENIED

@@ -40,23 +40,31 @@ def call(identity: str, *users: str, is_local_admin: bool = False) -> tuple[Call
     return caller, cast("grpc.aio.ServicerContext[object, object]", Context())
 
 
+def authorize(
+    authorization: Authorization, method: str, *arguments: str, is_local_admin: bool = False
+) -> Caller:
+    """The caller of a call that is authorized."""
+    acting = authorization.acting(*call(*arguments, is_local_admin=is_local_admin))
+    return authorization.authorize(method, acting)
+
+
 def refused(authorization: Authorization, method: str, identity: str, *users: str) -> str:
     """The reason of a refusal."""
     with pytest.raises(FleetError) as error:
-        authorization.authorize(method, *call(identity, *users))
+        authorize(authorization, method, identity, *users)
     return reason_name(error.value.reason)
 
 
 def test_the_strongest_role_counts_and_a_method_without_a_row_is_refused() -> None:
     authorization = bound("user/ann viewer", "user/ann operator", "local/ann admin")
-    assert authorization.authorize(CORDON, *call("user/ann")).role is Role.OPERATOR
+    assert authorize(authorization, CORDON, "user/ann").role is Role.OPERATOR
     assert refused(authorization, "/leasehold.v1.FleetService/Unknown", "local/ann") == "NOT_PERMITTED"
     assert refused(authorization, LIST, "user/Ann") == "NOT_PERMITTED"
     assert refused(authorization, LIST, "service/ann") == "NOT_PERMITTED"
 
 
 def test_admins_by_the_kernel_need_no_binding() -> None:
-    assert bound().authorize(CORDON, *call("local/root", is_local_admin=True)).role is Role.ADMIN
+    assert authorize(bound(), CORDON, "local/root", is_local_admin=True).role is Role.ADMIN
     assert refused(bound(), CORDON, "local/root") == "NOT_PERMITTED"
 
 
@@ -73,7 +81,7 @@ def test_on_behalf_of_a_user_counts_the_weaker_role(service: str, user: str, rol
     authorization = bound(
         f"service/batch {service}", "service/batch on_behalf_of user/a*", f"user/ann {user}"
     )
-    caller = authorization.authorize(LIST, *call("service/batch", "user/ann"))
+    caller = authorize(authorization, LIST, "service/batch", "user/ann")
     assert (caller.role, str(caller.owner), str(caller)) == (
         role,
         "user/ann",
@@ -93,7 +101,7 @@ def test_on_behalf_of_needs_all_three_bindings() -> None:
     assert refused(authorization, LIST, "user/eve", "user/ann") == "NOT_PERMITTED"
     # Otherwise, the answer would tell a service whether a user is blocked.
     assert refused(authorization, WHO_AM_I, "service/other", "user/ann") == "NOT_PERMITTED"
-    assert authorization.authorize(WHO_AM_I, *call("service/none")).role is Role.NONE
+    assert authorize(authorization, WHO_AM_I, "service/none").role is Role.NONE
 
 
 def test_on_behalf_of_names_one_user() -> None:

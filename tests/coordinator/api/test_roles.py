@@ -22,10 +22,15 @@ from leasehold.v1.access_service_pb2 import (
 from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.v1.operation_pb2 import SuspendOperation
+from leasehold.v1.workload_service_pb2 import ListCheckpointsRequest, PlanRequest
+from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold_coordinator.access.methods import METHODS
 from leasehold_coordinator.access.roles import Role
 
+from tests.coordinator.api.test_command_service import start
 from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.scripted_worker import ScriptedWorker
 from tests.coordinator.unix_users import ANN, BEN, channel_as, identity, needs_root
 
 pytestmark = needs_root
@@ -121,6 +126,28 @@ def test_a_revoked_role_ends_streams_at_once(shared: CoordinatorProcess, ann: gr
         shared.connect().welcome()
         assert next(kept).worker.name == "alpha"
         kept.cancel()
+
+
+@pytest.mark.parametrize("method", ["Plan", "ListCheckpoints"])
+def test_a_revoked_role_ends_a_call_that_waits_for_a_worker(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, method: str
+) -> None:
+    start(coordinator, worker)
+    grant(coordinator, ANN, Role.OPERATOR)
+    with channel_as(coordinator.folder / "store.sock", ANN) as channel:
+        stub = WorkloadServiceStub(channel)
+        asked = (
+            stub.Plan.future(PlanRequest(workload="one", suspend=SuspendOperation()), timeout=60)
+            if method == "Plan"
+            else stub.ListCheckpoints.future(ListCheckpointsRequest(worker="alpha"), timeout=60)
+        )
+        worker.wait(  # and it never answers
+            lambda frame: frame.HasField("plan_query") or frame.HasField("checkpoint_query")
+        )
+        grant(coordinator, ANN, Role.NONE)
+        with pytest.raises(grpc.RpcError) as error:
+            asked.result()
+        assert refusal(error.value)[0] == "NOT_PERMITTED"
 
 
 def test_a_stream_whose_view_changes_begins_again(shared: CoordinatorProcess, ann: grpc.Channel) -> None:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1 import access_service_pb2, errors_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding
+from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_REFUSED
 from leasehold.v1.enrolment_service_pb2 import (
     CreateJoinTokenRequest,
     JoinRequest,
@@ -358,6 +359,9 @@ def test_failures_are_limited_and_others_are_not(tmp_path: Path) -> None:
         assert 0 < limited.retry_after_s <= 60
         await office.refuse(REFUSED, office.join(b"guess", address="ipv4:192.0.2.2"))
         await office.join(secret)  # hosts behind the same address can still join
+        await office.fleet.audit.flush(is_last=True)
+        refused = [one for one in await listed(office.store) if one.outcome == AUDIT_OUTCOME_REFUSED]
+        assert {one.address: one.count for one in refused} == {"ipv4:192.0.2.1": 11, "ipv4:192.0.2.2": 1}
 
     in_office(tmp_path, scenario)
 

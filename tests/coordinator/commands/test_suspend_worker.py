@@ -1,5 +1,6 @@
 """The suspend of all workloads of a worker, as one call."""
 
+import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.workload_service_pb2 import StopWorkloadRequest, SuspendWorkerRequest, SuspendWorkerResponse
@@ -15,6 +16,7 @@ def suspend_worker(coordinator: CoordinatorProcess) -> SuspendWorkerResponse:
     return coordinator.workloads.SuspendWorker(SuspendWorkerRequest(worker="alpha"))
 
 
+@pytest.mark.long
 def test_all_workloads_of_a_worker_are_suspended_by_one_call_in_order(
     coordinator: CoordinatorProcess,
 ) -> None:

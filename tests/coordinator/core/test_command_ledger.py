@@ -101,11 +101,17 @@ def test_a_command_without_its_worker_waits() -> None:
     assert state(ledger) == DISPATCHED
 
 
-def queued(ledger: CommandLedger, numbers: range, client: str) -> None:
+def queued(ledger: CommandLedger, numbers: range, client: str, *, is_operator: bool = False) -> None:
     for number in numbers:
         made = command(f"{client}{number}")
         made.workload_id = f"w-{client}{number}"
-        kept(ledger, ledger.create(made, at(number), INSTANCE, client))
+        kept(ledger, ledger.create(made, at(number), INSTANCE, client, is_operator=is_operator))
+
+
+def now_sent(ledger: CommandLedger) -> list[str]:
+    """Ids of the commands that are sent, oldest first."""
+    unfinished = ledger.of_worker(ALPHA)
+    return [stored.command.command_id for stored in unfinished if stored.command.state != PENDING]
 
 
 def next_sent(ledger: CommandLedger, *ended: str) -> list[str]:
@@ -119,7 +125,7 @@ def next_sent(ledger: CommandLedger, *ended: str) -> list[str]:
 
 def test_commands_wait_for_their_turn_in_order() -> None:
     ledger = CommandLedger()
-    queued(ledger, range(12), "a")
+    queued(ledger, range(12), "a", is_operator=True)
     states = [stored.command.state for stored in ledger.of_worker(ALPHA)]
     assert states == [DISPATCHED] * 8 + [PENDING] * 4
     assert next_sent(ledger) == []
@@ -129,10 +135,39 @@ def test_commands_wait_for_their_turn_in_order() -> None:
 
 def test_the_client_that_has_the_fewest_sent_goes_first() -> None:
     ledger = CommandLedger()
-    queued(ledger, range(20), "a")
-    queued(ledger, range(3), "b")
+    queued(ledger, range(20), "a", is_operator=True)
+    queued(ledger, range(3), "b", is_operator=True)
     assert next_sent(ledger, "a0", "a1") == ["b0", "b1"]
     assert next_sent(ledger, "a2", "a3", "a4") == ["b2", "a8", "a9"]
+
+
+def test_a_user_leaves_places_at_a_worker_for_others() -> None:
+    ledger = CommandLedger()
+    queued(ledger, range(6), "a")
+    assert now_sent(ledger) == ["a0", "a1", "a2", "a3"]
+    queued(ledger, range(3), "b")
+    queued(ledger, range(2), "c")
+    queued(ledger, range(1), "d")
+    assert now_sent(ledger) == ["a0", "a1", "a2", "a3", "b0", "b1", "c0"]
+    queued(ledger, range(2), "operator", is_operator=True)
+    assert next_sent(ledger) == []
+    assert now_sent(ledger)[-1] == "operator0", "the last place is kept for operators"
+    assert next_sent(ledger, "a0", "operator0") == ["d0", "operator1"]
+    assert next_sent(ledger, "a1") == []
+    assert next_sent(ledger, "b0", "c0") == ["c1"]
+    assert next_sent(ledger, "operator1", "d0", "a2", "a3") == ["a4", "a5", "b2"]
+
+
+def test_a_user_has_no_more_places_after_a_restart() -> None:
+    ledger = CommandLedger()
+    for number in range(6):
+        made = command(f"a{number}", actor="a")
+        made.workload_id = f"w-a{number}"
+        kept(ledger, ledger.create(made, at(number), INSTANCE, "a"))
+    again = CommandLedger(ledger.of_worker(ALPHA))
+    queued(again, range(1), "b")
+    assert now_sent(again) == ["a0", "a1", "a2", "a3", "b0"]
+    assert next_sent(again, "a0", "a1") == ["a4"]
 
 
 def test_a_client_leaves_room_for_others() -> None:

@@ -1,5 +1,6 @@
 """Refusals in the audit: all of them are counted, and nobody can fill the disk with them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import audit_refusals
-from leasehold_coordinator.fleet.audit_refusals import CALLER_LIMIT, ENTRY_BURST, OTHERS, AuditRefusals
+from leasehold_coordinator.fleet.audit_refusals import (
+    CALLER_LIMIT,
+    ENTRY_BURST,
+    METHOD_LIMIT,
+    OTHER_METHODS,
+    OTHERS,
+    AuditRefusals,
+)
 from leasehold_coordinator.storage.store import Store
 
 from tests.coordinator.bench import FULL
@@ -48,7 +56,55 @@ def test_a_callers_refusals_are_one_entry_per_minute(tmp_path: Path, monkeypatch
         assert {(entry.method, entry.message, entry.reason) for entry in entries} == {
             (METHOD, "no role", errors_pb2.ERROR_REASON_NOT_PERMITTED)
         }
-        assert refusals._counted == {}
+        assert refusals._callers == {}
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_each_method_and_each_user_has_an_entry_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    bob = Caller(Identity(Kind.USER, "bob"), HOST)
+    batch = Caller(Identity(Kind.SERVICE, "batch"), HOST)
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for number in range(3 * METHOD_LIMIT):
+            refusals.note(REFUSAL, f"/method/{number}", HOST, caller=bob)
+        for user in ("alice", "ann"):
+            acting = replace(batch, on_behalf_of=Identity(Kind.USER, user))
+            refusals.note(REFUSAL, METHOD, HOST, caller=acting)
+        await refusals.flush()
+        found = {
+            (entry.identity, entry.on_behalf_of, entry.method): entry.count for entry in await listed(store)
+        }
+        assert len(found) == METHOD_LIMIT + 1 + 2
+        assert found["user/bob", "", OTHER_METHODS] == 2 * METHOD_LIMIT
+        assert {user for identity, user, _ in found if identity == "service/batch"} == {
+            "user/alice",
+            "user/ann",
+        }
+        clock.served_s += 61
+        await refusals.flush()
+        assert refusals._callers == {}
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_a_caller_of_many_methods_does_not_delay_the_entries_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_refusals, "ENTRY_BURST", 2)
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for name, methods in (("bob", METHOD_LIMIT), ("carol", 1)):
+            caller = Caller(Identity(Kind.USER, name), HOST)
+            for number in range(methods):
+                refusals.note(REFUSAL, f"/method/{number}", HOST, caller=caller)
+        await refusals.flush()
+        assert {entry.identity for entry in await listed(store)} == {"user/bob", "user/carol"}
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -61,7 +117,7 @@ def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: 
         for minute in range(minutes):
             for number in range(hosts):
                 refusals.note(REFUSAL, METHOD, f"ipv6:[2001:db8::{minute:x}:{number:x}]")
-            assert len(refusals._counted) <= CALLER_LIMIT + 1
+            assert len(refusals._callers) <= CALLER_LIMIT + 1
             await refusals.flush()
             clock.served_s += 61
         await refusals.flush(is_last=True)

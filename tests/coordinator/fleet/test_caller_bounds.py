@@ -11,9 +11,10 @@ from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.core.command_effects import StoredCommand
-from leasehold_coordinator.core.command_ledger import CommandLedger
+from leasehold_coordinator.core.command_ledger import SENT_LIMIT, CommandLedger
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import caller_bounds
 from leasehold_coordinator.fleet.caller_bounds import CallerBounds, CallerLimits
@@ -24,6 +25,7 @@ from tests.coordinator.storage.test_store import Clock
 
 ALICE, BOB = (Caller(Identity(Kind.USER, name), "ipv4:192.0.2.1") for name in ("alice", "bob"))
 BATCH = Caller(Identity(Kind.SERVICE, "batch"), "ipv4:192.0.2.2", on_behalf_of=ALICE.identity)
+OPERATOR = Caller(Identity(Kind.USER, "olga"), "ipv4:192.0.2.3", role=Role.OPERATOR)
 ADMIN = Caller(Identity(Kind.LOCAL, "root"), "unix", is_local_admin=True)
 
 
@@ -162,6 +164,25 @@ def test_unfinished_commands_of_a_caller_are_bounded_over_all_workers(tmp_path: 
         await asyncio.create_task(create(3, BOB))
         await dispatcher.cancel(bench.fleet.ledger.commands["c-0"].command)
         await asyncio.create_task(create(4, ALICE))
+
+    on_bench(tmp_path, scenario)
+
+
+def test_commands_of_one_user_leave_places_at_the_worker_for_others(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        async def send(name: str, caller: Caller) -> None:
+            note_caller(caller)
+            await bench.send(f"c-{name}", workload_id=f"w-{name}")
+
+        for number in range(SENT_LIMIT):
+            await asyncio.create_task(send(f"alice-{number}", ALICE))
+        await asyncio.create_task(send("bob", BOB))
+        sent = [frame.command.command.command_id for frame in bench.sent()]
+        assert sent == ["c-alice-0", "c-alice-1", "c-alice-2", "c-alice-3", "c-bob"]
+        for number in range(SENT_LIMIT):
+            await asyncio.create_task(send(f"operator-{number}", OPERATOR))
+        sent = [frame.command.command.command_id for frame in bench.sent()]
+        assert sent == ["c-operator-0", "c-operator-1", "c-operator-2"]
 
     on_bench(tmp_path, scenario)
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import datetime
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 from leasehold_coordinator.access.authorities import open_authorities
+from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.client_certificates import KEPT_AFTER_EXPIRY, ClientCertificates
+from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.storage.rows import Change, revocation_row
 from leasehold_coordinator.storage.store import Store
@@ -69,6 +73,75 @@ def test_certificates_are_known_after_a_new_start(tmp_path: Path) -> None:
 
     with_certificates(tmp_path, issue)
     with_certificates(tmp_path, read)
+
+
+def test_a_renewal_extends_the_session_of_a_worker_and_no_connection_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the holder of a copied key would keep a connection for as long as the owner renews."""
+    days_ahead = 0
+    monkeypatch.setattr(
+        Store, "highest_time_ns", property(lambda _: time.time_ns() + days_ahead * 86_400 * 10**9)
+    )
+
+    async def scenario(store: Store, certificates: ClientCertificates) -> None:
+        nonlocal days_ahead
+        ended: list[FleetError] = []
+        calls = LiveCalls(certificates.refusal)
+
+        async def connected(identity: Identity) -> Caller:
+            """A caller whose certificate lives for 15 days, and is renewed."""
+            issued = await certificates.issue(new_key(), identity)
+            first = replace(issued, not_after=issued.not_after - datetime.timedelta(days=15))
+            certificates.registry.add(first)
+            await certificates.issue(new_key(), identity, predecessor=first.serial)
+            return Caller(identity, "ipv4:192.0.2.1", serial=first.serial, expire_time=first.not_after)
+
+        worker, alice = await connected(WORKER), await connected(ALICE)
+        with calls.entered(worker, ended.append), calls.entered(alice, ended.append):
+            calls.check()
+            assert not ended, "an older certificate stays valid until its expiry"
+            assert calls.counts() == {worker.serial: 1, alice.serial: 1}
+            days_ahead = 20
+            calls.check()
+            (refusal,) = ended
+            assert f"certificate {alice.serial} of user/alice has expired, and was renewed" in refusal.message
+            assert refusal.reason == errors_pb2.ERROR_REASON_UNAUTHENTICATED
+            assert refusal.retry_after_s is not None, "the client watches again, on a new connection"
+            with pytest.raises(FleetError, match="was renewed"):
+                calls.require(alice)
+            assert calls.counts() == {worker.serial: 1}
+            days_ahead = 31
+            calls.check()
+            assert f"certificate {worker.serial} of worker/gpu-07 expired" in ended[-1].message
+
+    with_certificates(tmp_path, scenario)
+
+
+def test_a_rotation_waits_for_nobody_who_is_blocked_revoked_or_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days_ahead = 0
+    monkeypatch.setattr(
+        Store, "highest_time_ns", property(lambda _: time.time_ns() + days_ahead * 86_400 * 10**9)
+    )
+
+    async def scenario(store: Store, certificates: ClientCertificates) -> None:
+        nonlocal days_ahead
+        bob, carol = Identity(Kind.USER, "bob"), Identity(Kind.USER, "carol")
+        issued = {one: await certificates.issue(new_key(), one) for one in (WORKER, ALICE, bob, carol)}
+        certificates.authorities.add()
+        assert certificates.waiting() == [WORKER, ALICE, bob, carol]
+        certificates.confirm(carol, [certificates.authorities.newest.serial])
+        revocations = Revocations(store, certificates)
+        await revocations.block(ALICE)
+        assert certificates.waiting() == [WORKER, bob]
+        await revocations.revoke(issued[bob].serial)
+        assert certificates.waiting() == [WORKER]
+        days_ahead = 31
+        assert certificates.waiting() == []
+
+    with_certificates(tmp_path, scenario)
 
 
 def test_a_certificate_that_is_not_stored_is_not_known(

@@ -1,13 +1,16 @@
 """Events of workers: a worker whose reports change all the time displaces no events of others."""
 
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import event_pb2, gpu_pb2, lease_pb2
+from leasehold.v1 import event_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1.event_pb2 import Event
 from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import WorkerLoad
-from leasehold_coordinator.fleet import worker_news
+from leasehold_coordinator.fleet import event_log, worker_news
 
 from tests.coordinator.bench import Bench, on_bench
 from tests.coordinator.pages import all_events
@@ -16,37 +19,74 @@ from tests.coordinator.scripted_worker import make_hello
 HEALTHS = (gpu_pb2.GPU_HEALTH_XID_ERROR, gpu_pb2.GPU_HEALTH_OK)
 
 
-def test_flapping_gpus_displace_no_events_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def told_in_a_flood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[Bench, str, int], Awaitable[None]]
+) -> list[Event]:
+    """The events, once beta has reported something and alpha something else 1,000 times."""
     now, monotonic = 0.0, time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + now)
-    monkeypatch.setattr(worker_news, "EVENT_BURST", 50)
+    told: list[Event] = []
 
     async def scenario(bench: Bench) -> None:
         nonlocal now
-        registry = bench.fleet.registry
         for name in ("alpha", "beta"):
-            registry.add_stored(make_hello(name), 1)
-
-        def report(name: str, number: int) -> None:
-            known = registry.find(name)
-            leases = [
-                GpuLease(gpu_uuid=gpu.uuid, state=lease_pb2.SLOT_STATE_FREE, health=HEALTHS[number % 2])
-                for gpu in known.hello.gpus
-            ]
-            assert registry.apply_load(known, WorkerLoad(sequence=number + 1, gpu_leases=leases))
-            bench.fleet.worker_news.publish(known)
-
-        report("beta", 0)
-        for number in range(6_000):
-            report("alpha", number)
+            bench.fleet.registry.add_stored(make_hello(name), 1)
+        await report(bench, "beta", 0)
+        for number in range(1_000):
+            await report(bench, "alpha", number)
         now += 60
-        report("alpha", 6_000)
+        await report(bench, "alpha", 1_000)
         await bench.fleet.events.flush()
-        told = [
-            event for event in await all_events(bench.store) if event.kind == event_pb2.EVENT_KIND_GPU_HEALTH
-        ]
-        assert any(event.worker_name == "beta" for event in told)
-        assert len(told) < 100
-        assert any("earlier changes have no event" in event.message for event in told)
+        told.extend(await all_events(bench.store))
 
     on_bench(tmp_path, scenario)
+    return told
+
+
+def require_room_for_others(told: list[Event]) -> None:
+    """One worker's flood has an event with the number of changes left out, and keeps others' events."""
+    assert any(event.worker_id == "worker-beta" for event in told)
+    assert len(told) < 150
+    assert any("earlier changes have no event" in event.message for event in told)
+
+
+def test_changing_workloads_displace_no_events_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "WORKLOAD_EVENT_BURST", 50)
+    states = (workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_SUSPENDED)
+
+    async def report(bench: Bench, name: str, number: int) -> None:
+        status = WorkloadStatus(state=states[number % 2], generation=number + 1)
+        workload = Workload(workload_id=f"w-{name}", worker_id=f"worker-{name}", status=status)
+        await bench.fleet.save_workloads([workload])
+
+    require_room_for_others(told_in_a_flood(tmp_path, monkeypatch, report))
+
+
+def test_connections_displace_no_events_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_news, "EVENT_BURST", 50)
+
+    async def report(bench: Bench, name: str, number: int) -> None:
+        known = bench.fleet.registry.find(name)
+        known.reported, known.left = True, bool(number % 2)
+        bench.fleet.worker_news.publish(known)
+
+    require_room_for_others(told_in_a_flood(tmp_path, monkeypatch, report))
+
+
+def test_flapping_gpus_displace_no_events_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_news, "EVENT_BURST", 50)
+
+    async def report(bench: Bench, name: str, number: int) -> None:
+        registry = bench.fleet.registry
+        known = registry.find(name)
+        leases = [
+            GpuLease(gpu_uuid=gpu.uuid, state=lease_pb2.SLOT_STATE_FREE, health=HEALTHS[number % 2])
+            for gpu in known.hello.gpus
+        ]
+        assert registry.apply_load(known, WorkerLoad(sequence=number + 1, gpu_leases=leases))
+        bench.fleet.worker_news.publish(known)
+
+    told = told_in_a_flood(tmp_path, monkeypatch, report)
+    require_room_for_others([event for event in told if event.kind == event_pb2.EVENT_KIND_GPU_HEALTH])

@@ -26,6 +26,7 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.access.certificates import Revocation
+from leasehold_coordinator.fleet.hello_bounds import HELLO_BURST
 from leasehold_coordinator.storage.rows import binding_row, revocation_row
 
 from tests.certificates import Holder, enrol, issue, record, write_rows
@@ -50,7 +51,9 @@ Store.highest_time_ns = property(lambda self: time.time_ns() + DAYS_NS * Path({f
 
 FEW_HELLOS = """
 from leasehold_coordinator.api import session_service
+from leasehold_coordinator.fleet import hello_bounds
 session_service.HELLO_LIMIT = 4
+hello_bounds.HELLOS_PER_S = 1e-6
 """
 
 
@@ -74,7 +77,9 @@ class Remote:
         self.renewed = issue(
             open_authority(credentials_directory()), "user/carol", self.holders["user/carol"].issued.serial
         )
-        record(database, self.renewed)
+        self.other = issue(open_authority(credentials_directory()), "user/carol")
+        for holder in (self.renewed, self.other):
+            record(database, holder)
         self.coordinator.start()
         self.admin = Client(f"unix:{folder / 'store.sock'}")
         self.clients, self.workers = (
@@ -251,8 +256,14 @@ def test_a_revocation_is_effective_on_all_that_was_renewed(remote: Remote) -> No
     second = remote.renewed.issued.serial
     watch = remote.fleet(remote.renewed).WatchFleet(WatchFleetRequest(), timeout=60)
     next(watch)
+    other = remote.fleet(remote.other).WatchFleet(WatchFleetRequest(), timeout=60)
+    next(other)
+    calls = {one.serial: one.call_count for one in remote.admin.certificates.all()}
+    assert (calls[first], calls[second], calls[remote.other.issued.serial]) == (0, 1, 1)
     assert remote.admin.certificates.revoke(first) == [first, second]
     assert f"certificate {second} of user/carol is revoked" in ending(watch)
+    assert other.is_active(), "a certificate of another login is another family"
+    other.cancel()
     for holder in (remote.holders["user/carol"], remote.renewed):
         assert "is revoked" in refusal(remote.fleet(holder))
     states = {one.serial: one.state for one in remote.admin.certificates.all(include_ended=True)}
@@ -293,6 +304,17 @@ def test_the_coordinators_own_user_is_not_blocked(remote: Remote) -> None:
 
 def test_certificates_are_listed_page_by_page(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = remote.admin.certificates.all(include_ended=True)
-    assert [one.identity for one in whole] == sorted([*IDENTITIES, "user/carol"])
+    assert [one.identity for one in whole] == sorted([*IDENTITIES, "user/carol", "user/carol"])
     monkeypatch.setattr(certificates, "PAGE_SIZE", 2)
     assert remote.admin.certificates.all(include_ended=True) == whole
+
+
+def test_refused_hellos_of_a_certificate_are_bounded_too(remote: Remote) -> None:
+    last = None
+    for _ in range(HELLO_BURST + 1):
+        last = remote.connect("worker/gamma", "alpha")
+        last.wait_ended()
+    assert last is not None
+    assert last.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not last.frames
+    remote.connect("worker/beta", "beta").welcome()

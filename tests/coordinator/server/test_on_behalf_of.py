@@ -11,6 +11,8 @@ import pytest
 from leasehold.v1 import access_service_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding, WhoAmIRequest
 from leasehold.v1.access_service_pb2_grpc import AccessServiceStub
+from leasehold.v1.audit_service_pb2 import ListAuditEntriesRequest
+from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
 from leasehold.v1.command_service_pb2 import GetCommandRequest
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
 from leasehold.v1.workload_pb2 import WorkloadSpec
@@ -23,6 +25,7 @@ from leasehold_coordinator.storage.rows import binding_row
 from tests.certificates import enrol, write_rows
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.stories.test_lifecycle import until
 
 IDENTITIES = ("service/batch", "user/alice", "user/bob", "worker/alpha")
 ALICE = (("leasehold-on-behalf-of", "user/alice"),)
@@ -111,3 +114,13 @@ def test_a_service_acts_for_no_other_user(fleet: Fleet) -> None:
                 GetWorkloadRequest(workload="any"), metadata=(("leasehold-on-behalf-of", user),)
             )
         assert cast("grpc.Call", error.value).code() is grpc.StatusCode.PERMISSION_DENIED
+    asked = ListAuditEntriesRequest(filter="outcome = REFUSED")
+    expected = {("service/batch", "user/bob"), ("user/alice", "user/alice")}
+    with grpc.insecure_channel(f"unix:{fleet.coordinator.folder / 'store.sock'}") as channel:
+        audit = AuditServiceStub(channel)
+        until(
+            lambda: (
+                expected
+                <= {(one.identity, one.on_behalf_of) for one in audit.ListAuditEntries(asked).entries}
+            )
+        )

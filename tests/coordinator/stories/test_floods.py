@@ -1,17 +1,22 @@
 """What one peer sends in masses costs no other its session or its calls."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 from leasehold.v1 import command_pb2
 from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse
 from leasehold_coordinator.api import session_service
+from leasehold_coordinator.fleet.hello_bounds import HELLO_BURST
 from leasehold_coordinator.fleet.session import FRAME_LIMIT
 
 from tests.channels import open_aio_worker_channel, server_credentials
 from tests.coordinator.bench import CONNECT, Bench, on_bench
+from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.fleet.test_callers import DEAF
 from tests.coordinator.scripted_worker import make_hello
 
@@ -72,3 +77,34 @@ def test_streams_whose_peer_reads_nothing_are_their_hosts(
     monkeypatch.setattr(session_service, "SESSION_LIMIT", 8)
     monkeypatch.setattr(session_service, "FLUSH_TIMEOUT_S", 0.1)
     on_bench(tmp_path, scenario)
+
+
+SLOW = "from leasehold_coordinator.fleet import hello_bounds; hello_bounds.HELLOS_PER_S = 1e-6"
+"""The allowance of sessions does not grow within a test."""
+
+
+def test_a_worker_that_reconnects_in_a_loop_is_refused_before_its_hello_is_stored(tmp_path: Path) -> None:
+    coordinator = CoordinatorProcess(tmp_path, prelude=SLOW)
+    coordinator.start()
+    for epoch in range(1, HELLO_BURST + 1):
+        worker = coordinator.connect()
+        assert worker.welcome().epoch == epoch
+        worker.close()
+    for _ in range(3):
+        refused = coordinator.connect()
+        refused.wait_ended()
+        status = rpc_status.from_call(refused.call)
+        assert status is not None
+        assert status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert not refused.frames
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        assert status.details[0].Unpack(info)
+        assert info.metadata["bound"] == "worker_hellos"
+        assert status.details[1].Unpack(retry)
+        assert retry.retry_delay.seconds > 0
+    coordinator.connect(make_hello("beta")).welcome()
+    coordinator.restart()
+    assert coordinator.connect().welcome().epoch == HELLO_BURST + 1, "the refused hellos were not stored"
+    for one in coordinator.workers:
+        one.close()
+    assert coordinator.end(signal.SIGTERM) == 0

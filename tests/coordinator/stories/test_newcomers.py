@@ -1,8 +1,10 @@
 """Who is let in: what a hello may say, and whose id, name and GPUs are whose."""
 
 import asyncio
+import signal
 from pathlib import Path
 
+import grpc
 import pytest
 from google.protobuf import json_format
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -19,15 +21,16 @@ from leasehold.v1.gpu_pb2 import Gpu, GpuSample
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.operation_pb2 import Operation, RunOperation
 from leasehold.v1.worker_pb2 import HostFacts
-from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
-from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, GetWorkloadRequest
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold.v1.workload_service_pb2 import GetWorkloadRequest
 from leasehold.worker.v1 import session_pb2
-from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Hello, WorkerLoad
+from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest, Hello, WorkerLoad, WorkloadEvent
 from leasehold_coordinator.core import worker_registry
 from leasehold_coordinator.core.hello_rules import check_hello
 from leasehold_coordinator.core.known_worker import SessionId
 from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import report_bounds
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage.rows import Change
 
@@ -152,8 +155,6 @@ def test_a_workload_whose_id_is_anothers_name_is_not_taken_in(
     beta.welcome()
     until(lambda: found(coordinator, "two").worker_id == "worker-beta")
     assert found(coordinator, "one").workload_id == started.workload_id
-    request = CreateWorkloadRequest(name="two", spec=WorkloadSpec(arguments=["x"]))
-    assert refusal(lambda: coordinator.workloads.CreateWorkload(request))[1] == "WORKLOAD_EXISTS"
 
 
 def alpha_state(coordinator: CoordinatorProcess) -> int:
@@ -436,3 +437,66 @@ def test_a_run_that_the_journal_does_not_have_ends_no_workload_that_runs(
         assert bench.fleet.workloads["w-1"].status.state == RUNNING
 
     on_bench(tmp_path, scenario)
+
+
+def over(workload_id: str, padding: int = 0) -> Workload:
+    """A workload that has failed, with a long message."""
+    status = WorkloadStatus(state=FAILED, generation=2, error=errors_pb2.Error(message="x" * padding))
+    return Workload(workload_id=workload_id, name=workload_id, status=status)
+
+
+def test_unknown_workloads_of_one_worker_are_bounded_over_its_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_bounds, "NEW_PER_S", 1e-6)
+    monkeypatch.setattr(report_bounds, "NEW_BURST", 8)
+
+    async def scenario(bench: Bench) -> None:
+        async def connect(name: str, *workloads: Workload) -> Session:
+            session = Session(make_hello(name, workloads=workloads))
+            await bench.service._welcome(session)
+            return session
+
+        bench.service._forget(bench.session)
+        empty = await connect("alpha")
+        bench.fail_writes(monkeypatch, times=1)
+        with pytest.raises(FleetError):  # what was not stored does not count
+            await bench.fleet.apply_workload(running("w-0"), empty)
+        bench.service._forget(empty)
+        live = [running(f"w-{number}") for number in range(4)]
+        first = await connect("alpha", *live, over("ended-0"), over("ended-1", 10_000), over("ended-2"))
+        kept = {one.workload_id for one in await bench.store.find_workloads([f"ended-{n}" for n in range(3)])}
+        assert kept == {"ended-0", "ended-1"}, "a large record counts as several"
+        with pytest.raises(FleetError) as error:
+            await bench.fleet.apply_workload(running("w-9"), first)
+        assert error.value.metadata["bound"] == "worker_new_workloads"
+        assert error.value.retry_after_s
+        bench.service._forget(first)
+        with pytest.raises(FleetError):
+            await connect("alpha", *live, running("w-9"))
+        again = await connect("alpha", *live, over("ended-3"))
+        await bench.fleet.apply_workload(running("w-1", generation=2), again)
+        assert bench.fleet.workloads["w-1"].status.generation == 2, "known workloads are reported as before"
+        assert len(await bench.store.live_workloads()) == 4
+        assert not await bench.store.find_workloads(["ended-3", "w-9"])
+        await connect("beta", running("w-beta"))
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_session_with_too_many_unknown_workloads_ends_and_names_the_time(tmp_path: Path) -> None:
+    prelude = "from leasehold_coordinator.fleet import report_bounds as bounds"
+    prelude += "; bounds.NEW_BURST, bounds.NEW_PER_S = 1, 1e-6"
+    coordinator = CoordinatorProcess(tmp_path, prelude=prelude)
+    coordinator.start()
+    worker = coordinator.connect(make_hello(workloads=[running("w-1")]))
+    worker.welcome()
+    worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=running("w-2"))))
+    assert worker.wait_end().drain.reconnect_after.seconds > 0
+    back = coordinator.connect(make_hello(workloads=[running("w-1"), running("w-2")]))
+    back.wait_ended()
+    assert back.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert found(coordinator, "w-1").status.state == RUNNING
+    for one in coordinator.workers:
+        one.close()
+    assert coordinator.end(signal.SIGTERM) == 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ from leasehold.v1.workload_service_pb2 import (
     WatchWorkloadsRequest,
 )
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
-from leasehold.worker.v1.session_pb2 import CheckpointAnswer, ConnectRequest, WorkerLoad
+from leasehold.worker.v1.session_pb2 import CheckpointAnswer, ConnectRequest, WorkerLoad, WorkloadEvent
 from leasehold_coordinator.access.roles import Role
 
 from tests.coordinator.api.test_roles import grant, refusal
@@ -141,6 +142,35 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield Scene(client_of(coordinator.channel), ann, ben, worker)
     assert coordinator.end(signal.SIGTERM) == 0
     assert "Traceback" not in coordinator.log()
+
+
+def test_names_collide_among_the_workloads_of_one_owner_only(scene: Scene) -> None:
+    """No worker and no other user can deny a name to a user."""
+    reported = [
+        Workload(workload_id=one, name=name, status=WorkloadStatus(state=RUNNING, generation=1))
+        for one, name in (("squat-1", "wanted"), ("squat-2", "wanted"), ("squat-id", "other"))
+    ]
+    for one in reported:
+        scene.worker.up.put(ConnectRequest(workload_event=WorkloadEvent(workload=one)))
+    while len(listed(scene, "squat-id")) != 1:
+        pass
+    for name in ("wanted", "squat-id"):
+        for client in (scene.ann, scene.ben):
+            own = scene.run(client, name)
+            asked = GetWorkloadRequest(workload=name)
+            assert client.workloads.GetWorkload(asked).workload.workload_id == own.workload_id
+            request = CreateWorkloadRequest(name=name, spec=WorkloadSpec(arguments=["true"]))
+            assert reason_of(partial(client.workloads.CreateWorkload, request)) == "WORKLOAD_EXISTS"
+    own_id = CreateWorkloadRequest(name=own.workload_id, spec=WorkloadSpec(arguments=["true"]))
+    assert reason_of(lambda: scene.ann.workloads.CreateWorkload(own_id)) == "WORKLOAD_EXISTS", (
+        "of the user Ben"
+    )
+
+
+def listed(scene: Scene, workload_id: str) -> list[Workload]:
+    """The workloads with this id."""
+    asked = ListWorkloadsRequest(filter=f"workload = {workload_id}")
+    return list(scene.root.workloads.ListWorkloads(asked).workloads)
 
 
 def reason_of(call: Callable[[], object]) -> str:

@@ -61,6 +61,7 @@ class Certificate(_message.Message):
     AUTHORITY_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    CALL_COUNT_FIELD_NUMBER: _builtins.int
     serial: _builtins.str
     """Serial number, in hexadecimal."""
     identity: _builtins.str
@@ -71,6 +72,8 @@ class Certificate(_message.Message):
     """Serial number of the certificate that it renews. Empty: it is a first certificate."""
     authority: _builtins.str
     """Serial number of the authority that has signed it."""
+    call_count: _builtins.int
+    """Number of calls and sessions that are open on connections with this certificate."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """Time from which on it is valid."""
@@ -89,10 +92,11 @@ class Certificate(_message.Message):
         authority: _builtins.str = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        call_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "expire_time", b"expire_time", "identity", b"identity", "predecessor", b"predecessor", "serial", b"serial", "start_time", b"start_time", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "call_count", b"call_count", "expire_time", b"expire_time", "identity", b"identity", "predecessor", b"predecessor", "serial", b"serial", "start_time", b"start_time", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -144,7 +148,7 @@ class ListCertificatesRequest(_message.Message):
     page_token: _builtins.str
     """The next_page_token of the last response to the same request. Empty: the first page."""
     include_ended: _builtins.bool
-    """Also certificates that have expired or are revoked."""
+    """Also certificates that have expired or are revoked, and on which no call is open."""
     def __init__(
         self,
         *,

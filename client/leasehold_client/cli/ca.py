@@ -20,7 +20,10 @@ def ca() -> None:
 
 @ca.command("list")
 @click.option(
-    "--all", "include_ended", is_flag=True, help="Also certificates that have expired or are revoked."
+    "--all",
+    "include_ended",
+    is_flag=True,
+    help="Also certificates that have expired or are revoked, without open calls.",
 )
 @output_option
 @verb
@@ -82,9 +85,10 @@ def rotate(client: Client) -> None:
     """Add a second authority, which signs client certificates from now on.
 
     Both authorities are trusted, and no session ends. Renewals and sessions of workers deliver both. Once
-    each holder of a certificate has both, the new one signs the server's certificate. After that, and after
-    the last certificate of the old one has expired, `leasehold ca retire SERIAL` ends the trust in the old
-    one.
+    each holder of a certificate has both, the new one signs the server's certificate. `leasehold ca list`
+    names the holders that are behind. `leasehold ca revoke` ends the wait for one of them, and otherwise it
+    ends with their certificates. After that, and after the last certificate of the old one has expired,
+    `leasehold ca retire SERIAL` ends the trust in the old one.
     """
     added = client.certificates.rotate()
     echo(f"{added.serial}: added; it signs from now on")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from typing import TYPE_CHECKING
 
@@ -50,7 +52,12 @@ def _read(source: str, limit: int) -> str:
     try:
         if source == "-":
             return sys.stdin.readline(limit)
-        with open(source, encoding="ascii", errors="replace") as file:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, encoding="ascii", errors="replace") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UsageError(
+                    f"{source} is not a regular file: write the join token into one, or use `--token -`"
+                )
             return file.read(limit)
     except (OSError, UnicodeDecodeError) as error:
         what = "it is the token itself" if source.startswith("leasehold-join-") else f"{source}: {error}"

@@ -65,6 +65,12 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
     return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token}"))
 
 
+def certificate_file() -> Path | None:
+    """The file with the client certificate of a PKI of others. None: there is none."""
+    path = credentials_directory() / CERTIFICATE_FILES[0]
+    return path if path.exists() else None
+
+
 def require_no_token(why: str) -> None:
     """Refuses a token of an OpenID Connect issuer beside another credential.
 

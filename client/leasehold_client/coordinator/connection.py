@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar, cast, final
 import grpc
 
 from leasehold_client.contexts import Context
-from leasehold_client.coordinator.channels import open_channel, require_no_token
+from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
@@ -78,6 +78,7 @@ class Connection:
     ) -> None:
         self.address = address
         self._on_wait = on_wait
+        self._certificate = certificate_file() if context is None else None
         self.channel: grpc.Channel
         if context is not None:
             require_no_token(f"the context {context.name} has a certificate")
@@ -105,7 +106,7 @@ class Connection:
             yield
         except grpc.RpcError as error:
             details = cast("grpc.Call", error).details() or ""
-            if (cause := explain_closed(details, self.address)) is not None:
+            if (cause := explain_closed(details, self.address, self._certificate)) is not None:
                 raise NoCoordinatorError(cause, code=grpc.StatusCode.UNAVAILABLE) from None
             failure = explain(details, self.address)
             if failure is not None:

@@ -124,3 +124,11 @@ class _Method:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Makes a call."""
         return self._find()(*arguments, **named)
+
+    def with_call(self, *arguments: Any, **named: Any) -> Any:
+        """Makes a call, and returns its metadata too. Interceptors of gRPC call this."""
+        return self._find().with_call(*arguments, **named)
+
+    def future(self, *arguments: Any, **named: Any) -> Any:
+        """Begins a call, for interceptors of gRPC."""
+        return self._find().future(*arguments, **named)

@@ -35,6 +35,11 @@ def validity_text(address: str) -> str:
         certificate = x509.load_der_x509_certificate(der or b"")
     except (OSError, ValueError):
         return ""
+    return distance_text(certificate)
+
+
+def distance_text(certificate: x509.Certificate) -> str:
+    """How far a certificate is from its validity, with a space before the text. Empty: it is valid."""
     now = datetime.now(UTC)
     if (late_s := (now - certificate.not_valid_after_utc).total_seconds()) > 0:
         return f" {span_text(late_s)} ago"

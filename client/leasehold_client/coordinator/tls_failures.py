@@ -1,5 +1,6 @@
 """Causes and remedies of failed TLS handshakes. gRPC reports a failure as text only."""
 
+from pathlib import Path
 from typing import Final
 
 from leasehold_client.config import INSECURE_SCHEME, UNIX_SCHEME
@@ -61,12 +62,19 @@ def _validity(address: str) -> str:
     return validity_text(address)
 
 
-def explain_closed(details: str, address: str) -> str | None:
+def _problem(certificate: Path) -> str | None:
+    from leasehold_client.coordinator.own_certificate import certificate_problem  # late: imports cryptography
+
+    return certificate_problem(certificate)
+
+
+def explain_closed(details: str, address: str, certificate: Path | None) -> str | None:
     """A sentence about a connection that the server ended during the handshake.
 
     Args:
         details: gRPC's text about a failed call.
         address: The address of the call.
+        certificate: The file with the client's certificate. None: the client has presented none of a file.
 
     Returns:
         What happened, why, and what to do. None: the text is about something else.
@@ -76,6 +84,8 @@ def explain_closed(details: str, address: str) -> str | None:
     if address.startswith(UNIX_SCHEME):
         return None
     if not address.startswith(INSECURE_SCHEME):
+        if certificate is not None and (problem := _problem(certificate)) is not None:
+            return f"{address} ended the TLS handshake: {problem}"
         return (
             f"{address} ended the TLS handshake, as a coordinator does that requires a client certificate of "
             "its own authority: `leasehold login --token -` with a token of "

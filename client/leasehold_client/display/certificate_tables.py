@@ -16,7 +16,7 @@ def echo_certificates(certificates: Iterable[Certificate], blocked: Container[st
         blocked: The blocked identities.
     """
     echo_table(
-        ["SERIAL", "IDENTITY", "STATE", "EXPIRES", "RENEWS"],
+        ["SERIAL", "IDENTITY", "STATE", "EXPIRES", "CALLS", "RENEWS"],
         [
             [
                 one.serial,
@@ -24,6 +24,7 @@ def echo_certificates(certificates: Iterable[Certificate], blocked: Container[st
                 enum_name(CertificateState.Name, one.state, "CERTIFICATE_STATE_")
                 + (",blocked" if one.identity in blocked else ""),
                 time_text(one.expire_time),
+                str(one.call_count),
                 one.predecessor or "-",
             ]
             for one in certificates

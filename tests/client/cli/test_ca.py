@@ -40,7 +40,7 @@ def test_a_serial_is_revoked_and_a_name_is_blocked(
 
 def test_certificates_and_blocks_are_listed(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     certificate = Certificate(
-        serial="ab", identity="user/ann", state=certificate_service_pb2.CERTIFICATE_STATE_VALID
+        serial="ab", identity="user/ann", state=certificate_service_pb2.CERTIFICATE_STATE_VALID, call_count=3
     )
     scripted.answers["ListCertificates"] = lambda request, context: (
         certificate_service_pb2.ListCertificatesResponse(certificates=[certificate])
@@ -56,6 +56,7 @@ def test_certificates_and_blocks_are_listed(leasehold: CommandLine, scripted: Sc
     assert lines[1].split()[:2] == ["ca", "clients"]
     assert lines[1].endswith("worker/a,2 more")
     assert lines[4].split()[:3] == ["ab", "user/ann", "VALID,blocked"]
+    assert lines[4].split()[-2:] == ["3", "-"]
     assert lines[7].split()[0] == "user/ann"
     listed = json.loads(leasehold("ca", "list", "-o", "json").stdout)
     assert (listed["certificates"][0]["serial"], listed["blocks"][0]["blocked_by"]) == ("ab", "local/root")

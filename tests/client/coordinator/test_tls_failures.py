@@ -8,6 +8,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from leasehold_client.coordinator import tls_failures as clients
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
@@ -18,6 +23,7 @@ from leasehold_worker.session import tls_failures as workers
 
 from tests.ports import free_port
 
+HOUR = datetime.timedelta(hours=1)
 EXPIRED = "UNAVAILABLE: failed to connect to all addresses; last error: certificate has expired: OK"
 
 
@@ -100,3 +106,66 @@ def test_workers_know_the_same_causes() -> None:
         assert told.startswith("TLS with gpu:1 failed: ")
         assert clients.explain(f"no workload is named {text}", "gpu:1") is None
         assert workers.explain(f"UNAVAILABLE: refused {text}", "gpu:1") is None
+
+
+def write_certificate(folder: Path, age: datetime.timedelta, usage: x509.ObjectIdentifier) -> Path:
+    """Writes ``client.pem`` and ``client.key``, which end one hour before an age.
+
+    Returns:
+        The certificate's file.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "of another PKI")])
+    end = datetime.datetime.now(datetime.UTC) - age
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(end - datetime.timedelta(hours=1)).not_valid_after(end)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    (folder / "client.pem").write_bytes(pem)
+    key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "client.key").write_bytes(key_pem)
+    return folder / "client.pem"
+
+
+@pytest.mark.parametrize(
+    ("age", "usage", "expected"),
+    [
+        (
+            HOUR * 2,
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+            "client.pem has expired 2 hours ago: replace it",
+        ),
+        (
+            -HOUR * 3.5,
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+            "client.pem is not valid for another 2 hours",
+        ),
+        (
+            -HOUR / 2,
+            ExtendedKeyUsageOID.SERVER_AUTH,
+            "client.pem is not for clients: get one",
+        ),
+        (
+            -HOUR / 2,
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+            "as a coordinator does that requires a client certificate",
+        ),
+    ],
+    ids=["expired", "early", "server", "other"],
+)
+def test_a_client_certificate_that_the_server_refuses(
+    state: Path, age: datetime.timedelta, usage: x509.ObjectIdentifier, expected: str
+) -> None:
+    path = write_certificate(state, age, usage)
+    authority = open_state(state)[0].newest
+    pair = authority.issue_server(LOOPBACK_NAMES)
+    required = grpc.ssl_server_credentials(
+        [(pair.key, pair.chain)], root_certificates=authority.pem, require_client_auth=True
+    )
+    with serving(required) as address:
+        with Client(address) as client, pytest.raises(NoCoordinatorError) as error:
+            client.workers()
+        assert f"{address} ended the TLS handshake" in error.value.message
+        assert expected in error.value.message
+    closed = "UNAVAILABLE: failed to connect to all addresses; last error: Socket closed"
+    assert expected in (workers.explain_closed(closed, address, path) or "")

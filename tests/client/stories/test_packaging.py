@@ -86,17 +86,50 @@ def test_the_demonstration_runs_from_the_wheel(installed: Path) -> None:
     assert '"lost": 0' in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="no git checkout")
-def test_the_sdist_has_what_git_tracks_and_nothing_else(tmp_path: Path) -> None:
+needs_git = pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".git").exists(), reason="no git checkout"
+)
+
+
+def tracked_files() -> set[str]:
+    """The names of what git tracks."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
-    tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
-    checkout = tmp_path / "checkout"
+    return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+
+
+def copy_checkout(checkout: Path) -> set[str]:
+    """Copies what git tracks, and returns the names."""
+    tracked = tracked_files()
     for name in tracked:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
+    return tracked
+
+
+@needs_git
+def test_the_sdist_has_what_git_tracks_and_nothing_else(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    tracked = copy_checkout(checkout)
     for name in LEFT_BY_README:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_text("left behind")
     with tarfile.open(build("sdist", checkout, tmp_path / "dist")) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     assert packed - {"PKG-INFO"} == tracked
+
+
+@needs_git
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_two_builds_of_a_commit_have_the_same_bytes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    built: list[bytes] = []
+    for place, mode in (("one", 0o600), ("elsewhere", 0o664)):
+        checkout = tmp_path / place / "checkout"
+        for name in copy_checkout(checkout):
+            os.utime(checkout / name, (mode, mode))
+            if not (ROOT / name).stat().st_mode & 0o100:
+                (checkout / name).chmod(mode)
+        built.append(build(kind, checkout, tmp_path / place / "dist").read_bytes())
+    assert built[0] == built[1]

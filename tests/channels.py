@@ -52,62 +52,35 @@ def open_aio_channel(address: str, options: Options = ()) -> grpc.aio.Channel:
     """A client's channel, for asyncio."""
     if address.startswith(UNIX_SCHEME):
         return grpc.aio.insecure_channel(address, options=options)
-    if address.startswith(INSECURE_SCHEME):
-        return _open_insecure(address, CLIENT_FILE, options)
     return grpc.aio.secure_channel(address, credentials(), options=options)
 
 
 def open_aio_worker_channel(address: str, options: Options = ()) -> grpc.aio.Channel:
     """A worker's channel, for asyncio."""
     if address.startswith(INSECURE_SCHEME):
-        return _open_insecure(address, WORKER_FILE, options)
+        target = address.removeprefix(INSECURE_SCHEME)
+        return grpc.aio.insecure_channel(target, options=options, interceptors=[_SessionToken()])
     return grpc.aio.secure_channel(address, credentials(WORKER_FILE), options=options)
 
 
-Details = grpc.aio.ClientCallDetails
-Continuation = Callable[[Details, Any], Any]
+class _SessionToken(grpc.aio.StreamStreamClientInterceptor):
+    """Adds the token of workers to sessions. gRPC's own call credentials need TLS."""
 
+    def __init__(self) -> None:
+        self._header = ("authorization", f"Bearer {token(WORKER_FILE)}")
 
-class _Token:
-    """Adds a token to calls. gRPC's own call credentials need TLS."""
-
-    def __init__(self, token_file: str) -> None:
-        self._header = ("authorization", f"Bearer {token(token_file)}")
-
-    def added(self, details: Details) -> Details:
-        """The details of a call with the token."""
-        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
-        return Details(details.method, details.timeout, metadata, details.credentials, details.wait_for_ready)
-
-
-class _UnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(
-        self, continuation: Continuation, client_call_details: Details, request: Any
-    ) -> Any:
-        return await continuation(self.added(client_call_details), request)
-
-
-class _WatchToken(_Token, grpc.aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(
-        self, continuation: Continuation, client_call_details: Details, request: Any
-    ) -> Any:
-        return await continuation(self.added(client_call_details), request)
-
-
-class _SessionToken(_Token, grpc.aio.StreamStreamClientInterceptor):
     async def intercept_stream_stream(
-        self, continuation: Continuation, client_call_details: Details, request_iterator: Any
+        self,
+        continuation: Callable[[grpc.aio.ClientCallDetails, Any], Any],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request_iterator: Any,
     ) -> Any:
-        return await continuation(self.added(client_call_details), request_iterator)
-
-
-def _open_insecure(address: str, token_file: str, options: Options) -> grpc.aio.Channel:
-    """A channel to a coordinator without TLS."""
-    return grpc.aio.insecure_channel(
-        address.removeprefix(INSECURE_SCHEME),
-        options=options,
-        interceptors=[kind(token_file) for kind in (_UnaryToken, _WatchToken, _SessionToken)],
-    )
+        old = client_call_details
+        metadata = grpc.aio.Metadata(*(old.metadata or ()), self._header)
+        new = grpc.aio.ClientCallDetails(
+            old.method, old.timeout, metadata, old.credentials, old.wait_for_ready
+        )
+        return await continuation(new, request_iterator)
 
 
 def server_credentials() -> grpc.ServerCredentials:

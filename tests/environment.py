@@ -34,7 +34,7 @@ SEED: Final = "LEASEHOLD_TEST_SEED"
 LEFTOVER_TIMEOUT_S: Final = 20.0
 """How long processes may take to end after the last test: killed ones are reaped by init."""
 
-_KEPT: Final = ("COLUMNS", "COVERAGE_", SEED, "LEASEHOLD_TEST_TRANSPORT", "PYTEST_", "PY_COLORS")
+_KEPT: Final = ("COLUMNS", "COVERAGE_", SEED, "PYTEST_", "PY_COLORS")
 _KEPT_ON_GPUS: Final = ("CUDA_", "LD_LIBRARY_PATH", "NVIDIA_")
 """Beginnings of names. A container may find its driver by these only. CUDA_DEVICE_ORDER decides which GPU an
 index of CUDA_VISIBLE_DEVICES means."""

@@ -15,7 +15,6 @@ from leasehold_worker.session import channel, session
 ROOT = Path(__file__).resolve().parents[2]
 BENCHES = (
     "-m bench.command_latency --rounds 8",
-    "-m bench.transports --seconds 1 --rounds 1 --reads 5",
     "-m bench.attack_latency --seconds 1 --rounds 1",
     "-m bench.cli_start --rounds 2",
     "-m bench.operation_overhead --instant-rounds 1 --rounds 1",

@@ -50,7 +50,8 @@ def test_a_coordinator_that_dies_anywhere_loses_and_doubles_nothing(fleet: Chaos
     assert reached == {point}
 
 
-@pytest.mark.parametrize("point", ["command-settled", pytest.param("phase-rollback", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["command-settled", "phase-rollback"])
 def test_a_worker_that_dies_on_the_way_back_loses_and_doubles_nothing(fleet: ChaosFleet, point: str) -> None:
     reached: set[str] = set()
     assert not play(fleet, crash_at("alpha", point, reached), 1, COMMANDS).wrong

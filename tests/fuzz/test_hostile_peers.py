@@ -42,6 +42,13 @@ from tests.coordinator.unix_users import ANN, channel_as, needs_root
 from .conftest import Examples
 from .messages import fill
 
+NO_BOUNDS = """
+from leasehold_coordinator.fleet import hello_bounds
+from leasehold_coordinator.fleet import report_bounds
+hello_bounds.HELLO_BURST = report_bounds.NEW_BURST = 1_000_000
+"""
+"""The same few workers begin hundreds of sessions."""
+
 SEEDS = st.integers(0, 2**32)
 SECRET = "SECRET"
 FINE = {
@@ -85,7 +92,7 @@ def own_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
     """A coordinator on a fresh store. Its workers are never silent for too long."""
-    started = CoordinatorProcess(tmp_path, load_interval_s=600)
+    started = CoordinatorProcess(tmp_path, load_interval_s=600, prelude=NO_BOUNDS)
     started.start()
     yield started
     for worker in started.workers:

@@ -5,17 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from . import mutual_tls
 from .fleets import Fleet, make_fleet
-from .local_hosts import LocalHost, make_local_host
+from .local_hosts import LocalHost, local_side, make_local_host
+from .mutual_tls import why_not
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(False, id="local"),
+        pytest.param(True, id="mutual-tls", marks=pytest.mark.long),
+    ],
+)
+def is_mutual(request: pytest.FixtureRequest) -> bool:
+    """Whether the fleet uses mutual TLS. Each test of a fleet is played so, and with tokens on loopback."""
+    if request.param and why_not():
+        pytest.skip(why_not())
+    return bool(request.param)
 
 
 @pytest.fixture
-def empty_fleet(tmp_path: Path) -> Iterator[Fleet]:
+def empty_fleet(tmp_path: Path, is_mutual: bool) -> Iterator[Fleet]:
     """A coordinator without workers."""
-    if mutual_tls.is_wanted() and mutual_tls.why_not():
-        pytest.skip(mutual_tls.why_not())
-    with make_fleet(tmp_path, is_mutual=mutual_tls.is_wanted()) as started:
+    with make_fleet(tmp_path, is_mutual=is_mutual) as started:
         yield started
 
 
@@ -68,7 +80,6 @@ def shared_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHost]
 @pytest.fixture
 def alpha(fleet: Fleet, tmp_path: Path) -> Iterator[LocalHost]:
     """The local side of the fleet's worker."""
-    (tmp_path / "local").mkdir()
-    host = LocalHost(tmp_path / "local", fleet.hosts["alpha"], elsewhere=tmp_path / "alpha")
+    host = local_side(fleet, "alpha", tmp_path / "local")
     yield host
     host.close()

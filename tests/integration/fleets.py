@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 from leasehold.v1.worker_pb2 import WorkerState
+from leasehold_client.coordinator import channels
 from leasehold_client.coordinator.client import Client
 from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.channels import LISTENING
-from tests.integration.mutual_tls import MutualTls
+from tests.integration.mutual_tls import MutualTls, variables_set
 from tests.prefork import COMMAND_LINE, Forked, run
 from tests.worker.conftest import end_leftovers
 
@@ -52,6 +54,8 @@ class Fleet:
         address, worker_address = (f"{host}:{port}" for port in ports)
         options = ["--listen", address, "--worker-listen", worker_address]
         options += ["--database", str(self.folder / "store.sqlite3"), *self.options]
+        if self.mutual is not None:
+            options += self.mutual.coordinator_options
         process = self._start("coordinator", "coordinator", *options)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -90,22 +94,47 @@ class Fleet:
             folder = self.folder / f"{name}-host"
             self.hosts[name] = SimulatedHost.create(folder, gpus=gpus, chip="H100", timing=Timing.instant())
         host = self.hosts[name]
-        state = str(self.folder / name)
-        options = ["--coordinator", self.worker_address, "--state-dir", state, "--name", name]
-        variables = host.environment()
-        if self.mutual is not None:
-            options += ["--credentials", str(self.mutual.worker_directory(name))]
-            settings, variables = self.mutual.settings(settings), self.mutual.host_variables(name, host)
+        options = ["--state-dir", str(self.folder / name), "--name", name]
+        if self.mutual is None:
+            options += ["--coordinator", self.worker_address]
+        else:
+            options += ["--join-file", str(self._join_file(name))]
+            settings = self.mutual.worker_settings(settings)
         if "stop_workloads" not in settings:
             options += ["--stop-workloads", "stop"]
         if settings:
             config = self.folder / f"{name}.toml"
             config.write_text(settings)
             options += ["--config", str(config)]
-        environment = {**variables, CRASH_POINT: crash_point}
+        environment = {**self.host_variables(name), CRASH_POINT: crash_point}
         self._start(name, "worker", *options, environment=environment)
         self.wait(lambda: self.worker_state(name) == "WORKER_STATE_CONNECTED")
         return host
+
+    @property
+    def programs(self) -> Path:
+        """A folder for files of programs, whichever user they run as."""
+        folder = self.folder / "programs"
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+        return folder
+
+    @property
+    def program_user(self) -> list[str]:
+        """The wrapper that starts a command as the user of the fleet's programs."""
+        return [] if self.mutual is None else self.mutual.program_user
+
+    def host_variables(self, name: str) -> dict[str, str]:
+        """The variables of the programs on a worker's host."""
+        host = self.hosts[name]
+        return host.environment() if self.mutual is None else self.mutual.host_variables(name, host)
+
+    def _join_file(self, name: str) -> Path:
+        """The file of a worker's join token, which is read at the first start only."""
+        file = self.folder / f"{name}.join"
+        if not file.exists():
+            file.write_text(self.client.enrolment.create_join_token(f"worker/{name}").ticket)
+        return file
 
     def join_worker(self, name: str, token: str = "", *options: str) -> SimulatedHost:
         """Starts a worker whose name and coordinator come from its enrolment.
@@ -138,9 +167,14 @@ class Fleet:
     def client(self) -> Client:
         """A client, to look with: a process for each look would take most of the tests' time."""
         if self._client is None:
-            with self.mutual.as_user() if self.mutual is not None else contextlib.nullcontext():
+            with variables_set(self.variables):
                 self._client = Client(self.address)
         return self._client
+
+    def open_channel(self) -> grpc.Channel:
+        """A channel to the coordinator with the caller's credentials."""
+        with variables_set(self.variables):
+            return channels.open_channel(self.address, ())
 
     def worker_state(self, name: str) -> str | None:
         """The state of a worker, if it is known."""
@@ -165,11 +199,10 @@ class Fleet:
         return (self.folder / f"{name}.log").read_text()
 
     @property
-    def _credentials(self) -> dict[str, str]:
-        """Variables of verbs."""
-        if self.mutual is None:
-            return {}
-        return {"LEASEHOLD_CREDENTIALS": str(self.mutual.client_directory)}
+    def variables(self) -> dict[str, str]:
+        """Variables of verbs: the coordinator, and the caller's credentials."""
+        credentials = self.mutual.client_variables if self.mutual is not None else {}
+        return {"LEASEHOLD_COORDINATOR": self.address, **credentials}
 
     def cli(self, *arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs a verb, which must exit with the code."""
@@ -177,11 +210,17 @@ class Fleet:
             COMMAND_LINE,
             arguments,
             timeout=TIMEOUT_S,
-            env={**os.environ, **self._credentials, "LEASEHOLD_COORDINATOR": self.address, **environment},
+            env={**os.environ, **self.variables, **environment},
         )
         assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         return done
+
+    def start_verb(self, *arguments: str) -> subprocess.Popen[str]:
+        """Starts a verb, as users do, whose output the test reads."""
+        command = [*LEASEHOLD, *arguments]
+        environment = {**os.environ, **self.variables}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         """Runs a verb with ``-o json``, and reads its document."""

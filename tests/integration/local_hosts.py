@@ -21,7 +21,7 @@ from leasehold_worker.host.processes import identify
 
 from tests.prefork import WORKER, Forked
 
-from .fleets import COUNTER, LEASEHOLD, TIMEOUT_S
+from .fleets import COUNTER, LEASEHOLD, TIMEOUT_S, Fleet
 
 
 @dataclass
@@ -36,6 +36,8 @@ class LocalHost:
     """Python that runs before the worker does."""
     elsewhere: Path | None = None
     """The worker's state directory, where another fixture started it."""
+    variables: dict[str, str] | None = None
+    """The variables of the worker's host, where another fixture started it."""
 
     @property
     def state(self) -> Path:
@@ -48,7 +50,9 @@ class LocalHost:
     @property
     def environment(self) -> dict[str, str]:
         """That of a user's shell on this host."""
-        host = self.simulated.environment() if self.simulated else {}
+        host = self.variables
+        if host is None:
+            host = self.simulated.environment() if self.simulated else {}
         return {**os.environ, **host, "LEASEHOLD_SOCKET": str(self.socket)}
 
     @property
@@ -202,3 +206,16 @@ def make_local_host(folder: Path, gpus: int) -> LocalHost:
         return LocalHost(folder, None)
     simulated = SimulatedHost.create(folder / "gpus", gpus=gpus, chip="H100", timing=Timing.instant())
     return LocalHost(folder, simulated)
+
+
+def local_side(fleet: Fleet, name: str, folder: Path) -> LocalHost:
+    """The local side of a fleet's worker.
+
+    Args:
+        fleet: The fleet.
+        name: The worker.
+        folder: A folder for the output of programs, which is made.
+    """
+    folder.mkdir()
+    variables = fleet.host_variables(name)
+    return LocalHost(folder, fleet.hosts[name], elsewhere=fleet.folder / name, variables=variables)

@@ -27,6 +27,7 @@ from leasehold_simgpu.new_host import DEFAULT_CONTEXT_BYTES
 from tests.ports import free_port
 
 from .fleets import TIMEOUT_S, Fleet
+from .mutual_tls import local_only
 from .tensors import expected_checksum
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -46,6 +47,11 @@ STATES: Final = {
     "stop": "STOPPED",
 }
 """What a workload is that was parked by a process strategy."""
+
+
+images_are_local: Final = local_only(
+    "the worker writes images of its own user's programs only, and programs of enrolled users run as others"
+)
 
 
 @contextmanager
@@ -89,7 +95,7 @@ class Model:
     @property
     def faults(self) -> Path:
         """The file that says what its server does wrong."""
-        return self.fleet.folder / f"{self.name}.faults"
+        return self.fleet.programs / f"{self.name}.faults"
 
     @property
     def program(self) -> Path:
@@ -99,7 +105,7 @@ class Model:
     @property
     def counts(self) -> Path:
         """The output of its second process."""
-        return self.fleet.folder / f"{self.name}.counts"
+        return self.fleet.programs / f"{self.name}.counts"
 
     @property
     def host(self) -> SimulatedHost:
@@ -122,7 +128,7 @@ class Model:
         if self.framework == "vllm":
             engine |= {"suspend_method": "suspend_nccl", "resume_method": "resume_nccl"}
         hooks.write_text(json.dumps([{"name": "engine", self.framework: engine, "timeout": timeout}]))
-        port_file = self.fleet.folder / f"{self.name}.port"
+        port_file = self.fleet.programs / f"{self.name}.port"
         options_of_program = ["--port", str(self.port), "--port-file", str(port_file)]
         options_of_program += ["--faults", str(self.faults), *(["--kernel"] if self.kernel else [])]
         options_of_program += ["--framework", self.framework]
@@ -149,7 +155,7 @@ class Model:
 
     def _is_begun(self, run: list[str]) -> bool:
         """Runs it, unless the coordinator has not heard yet that the last one's GPU is free again."""
-        done = CliRunner().invoke(leasehold, run, env={"LEASEHOLD_COORDINATOR": self.fleet.address})
+        done = CliRunner().invoke(leasehold, run, env=self.fleet.variables)
         if done.exit_code and "(NO_FREE_GPU)" in done.output:
             return False
         assert done.exit_code == 0, (run, done.output)

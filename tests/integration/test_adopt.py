@@ -71,6 +71,7 @@ def test_an_adopted_process_is_suspended_restored_moved_and_let_go_unharmed(
     fleet.wait(lambda: not fleet.leases())
 
 
+@pytest.mark.long
 def test_a_tree_is_adopted_with_all_its_gpus(fleet: Fleet, alpha: LocalHost) -> None:
     assert alpha.simulated is not None
     gpus = [gpu.uuid for gpu in alpha.simulated.gpus]
@@ -88,6 +89,7 @@ def test_a_tree_is_adopted_with_all_its_gpus(fleet: Fleet, alpha: LocalHost) -> 
     alpha.wait(lambda: alpha.states() == ["FOREIGN", "FOREIGN", "FREE", "FREE"])
 
 
+@pytest.mark.long
 def test_what_can_not_be_adopted_is_refused_with_the_reason(fleet: Fleet, alpha: LocalHost) -> None:
     assert alpha.simulated is not None
     refuse(fleet, 2**22 - 1, "it has ended.*UNKNOWN_PROCESS")
@@ -128,18 +130,16 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 def test_processes_of_other_users_are_adopted_where_the_settings_say_so(
-    fleet: Fleet, alpha: LocalHost, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, alpha: LocalHost
 ) -> None:
     assert alpha.simulated is not None
     fleet.end_worker("alpha", signal.SIGTERM)
-    config = alpha.folder / "worker.toml"
-    config.write_text('adopt_users = ["1", "nobody"]')
-    monkeypatch.setenv("LEASEHOLD_WORKER_CONFIG", str(config))
-    fleet.start_worker("alpha")
+    fleet.start_worker("alpha", settings='adopt_users = ["1", "nobody"]\n')
     counter = start_counter(alpha, 0)
-    refuse(fleet, counter.pid, "runs as root, and only processes of 1, nobody may.*NOT_PERMITTED")
+    refuse(fleet, counter.pid, "runs as root, and only processes of .*1, nobody may.*NOT_PERMITTED")
     # The first process is one that may be adopted, and the one that uses a GPU is not.
     as_nobody = "import os, sys; os.setresuid(65534, 65534, 0)\nif not os.fork():\n"
     as_nobody += "    os.setresuid(0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])\nos.setuid(65534); os.wait()"

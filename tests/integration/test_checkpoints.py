@@ -13,8 +13,8 @@ from leasehold_client.arguments.policies import parse_policy
 from tests.environment import CRIU
 
 from .fleets import Fleet, make_fleet
-from .local_hosts import CLAIMING_COUNTER, COUNTING, LocalHost
-from .models import WORKER, Model, reason, require_images
+from .local_hosts import CLAIMING_COUNTER, COUNTING, LocalHost, local_side
+from .models import WORKER, Model, images_are_local, reason, require_images
 
 GATED_CRIU = """#!/bin/sh
 # The criu of `make criu`. While the gate is there, it begins only once it may write no files any more.
@@ -35,9 +35,9 @@ time.sleep(1000)
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory, is_mutual: bool) -> Iterator[Fleet]:
     """One fleet for all tests here, whose CRIU can be kept waiting."""
-    with make_fleet(tmp_path_factory.mktemp("checkpoints")) as started:
+    with make_fleet(tmp_path_factory.mktemp("checkpoints"), is_mutual=is_mutual) as started:
         wrapper = started.folder / "criu"
         if CRIU.exists():
             wrapper.write_text(GATED_CRIU.format(gate=started.folder / "gate", criu=CRIU))
@@ -58,8 +58,7 @@ def nothing_is_left(fleet: Fleet) -> Iterator[None]:
 @pytest.fixture
 def local(fleet: Fleet, tmp_path: Path) -> Iterator[LocalHost]:
     """The local side of the worker."""
-    (tmp_path / "local").mkdir()
-    host = LocalHost(tmp_path / "local", fleet.hosts[WORKER], elsewhere=fleet.folder / WORKER)
+    host = local_side(fleet, WORKER, tmp_path / "local")
     yield host
     host.close()
 
@@ -131,6 +130,7 @@ def test_an_application_is_woken_from_the_checkpoint_that_is_named(fleet: Fleet)
     model.require_running()
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_needed_is_not_deleted_and_another_one_is(fleet: Fleet) -> None:
     model = Model(fleet, "saver", kernel=True)
     model.start()
@@ -159,6 +159,7 @@ def test_a_checkpoint_that_is_needed_is_not_deleted_and_another_one_is(fleet: Fl
     assert files(model) == set(), "it runs, and needs none"
 
 
+@pytest.mark.long
 def test_a_bare_suspend_is_by_the_policy_and_the_ladder_that_were_declared(fleet: Fleet) -> None:
     model = Model(fleet, "declared")
     model.start("--evict", "offload+cuda_suspend", "--escalate-to", "stop")
@@ -187,6 +188,7 @@ def test_a_bare_suspend_is_by_the_policy_and_the_ladder_that_were_declared(fleet
     model.require_running()
 
 
+@images_are_local
 def test_what_an_image_can_not_hold_is_said_beforehand(fleet: Fleet) -> None:
     run = ["run", "--name", "connected", "--worker", WORKER, "--gpus", "0"]
     fleet.cli(*run, "--", sys.executable, "-c", UNWRITABLE, fleet.address)
@@ -200,6 +202,7 @@ def test_what_an_image_can_not_hold_is_said_beforehand(fleet: Fleet) -> None:
     assert fleet.client.workload("connected").status.state == WORKLOAD_STATE_RUNNING
 
 
+@images_are_local
 def test_a_cancelled_image_leaves_the_workload_as_it_was(fleet: Fleet) -> None:
     require_images(fleet)
     model = Model(fleet, "chat")
@@ -219,6 +222,7 @@ def test_a_cancelled_image_leaves_the_workload_as_it_was(fleet: Fleet) -> None:
     assert files(model) == set()
 
 
+@pytest.mark.long
 def test_what_a_worker_has_not_started_it_does_not_end(fleet: Fleet, local: LocalHost) -> None:
     guests = {
         "executed": local.exec("--name", "executed", "--", *COUNTING),

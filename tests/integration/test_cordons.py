@@ -21,6 +21,7 @@ def restart(fleet: Fleet) -> None:
     fleet.start_worker("alpha")
 
 
+@pytest.mark.long
 def test_a_cordoned_gpu_stays_so_until_it_is_put_back(fleet: Fleet, alpha: LocalHost) -> None:
     holder = hold(alpha, "--name", "holder")
     fleet.cli("cordon", "alpha/0", "alpha/1", "--reason", "a fan")

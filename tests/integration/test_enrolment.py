@@ -174,6 +174,18 @@ def test_a_user_logs_in_and_later_verbs_need_no_option(fleet: Fleet) -> None:
     assert "no context is named 'alice'" in by_context(fleet, "whoami", "--context", "alice", code=2)
 
 
+def test_a_service_acts_for_a_user_by_its_context(fleet: Fleet) -> None:
+    login(fleet, "service/gateway")
+    for identity in ("service/gateway", "user/ann"):
+        fleet.cli("access", "grant", "user", identity)
+    fleet.cli("access", "grant", "on_behalf_of", "service/gateway", "--users", "user/a*")
+    said = by_context(fleet, "whoami", "--as", "user/ann")
+    assert said == "service/gateway on behalf of user/ann: user\n"
+    assert by_context(fleet, "get", "workloads", "--as", "user/ann").startswith("NAME")
+    assert "(NOT_PERMITTED)" in by_context(fleet, "whoami", "--as", "user/ben", code=1)
+    by_context(fleet, "context", "use", "-")
+
+
 def end(fleet: Fleet, name: str) -> None:
     """Waits until a worker has ended by itself, because it can't start."""
     process = fleet.processes.pop(name)

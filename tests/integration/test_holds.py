@@ -2,6 +2,7 @@
 
 import sys
 
+import pytest
 from leasehold.v1.lease_pb2 import SLOT_STATE_FREE, SLOT_STATE_RESERVED
 
 from .fleets import COUNTER, Fleet
@@ -14,6 +15,7 @@ def reserved(fleet: Fleet) -> int:
     return sum(gpu.lease.state == SLOT_STATE_RESERVED for gpu in fleet.client.gpus())
 
 
+@pytest.mark.long
 def test_the_caller_of_a_suspend_gets_the_gpus_before_who_waits(fleet: Fleet, alpha: LocalHost) -> None:
     fleet.run_counter("old", gpus=4)
     waiting = alpha.exec("--name", "waiter", "--", "sh", "-c", "echo holding; exec sleep 1000")

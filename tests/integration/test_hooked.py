@@ -97,7 +97,7 @@ class Hooked:
         run = ["run", "--name", model.name, "--worker", WORKER, "--gpus", "1", "--hooks", str(hooks)]
         run += ["--evict", "offload+cuda_suspend", "--env", f"PYTHONPATH={ROOT}"]
         program = [sys.executable, "-c", PROGRAM, str(self.trace), "--kernel", "--port", f"{model.port}"]
-        program += ["--port-file", str(fleet.folder / "port"), "--faults", str(model.faults)]
+        program += ["--port-file", str(fleet.programs / "port"), "--faults", str(model.faults)]
         fleet.cli(*run, "--", *program, "--weights", f"{model.weights_bytes}", "--kv", f"{model.cache_bytes}")
         model.wait_served()
         model.pid = model.workload.status.root_pid
@@ -112,7 +112,9 @@ class Hooked:
 @pytest.fixture
 def hooked(fleet: Fleet) -> Iterator[Hooked]:
     """One that runs."""
-    trace = fleet.folder / "trace"
+    trace = fleet.programs / "trace"
+    trace.touch()
+    trace.chmod(0o666)
     gateway = Gateway(trace)
     made = Hooked(Model(fleet, "hooked", kernel=True), gateway, trace)
     made.begin()

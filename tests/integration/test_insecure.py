@@ -1,4 +1,7 @@
-"""A coordinator with --insecure: who asks for it gets it, is told so everywhere, and needs the tokens."""
+"""A coordinator with --insecure: who asks for it gets it, is told so everywhere, and needs the tokens.
+
+The fleet `insecure` has no TLS, and so no certificates either.
+"""
 
 import os
 import re
@@ -16,7 +19,6 @@ from leasehold_client.coordinator import retry
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 
-from tests.channels import open_channel
 from tests.coordinator.api.test_authentication import UNAUTHENTICATED, ending
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.integration.fleets import Fleet, make_fleet
@@ -95,7 +97,7 @@ def test_clients_and_workers_without_tls_are_told_the_address(
     with Client(f"insecure:{empty_fleet.address}") as client, pytest.raises(LeaseholdError) as error:
         client.workers()
     assert error.value.message.endswith(f"that has TLS: write --coordinator {empty_fleet.address}")
-    with open_channel(empty_fleet.address) as channel:
+    with empty_fleet.open_channel() as channel:
         assert encryption(channel) == health_pb2.HealthCheckResponse.SERVING
     address = empty_fleet.worker_address
     empty_fleet.start_lost_worker("alpha", f"insecure:{address}")

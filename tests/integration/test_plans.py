@@ -17,8 +17,6 @@ from leasehold.v1.workload_service_pb2 import (
 )
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
-from tests.channels import open_channel
-
 from .fleets import Fleet
 
 
@@ -71,6 +69,7 @@ def test_a_command_is_cancelled_while_its_members_are_being_locked(fleet: Fleet)
     fleet.wait_counting("one")
 
 
+@pytest.mark.long
 def test_a_wedged_workload_holds_up_nobody_else(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")
@@ -113,7 +112,7 @@ def test_a_creation_is_validated_on_its_worker(fleet: Fleet) -> None:
 
     fleet.run_counter("one")
     flush = Hook(name="flush", signal=SignalHook(signal_number=10))
-    with open_channel(fleet.address) as channel:
+    with fleet.open_channel() as channel:
         stub = WorkloadServiceStub(channel)
         for validate_only in (True, False):
             with pytest.raises(grpc.RpcError, match="hook flush has no phase"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from leasehold_simgpu import SimulatedHost, Timing
 
-from .fleets import Fleet
+from .fleets import Fleet, make_fleet
 
 NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -56,14 +56,12 @@ def test_refused(small_fleet: Fleet, arguments: str, code: int, match: str) -> N
 
 
 @pytest.fixture(scope="module")
-def small_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def small_fleet(tmp_path_factory: pytest.TempPathFactory, is_mutual: bool) -> Iterator[Fleet]:
     """One fleet for all, since a refusal changes nothing: two GPUs, with a counter on the first."""
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
-    fleet.start_coordinator()
-    fleet.start_worker("alpha", gpus=2)
-    fleet.run_counter("one")
-    yield fleet
-    fleet.stop()
+    with make_fleet(tmp_path_factory.mktemp("fleet"), is_mutual=is_mutual) as fleet:
+        fleet.start_worker("alpha", gpus=2)
+        fleet.run_counter("one")
+        yield fleet
 
 
 def test_a_fleet_of_two_chips(empty_fleet: Fleet) -> None:
@@ -148,6 +146,7 @@ def test_a_port_in_use(empty_fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_a_host_that_nobody_listens_on_keeps_the_worker_trying(tmp_path: Path) -> None:
+    """With local tokens: the worker is started before there is a coordinator that could enrol it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

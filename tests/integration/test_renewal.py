@@ -47,9 +47,14 @@ def test_sessions_and_clients_outlive_their_certificates(
     fleet.cli("access", "grant", "viewer", "user/alice")
     first, began = certificate(fleet, "gpu-01"), time.monotonic()
     with Client(context="alice") as client:
+        watch = client.watch_fleet()
+        next(watch)
         while time.monotonic() - began < 1.5 * LIFE_S:
             assert [worker.name for worker in client.workers()] == ["gpu-01"]
             time.sleep(0.5)
+        fleet.cli("cordon", "gpu-01", "--reason", "a test")
+        assert any(response.worker.cordon.reason == "a test" for response in watch)
+        fleet.cli("uncordon", "gpu-01")
     assert certificate(fleet, "gpu-01") != first
     log = fleet.log("gpu-01")
     assert log.count("connected to") == 1, log

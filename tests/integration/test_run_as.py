@@ -1,4 +1,7 @@
-"""A fleet whose worker is not root, and whose workloads run as the Unix users of their owners."""
+"""A fleet whose worker is not root, and whose workloads run as the Unix users of their owners.
+
+The owner is `local/root`, so the fleet uses local tokens. test_three_hosts.py plays the same over mutual TLS.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +71,7 @@ def test_a_workload_is_its_owners_from_the_run_to_the_deletion(fleet: Fleet, wor
     assert "Traceback" not in worker.log.read_text()
 
 
+@pytest.mark.long
 def test_a_program_without_a_journal_is_taken_back_as_its_user(fleet: Fleet, worker: UserWorker) -> None:
     fleet.run_counter("one")
     worker.process.kill()
@@ -85,6 +89,7 @@ def test_a_program_without_a_journal_is_taken_back_as_its_user(fleet: Fleet, wor
     fleet.cli("stop", "one")
 
 
+@pytest.mark.long
 def test_a_start_that_a_crash_interrupted_is_that_of_its_user(fleet: Fleet, worker: UserWorker) -> None:
     worker.process.kill()
     worker.process.wait(timeout=30)

@@ -1,7 +1,6 @@
 """Secret variables of a workload: the program has them, and nothing else that is stored, told or logged."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from leasehold.v1 import command_pb2
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_client.errors import LeaseholdError
 
-from tests.integration.fleets import Fleet, make_fleet
+from tests.integration.fleets import Fleet
 
 SECRET = "value-that-nobody-may-find-5c1e"
 OTHER = "second-value-of-a-file-77aa"
@@ -18,12 +17,6 @@ import os, time
 print(len(os.environ["TOKEN"]), os.environ["FROM_FILE"][:6], flush=True)
 time.sleep(1000)
 """
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with make_fleet(tmp_path) as started:
-        yield started
 
 
 def forms(value: str) -> list[bytes]:
@@ -51,7 +44,6 @@ def answers(fleet: Fleet) -> list[str]:
 
 
 def test_a_value_reaches_the_program_and_nothing_else(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.start_worker("alpha")
     (tmp_path / "secret.txt").write_text(f"{OTHER}\n")
     secrets = ["--env-secret", "TOKEN", "--env-secret", f"FROM_FILE=@{tmp_path}/secret.txt"]
     options = ["--name", "one", *secrets, "--", sys.executable, "-c", SHOW]
@@ -68,8 +60,10 @@ def test_a_value_reaches_the_program_and_nothing_else(fleet: Fleet, tmp_path: Pa
     require_nowhere(tmp_path, *answers(fleet), fleet.log("alpha"))
 
 
-def test_a_command_that_waits_keeps_its_values_across_a_restart(fleet: Fleet, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_command_that_waits_keeps_its_values_across_a_restart(empty_fleet: Fleet, tmp_path: Path) -> None:
     """The worker dies when it receives the command, and the coordinator restarts: both come again."""
+    fleet = empty_fleet
     fleet.start_worker("alpha", crash_point="command-received")
     spec = WorkloadSpec(
         arguments=[sys.executable, "-c", SHOW], secret_environment={"TOKEN": SECRET, "FROM_FILE": OTHER}
@@ -96,7 +90,6 @@ def test_a_command_that_waits_keeps_its_values_across_a_restart(fleet: Fleet, tm
 
 
 def test_what_is_refused(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.start_worker("alpha")
     program = ["--", "true"]
     fleet.refuse("run", "--env-secret", "NOT_SET_HERE", *program, code=2, match="not set in this environment")
     fleet.refuse("run", "--env-secret", f"TOKEN={SECRET}", *program, code=2, match="NAME=@FILE")

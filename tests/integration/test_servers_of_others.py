@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, fleet: Fleet, alpha: LocalHost, hooks:
     """A server that came to be a workload in one of these ways, to sleep by its own policy."""
     made = Model(fleet, {"exec": "executed", "adopt": "adopted", "claim": "claimed"}[request.param])
     hooks.write_text(json.dumps([{"name": "engine", "vllm": {"url": f"http://127.0.0.1:{made.port}"}}]))
-    options = ["--port", f"{made.port}", "--port-file", str(hooks.with_name("port")), "--faults"]
+    options = ["--port", f"{made.port}", "--port-file", str(fleet.programs / "port"), "--faults"]
     options += [str(made.faults), "--weights", f"{4 * MIB}", "--kv", f"{2 * MIB}"]
     server = [sys.executable, "-m", "tests.integration.model_server", *options]
     evict = ["--evict", "offload+keep_running", "--hooks", str(hooks)]
@@ -57,7 +57,8 @@ def model(request: pytest.FixtureRequest, fleet: Fleet, alpha: LocalHost, hooks:
         case _:
             assert alpha.simulated is not None
             gpu = alpha.simulated.gpus[0].uuid
-            process = alpha.start(*server, **where, CUDA_VISIBLE_DEVICES=gpu)
+            # Hooks of an adopted process need the Unix user of the owner's programs.
+            process = alpha.start(*fleet.program_user, *server, **where, CUDA_VISIBLE_DEVICES=gpu)
             made.wait_served()
             pid = ["--worker", WORKER, "--pid", str(process.pid)]
             fleet.cli("adopt", *pid, "--name", made.name, *evict)

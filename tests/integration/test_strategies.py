@@ -13,7 +13,7 @@ from leasehold_client.main import leasehold
 from tests.worker.criu_cases import criu_setting
 
 from .fleets import Fleet, make_fleet
-from .models import STATES, WORKER, Model, require_images, told
+from .models import STATES, WORKER, Model, images_are_local, require_images, told
 
 WEIGHTS = ("retain", "offload", "discard")
 ESTIMATED = {
@@ -46,9 +46,9 @@ NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory, is_mutual: bool) -> Iterator[Fleet]:
     """One fleet for all tests here that leave it as it was."""
-    with make_fleet(tmp_path_factory.mktemp("strategies")) as started:
+    with make_fleet(tmp_path_factory.mktemp("strategies"), is_mutual=is_mutual) as started:
         started.start_worker(WORKER, settings=criu_setting())
         yield started
 
@@ -79,8 +79,7 @@ def serving(model: Model) -> Iterator[Model]:
 def verb(fleet: Fleet, *arguments: str) -> Any:
     """Runs a verb within this process, which takes a tenth of the time, and reads its document."""
     name, *others = arguments
-    environment = {"LEASEHOLD_COORDINATOR": fleet.address}
-    done = CliRunner().invoke(leasehold, [name, "-o", "json", *others], env=environment)
+    done = CliRunner().invoke(leasehold, [name, "-o", "json", *others], env=fleet.variables)
     assert done.exit_code == 0, (arguments, done.output)
     return json.loads(done.stdout)
 
@@ -164,6 +163,7 @@ def test_policies_that_end_the_processes(model: Model) -> None:
         cell(model, weights, "stop", "--force")
 
 
+@pytest.mark.long
 def test_an_application_that_saves_itself_is_stopped_without_being_forced(saver: Model) -> None:
     for weights in WEIGHTS:
         cell(saver, weights, "stop")
@@ -171,12 +171,14 @@ def test_an_application_that_saves_itself_is_stopped_without_being_forced(saver:
     assert len(verb(saver.fleet, "get", "checkpoints", saver.name)["checkpoints"]) == 3
 
 
+@images_are_local
 def test_policies_that_write_images(model: Model) -> None:
     require_images(model.fleet)
     for weights in WEIGHTS:
         cell(model, weights, "checkpoint")
 
 
+@pytest.mark.long
 def test_meanwhile_another_workload_has_the_gpu(model: Model) -> None:
     fleet = model.fleet
     verb(fleet, "suspend", model.name, *asked("offload", "keep_running"))
@@ -202,6 +204,8 @@ def test_meanwhile_another_workload_has_the_gpu(model: Model) -> None:
     assert model.gpus == [model.host.gpus[3].uuid]
 
 
+@pytest.mark.long
+@images_are_local
 def test_an_image_wakes_on_another_gpu(model: Model) -> None:
     require_images(model.fleet)
     for weights, gpu in (("retain", 1), ("discard", 2)):
@@ -232,12 +236,15 @@ def climb(model: Model, *rungs: str) -> None:
         model.pid = model.state()["pid"]
 
 
+@pytest.mark.long
 def test_a_parked_workload_is_parked_by_a_stronger_policy(model: Model) -> None:
     climb(model, "keep_running", "cuda_suspend")
     climb(model, "keep_running", "cuda_suspend", "stop")
     climb(model, "keep_running", "stop")
 
 
+@pytest.mark.long
+@images_are_local
 def test_a_parked_workload_becomes_an_image(model: Model) -> None:
     require_images(model.fleet)
     climb(model, "keep_running", "cuda_suspend", "checkpoint")
@@ -245,6 +252,7 @@ def test_a_parked_workload_becomes_an_image(model: Model) -> None:
     climb(model, "cuda_suspend", "checkpoint", "stop")
 
 
+@pytest.mark.long
 def test_the_ladder_is_climbed_as_far_as_it_goes(model: Model) -> None:
     """A driver that can't suspend: what is stronger is used if it is allowed, and no further."""
     model.host.set_fault("checkpoint", model.pid, error=801)
@@ -268,8 +276,11 @@ def test_the_ladder_is_climbed_as_far_as_it_goes(model: Model) -> None:
 PARKED_POLICIES = ("discard+keep_running", "offload+cuda_suspend", "offload+checkpoint", "retain+stop")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_a_restarted_worker_wakes_whatever_was_parked(empty_fleet: Fleet, number: int) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_restarted_worker_wakes_whatever_was_parked(
+    empty_fleet: Fleet, is_mutual: bool, number: int
+) -> None:
     fleet = empty_fleet
     leave = f'stop_workloads = "leave"\n{criu_setting()}'
     fleet.start_worker(WORKER, settings=leave)
@@ -280,7 +291,7 @@ def test_a_restarted_worker_wakes_whatever_was_parked(empty_fleet: Fleet, number
         model.start()
         model.generate()
     capability = {each.name: each for each in fleet.client.workers()[0].capabilities}["checkpoint_image"]
-    if not capability.available:
+    if is_mutual or not capability.available:  # programs of enrolled users have no images
         del models["offload+checkpoint"]
     for policy, model in models.items():
         assert model.suspend(policy).result.policy
@@ -298,6 +309,7 @@ def test_a_restarted_worker_wakes_whatever_was_parked(empty_fleet: Fleet, number
     fleet.start_worker(WORKER)
 
 
+@pytest.mark.long
 def test_who_ends_of_sigterm_needs_no_suspend_before_being_killed(shared_fleet: Fleet) -> None:
     """It was woken, so it is suspended before it is killed; and the driver can't suspend what is ending."""
     model = Model(shared_fleet, "ending")

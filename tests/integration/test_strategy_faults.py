@@ -8,10 +8,14 @@ from leasehold_worker.crash_points import PARKING_CRASH_POINTS
 from tests.environment import seed
 
 from .fleets import Fleet
+from .mutual_tls import local_only
 from .strategy_arena import NOT_PLAYED, Arena, play_all
 from .strategy_cases import PROCESSES, Case, Kind, grid, sample
 
 LONG_CASES = 30
+grid_is_local = local_only(
+    "the cases take minutes, a quarter of them needs images, and what goes wrong is on the worker's host"
+)
 FEW = (
     "offload+keep_running up: server /wake_up 500 x3",
     "discard+cuda_suspend down: driver checkpoint error=999",
@@ -79,12 +83,14 @@ def play(fleet: Fleet, cases: list[Case]) -> None:
         pytest.skip(f"{tally.outcomes[NOT_PLAYED]} of {len(cases)} cases: {why_not}")
 
 
+@pytest.mark.long
+@grid_is_local
 @pytest.mark.parametrize(
     "beginnings",
     [
         pytest.param(FEW, id="few"),
-        pytest.param(TROUBLES, id="troubles", marks=pytest.mark.long),
-        pytest.param(KILLS, id="kills", marks=pytest.mark.long),
+        pytest.param(TROUBLES, id="troubles"),
+        pytest.param(KILLS, id="kills"),
     ],
 )
 def test_what_goes_wrong_leaves_a_workload_as_before_or_as_asked(
@@ -94,5 +100,6 @@ def test_what_goes_wrong_leaves_a_workload_as_before_or_as_asked(
 
 
 @pytest.mark.long
+@grid_is_local
 def test_a_sample_that_changes_each_day_leaves_workloads_as_before_or_as_asked(empty_fleet: Fleet) -> None:
     play(empty_fleet, sample(LONG_CASES, seed()))

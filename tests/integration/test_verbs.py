@@ -1,9 +1,7 @@
 """Every verb of the command line, on a real fleet."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +9,17 @@ from pathlib import Path
 import pytest
 from leasehold.v1.errors_pb2 import ERROR_REASON_NOT_READY as NOT_READY
 
-from .fleets import COUNTER, LEASEHOLD, Fleet
+from .fleets import COUNTER, Fleet
+
+
+def test_the_caller_is_whom_the_credentials_name(fleet: Fleet, is_mutual: bool) -> None:
+    caller = "user/tester" if is_mutual else f"local/{Path('/proc/self').owner()}"
+    assert fleet.cli("whoami").stdout == f"{caller}: admin\n"
+    fleet.run_counter("one")
+    assert fleet.client.workload("one").owner == caller
+    (worker,) = fleet.client.workers()
+    assert worker.session_encrypted
+    fleet.cli("stop", "one")
 
 
 @pytest.mark.usefixtures("executed")
@@ -63,6 +71,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """A counter that begins to use CUDA once a file is there."""
 
 
+@pytest.mark.long
 def test_a_suspend_right_after_a_run_waits_until_the_workload_is_ready(fleet: Fleet, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     program = [sys.executable, "-c", LATE, str(gate), str(COUNTER), "--bytes", "1MiB"]
@@ -134,10 +143,7 @@ def test_run_passes_arguments_and_variables(fleet: Fleet) -> None:
 @pytest.mark.long
 def test_logs_follow_until_the_end_and_survive_a_new_coordinator(fleet: Fleet) -> None:
     fleet.run_counter("one")
-    environment = {**os.environ, "LEASEHOLD_COORDINATOR": fleet.address}
-    with subprocess.Popen(
-        [*LEASEHOLD, "logs", "-f", "one"], stdout=subprocess.PIPE, text=True, env=environment
-    ) as logs:
+    with fleet.start_verb("logs", "-f", "one") as logs:
         assert logs.stdout is not None
         first = logs.stdout.readline()
         fleet.kill_coordinator()
@@ -155,10 +161,7 @@ def test_a_command_goes_on_while_the_coordinator_is_replaced(fleet: Fleet) -> No
     fleet.run_counter("one")
     root_pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
     fleet.hosts["alpha"].set_fault("checkpoint", root_pid, delay_s=1.0, times=1)
-    environment = {**os.environ, "LEASEHOLD_COORDINATOR": fleet.address}
-    with subprocess.Popen(
-        [*LEASEHOLD, "suspend", "-o", "json", "one"], stdout=subprocess.PIPE, text=True, env=environment
-    ) as suspend:
+    with fleet.start_verb("suspend", "-o", "json", "one") as suspend:
         fleet.wait(lambda: fleet.json("get", "commands")["commands"][0].get("phase") == "checkpoint")
         fleet.kill_coordinator()
         fleet.start_coordinator()
@@ -180,6 +183,7 @@ def test_the_worker_with_the_most_free_gpus_is_chosen(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.leases() == {"alpha/0": "a", "alpha/1": "b", "alpha/2": "c", "beta/0": "d"})
 
 
+@pytest.mark.long
 def test_a_workload_goes_on_while_its_worker_is_dead(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")

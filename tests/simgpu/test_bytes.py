@@ -14,6 +14,8 @@ import pytest
 from leasehold_simgpu import GIB, ProcessState, SimulatedHost
 from leasehold_simgpu.state_file import StateFile
 
+from tests.grids import grid
+
 from .conftest import MakeHost, StartProgram
 from .programs import (
     CHECKPOINTED,
@@ -237,7 +239,7 @@ def test_device_memory_that_can_not_be_read_fails_the_checkpoint(
     assert written_bytes(host, 0) == MIB
 
 
-@pytest.mark.parametrize("state", [RUNNING, LOCKED, CHECKPOINTED])
+@pytest.mark.parametrize("state", grid((RUNNING, LOCKED, CHECKPOINTED), CHECKPOINTED))
 @pytest.mark.parametrize("call", ["lock", "checkpoint", "restore", "unlock"])
 def test_the_bytes_follow_a_state_that_a_fault_forces(
     host: SimulatedHost, controller: Program, target: Program, call: str, state: int

@@ -30,7 +30,7 @@ from leasehold_client.config import CREDENTIALS_VARIABLE, credentials_directory,
 from leasehold_coordinator.storage.rows import binding_row
 
 from bench.fleet.commands import run_commands
-from bench.fleet.processes import Coordinator, Swarm, cpu_s, spread, wait_for
+from bench.fleet.processes import ANY, Coordinator, Swarm, cpu_s, spread
 from bench.machine import machine
 from tests.certificates import enrol, write_rows
 
@@ -111,18 +111,13 @@ def measure(seconds: float, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
         credentials = Path(folder) / "credentials"
         _enrol(Path(folder) / "store.sqlite3", credentials)
-        coordinator = Coordinator(Path(folder), listen="0.0.0.0:0")
-        coordinator.start()
-        attacked = f"127.0.0.1:{coordinator.address.rpartition(':')[2]}"
+        coordinator = stack.enter_context(Coordinator(Path(folder), host=ANY))
         socket = f"unix:{folder}/store.sock"
-        stack.callback(coordinator.kill)
-        swarm = Swarm(coordinator.worker_address, WORKERS)
-        stack.callback(swarm.stop)
-        wait_for(lambda: swarm.welcomed == WORKERS, f"the welcome of {WORKERS} workers")
+        stack.enter_context(Swarm(coordinator.worker_address, WORKERS)).wait_connected()
         run_commands(socket, 1, WORKERS, 1.0)  # warms up
         for _ in range(rounds):
             for name in times_s:
-                with attack(name, attacked, credentials) if name in ATTACKS else nullcontext():
+                with attack(name, coordinator.address, credentials) if name in ATTACKS else nullcontext():
                     before, began = cpu_s(coordinator.process.pid), time.monotonic()
                     times_s[name] += run_commands(socket, 1, WORKERS, seconds)
                     used = cpu_s(coordinator.process.pid) - before

@@ -14,14 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench.command_latency import process
+from bench.fleet.processes import Coordinator
 from bench.machine import machine
-from tests.channels import LISTENING
 
 PROGRAM: Final = Path(sys.executable).with_name("leasehold")
 BARE: Final = "python -c pass"
@@ -70,19 +68,6 @@ class Runner(NamedTuple):
         return Sample(wall_s * 1000, (usage.ru_utime + usage.ru_stime) * 1000)
 
 
-@contextmanager
-def coordinator(folder: Path) -> Iterator[str]:
-    """The address of a coordinator without workers."""
-    database = str(folder / "store.sqlite3")
-    options = ("--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--database", database)
-    with process("coordinator", *options) as started:
-        assert started.stdout is not None
-        listening = LISTENING.search(started.stdout.readline())
-        if listening is None:
-            raise SystemExit("the coordinator did not start")
-        yield listening.group(1)
-
-
 def runners(program: Path, variables: Mapping[str, str]) -> dict[str, Runner]:
     """The processes to time of one program, by their names in the report."""
     lines = {f"leasehold {line}": Runner([str(program), *line.split()], variables) for line in LINES}
@@ -111,8 +96,8 @@ def measure(rounds: int, before: Path | None) -> dict[str, object]:
     programs = {"now": PROGRAM}
     if before is not None:
         programs["before"] = before / ".venv/bin/leasehold"
-    with tempfile.TemporaryDirectory() as folder, coordinator(Path(folder)) as address:
-        variables = {**os.environ, "LEASEHOLD_COORDINATOR": address}
+    with tempfile.TemporaryDirectory() as folder, Coordinator(Path(folder)) as coordinator:
+        variables = {**os.environ, "LEASEHOLD_COORDINATOR": coordinator.address}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)
         timed = {
             (name, when): runner

@@ -20,17 +20,14 @@ from leasehold.v1 import (
     command_pb2,
     command_service_pb2,
     command_service_pb2_grpc,
-    fleet_service_pb2,
-    fleet_service_pb2_grpc,
     workload_pb2,
     workload_service_pb2,
     workload_service_pb2_grpc,
 )
-from leasehold_simgpu import SimulatedHost, Timing
 
-from bench.command_latency import COUNTER, process, suspend
-from bench.fleet.processes import Coordinator, Swarm, memory_bytes, wait_for
+from bench.fleet.processes import Coordinator, Swarm, memory_bytes
 from bench.machine import machine
+from bench.real_worker import park, start_worker
 from tests.channels import open_aio_channel, open_channel
 
 LIGHT_WORKERS = 20
@@ -114,30 +111,6 @@ async def ask(address: str, client: int, progress: Progress) -> None:
                 progress.note(is_real=is_real)
 
 
-def park(address: str) -> None:
-    """Creates a suspended workload on the real worker for each of its clients."""
-    with open_channel(address) as channel:
-        workloads = workload_service_pb2_grpc.WorkloadServiceStub(channel)
-        workers = fleet_service_pb2_grpc.FleetServiceStub(channel)
-        wait_for(
-            lambda: bool(workers.ListGpus(fleet_service_pb2.ListGpusRequest()).gpus),
-            "the real worker's hello",
-        )
-        (gpu,) = workers.ListGpus(fleet_service_pb2.ListGpusRequest()).gpus
-        spec = workload_pb2.WorkloadSpec(
-            arguments=[sys.executable, str(COUNTER), "--bytes", "1MiB"],
-            resources=workload_pb2.Resources(gpu_count=1),
-        )
-        for number in range(REAL_CLIENTS):
-            workloads.CreateWorkload(
-                workload_service_pb2.CreateWorkloadRequest(
-                    name=f"parked-{number}", spec=spec, worker=gpu.worker_id
-                )
-            )
-            while suspend(channel, number) != command_pb2.COMMAND_STATE_SUCCEEDED:
-                time.sleep(0.02)
-
-
 async def ask_all(address: str, progress: Progress) -> None:
     """Runs all clients until there were enough commands, or the time is over."""
     async with asyncio.TaskGroup() as tasks:
@@ -151,17 +124,11 @@ def measure(commands: int, seconds: float) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as name, ExitStack() as stack:
         folder = Path(name)
-        coordinator = Coordinator(folder)
-        coordinator.start()
-        stack.callback(coordinator.kill)
-        host = SimulatedHost.create(folder / "host", gpus=1, chip="H100", timing=Timing.instant())
-        options = ["--coordinator", coordinator.worker_address, "--state-dir", str(folder / "worker")]
-        options += ["--stop-workloads", "stop"]
-        worker = stack.enter_context(process("worker", *options, **host.environment()))
-        park(coordinator.address)
-        swarm = Swarm(coordinator.worker_address, LIGHT_WORKERS)
-        stack.callback(swarm.stop)
-        wait_for(lambda: swarm.welcomed == LIGHT_WORKERS, "the welcome of the light workers")
+        coordinator = stack.enter_context(Coordinator(folder))
+        channel = stack.enter_context(open_channel(coordinator.address))
+        worker = stack.enter_context(start_worker(folder, "--coordinator", coordinator.worker_address))
+        stack.enter_context(park(worker, channel, REAL_CLIENTS))
+        stack.enter_context(Swarm(coordinator.worker_address, LIGHT_WORKERS)).wait_connected()
         began = time.monotonic()
         progress = Progress(commands, began + seconds, coordinator.process.pid, worker.pid)
         progress.sample()

@@ -15,13 +15,11 @@ import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -31,18 +29,17 @@ from leasehold.local.v1 import local_service_pb2
 from leasehold.v1 import workload_pb2
 from leasehold_client import local
 from leasehold_client.local import LocalWorker
-from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
 
 from bench.machine import machine
+from bench.real_worker import start_worker
 
 GPUS = 8
 WAITERS = (1, 100, 1000)
 TURNS = 3
 WARM_UP = 10
-START_TIMEOUT_S = 30.0
 ONE = GpuRequest(1)
 
 
@@ -163,29 +160,6 @@ def measure_pool(grants: int) -> list[dict[str, object]]:
     return report
 
 
-@contextmanager
-def worker(folder: Path) -> Iterator[Path]:
-    """A worker on a simulated host of eight GPUs. Yields its socket."""
-    host = SimulatedHost.create(folder / "host", gpus=GPUS, chip="H100", timing=Timing.instant())
-    state = folder / "worker"
-    with subprocess.Popen(
-        [sys.executable, "-m", "leasehold_client", "worker", "--state-dir", str(state)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **host.environment()},
-    ) as started:
-        try:
-            socket = state / "worker.sock"
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while not socket.exists():
-                if time.monotonic() > deadline or started.poll() is not None:
-                    raise SystemExit("the worker did not start")
-                time.sleep(0.02)
-            yield socket
-        finally:
-            started.terminate()
-
-
 def grant_by(connection: LocalWorker) -> float:
     """Seconds of a grant by an open channel. The grant is released afterwards."""
     opened = local_service_pb2.ClaimOpen(
@@ -229,10 +203,10 @@ def measure_socket(rounds: int) -> dict[str, object]:
     """
     with (
         tempfile.TemporaryDirectory() as name,
-        worker(Path(name)) as socket,
+        start_worker(Path(name), gpus=GPUS) as worker,
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as claimant,
     ):
-        return claimant.submit(sample_socket, socket, rounds).result()
+        return claimant.submit(sample_socket, worker.socket, rounds).result()
 
 
 def sample_socket(socket: Path, rounds: int) -> dict[str, object]:

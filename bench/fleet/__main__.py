@@ -2,9 +2,9 @@
 
 For each size: CPU time and memory of the coordinator, latency of frames, of changes to a watcher and of
 commands, commands per second, the detection of a silent worker, and the return of all workers after a kill.
-In the same run idle workers connect without TLS, and the same streams send the same loads to a bare grpc.aio
-server that echoes each message. With
-``--others`` the schedulers of Dask and Ray are measured as well. Prints one JSON document.
+All of it is over TLS. In the same run idle workers connect without TLS, and the same streams send the same
+loads to a bare grpc.aio server that echoes each message. With ``--others`` the schedulers of Dask and Ray are
+measured as well. Prints one JSON document, and the figures of each part on standard error as soon as it ends.
 
 ``--workers 100 --clients 64`` measures commands alone: commands per second, their latency, the coordinator's
 commits, and the CPU time of the coordinator, the clients and the light workers.
@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,37 @@ OTHER_WORKERS = {"dask": 1_000, "ray": 20}
 """As many as run side by side on two cores."""
 
 
-def measure(count: int, seconds: float) -> dict[str, Any]:
-    """All measurements of one size."""
+@contextmanager
+def idle_fleet(
+    count: int, seconds: float, *options: str
+) -> Iterator[tuple[Coordinator, Swarm, dict[str, float]]]:
+    """A coordinator and its connected light workers, with the costs while they were idle.
+
+    Args:
+        count: Number of workers.
+        seconds: How long the CPU time is measured.
+        options: Further options of the coordinator.
+    """
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
-        coordinator = Coordinator(Path(folder))
-        coordinator.start()
-        stack.callback(lambda: coordinator.kill())
+        coordinator = stack.enter_context(Coordinator(Path(folder), *options))
         time.sleep(1.0)
         idle_bytes = memory_bytes(coordinator.process.pid, "VmRSS")
-        swarm = Swarm(coordinator.worker_address, count)
-        stack.callback(swarm.stop)
-        connect_s = wait_for(lambda: swarm.welcomed == count, f"the welcome of {count} workers")
+        swarm = stack.enter_context(Swarm(coordinator.worker_address, count))
+        found = {"connect_s": round(swarm.wait_connected(), 1)}
         settle(count)
-        found: dict[str, Any] = {"workers": count, "connect_s": round(connect_s, 1)}
         found |= steady(coordinator.process.pid, swarm, seconds)
         resident = memory_bytes(coordinator.process.pid, "VmRSS")
         found["kib_per_worker"] = round((resident - idle_bytes) / count / 1024, 1)
+        sys.stderr.write(json.dumps({"idle_workers": count, "options": options, **found}) + "\n")
+        yield coordinator, swarm, found
+
+
+def measure(count: int, seconds: float) -> dict[str, Any]:
+    """All measurements of one size."""
+    found: dict[str, Any] = {"workers": count}
+    with idle_fleet(count, seconds, "--insecure") as (_, _, found["idle_without_tls"]):
+        pass
+    with idle_fleet(count, seconds) as (coordinator, swarm, found["idle_over_tls"]):
         probe = Probe(coordinator.worker_address)
         found["load_interval_s"] = probe.load_interval_s
         found["frame_round_trip"] = spread([probe.round_trip_s(number) for number in range(PROBES)])
@@ -63,29 +79,12 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
         wait_for(lambda: swarm.welcomed < count // 2 + 1, "the end of the streams")
         began = time.monotonic()
         coordinator.start()
-        wait_for(lambda: swarm.welcomed == count, "the return of all workers")
+        swarm.wait_connected()
         found["storm"] = {
             "all_back_s": round(time.monotonic() - began, 1),
             "peak_mib": round(memory_bytes(coordinator.process.pid, "VmHWM") / 2**20, 1),
         }
-        return found
-
-
-def measure_idle(count: int, seconds: float, *, is_insecure: bool) -> dict[str, float]:
-    """CPU time and memory of a coordinator with idle workers, over TLS or without."""
-    with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
-        coordinator = Coordinator(Path(folder), is_insecure=is_insecure)
-        coordinator.start()
-        stack.callback(lambda: coordinator.kill())
-        time.sleep(1.0)
-        idle_bytes = memory_bytes(coordinator.process.pid, "VmRSS")
-        swarm = Swarm(coordinator.worker_address, count)
-        stack.callback(swarm.stop)
-        connect_s = wait_for(lambda: swarm.welcomed == count, f"the welcome of {count} workers")
-        settle(count)
-        found = {"connect_s": round(connect_s, 1), **steady(coordinator.process.pid, swarm, seconds)}
-        resident = memory_bytes(coordinator.process.pid, "VmRSS")
-        return found | {"kib_per_worker": round((resident - idle_bytes) / count / 1024, 1)}
+    return found | {"echo": measure_echo(count, seconds)}
 
 
 def measure_others(python: str) -> list[dict[str, Any]]:
@@ -120,11 +119,8 @@ def main() -> None:
         if options.clients:
             sizes.append(measure_commands(count, options.clients, options.seconds))
             continue
-        found = measure(count, options.seconds)
-        sys.stderr.write(json.dumps(found) + "\n")
-        found["idle_without_tls"] = measure_idle(count, options.seconds, is_insecure=True)
-        found["echo"] = measure_echo(count, options.seconds)
-        sizes.append(found)
+        sizes.append(measure(count, options.seconds))
+        sys.stderr.write(json.dumps(sizes[-1]) + "\n")
     document = {"machine": machine("grpcio"), "gpus_per_worker": 8, "sizes": sizes}
     if options.others:
         document["others"] = measure_others(options.others)

@@ -18,7 +18,7 @@ from leasehold.v1 import (
     workload_service_pb2_grpc,
 )
 
-from bench.fleet.processes import Coordinator, Swarm, cpu_s, spread, wait_for
+from bench.fleet.processes import Coordinator, Swarm, cpu_s, spread
 from tests.channels import open_aio_channel
 
 LATEST_S = 5.0
@@ -67,12 +67,9 @@ def run_commands(address: str, clients: int, workers: int, seconds: float) -> li
 def measure_commands(workers: int, clients: int, seconds: float) -> dict[str, Any]:
     """Commands of concurrent clients, and their costs."""
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
-        coordinator = Coordinator(Path(folder))
-        coordinator.start()
-        stack.callback(lambda: coordinator.kill())
-        swarm = Swarm(coordinator.worker_address, workers)
-        stack.callback(swarm.stop)
-        wait_for(lambda: swarm.welcomed == workers, f"the welcome of {workers} workers")
+        coordinator = stack.enter_context(Coordinator(Path(folder)))
+        swarm = stack.enter_context(Swarm(coordinator.worker_address, workers))
+        swarm.wait_connected()
         pid = coordinator.process.pid
         before = coordinator.commits(), cpu_s(pid), swarm.cpu_s, time.process_time()
         began = time.monotonic()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import grpc
 import uvloop
 
-from bench.fleet.processes import Swarm, load_interval_s, memory_bytes, settle, steady, wait_for
+from bench.fleet.processes import Swarm, load_interval_s, memory_bytes, settle, steady
 from bench.light_workers import ECHO
 
 
@@ -49,15 +49,12 @@ def measure_echo(count: int, seconds: float) -> dict[str, float]:
     with echo_server() as (address, pid):
         time.sleep(0.5)
         idle_bytes = memory_bytes(pid, "VmRSS")
-        swarm = Swarm(address, count, echo_interval_s=load_interval_s(count))
-        try:
-            wait_for(lambda: swarm.welcomed == count, "the streams of the echo")
+        with Swarm(address, count, echo_interval_s=load_interval_s(count)) as swarm:
+            swarm.wait_connected()
             settle(count)
             found = steady(pid, swarm, seconds)
             found["kib_per_worker"] = round((memory_bytes(pid, "VmRSS") - idle_bytes) / count / 1024, 1)
             return found
-        finally:
-            swarm.stop()
 
 
 if __name__ == "__main__":

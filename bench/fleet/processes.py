@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Self
 
 from tests.channels import LISTENING
 
 SWARM_SIZE = 2_500
 """Light workers of one process."""
 
+LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"  # noqa: S104 - off loopback, each caller needs a certificate
 START_TIMEOUT_S = 300.0
 LOAD_INTERVAL_S = 5.0
 LOADS_PER_S = 200
@@ -54,18 +57,35 @@ def wait_for(condition: Callable[[], bool], what: str) -> float:
 
 
 class Coordinator:
-    """A coordinator process, which keeps its address and its store over restarts."""
+    """A coordinator process, which keeps its address and its store over restarts. The context's end kills it.
 
-    def __init__(self, folder: Path, *, is_insecure: bool = False, listen: str = "127.0.0.1:0") -> None:
+    Args:
+        folder: The folder of its store.
+        options: Further options.
+        host: Where it listens for clients. Off loopback, it requires certificates.
+        worker_host: Where it listens for workers.
+    """
+
+    def __init__(
+        self, folder: Path, *options: str, host: str = LOOPBACK, worker_host: str = LOOPBACK
+    ) -> None:
         self._database = folder / "store.sqlite3"
-        self._more = ["--insecure"] if is_insecure else []
-        self.address, self.worker_address = listen, "127.0.0.1:0"
+        self._options = ["--database", str(self._database), "--log-level", "error", *options]
+        self._hosts = host, worker_host
+        self.address = self.worker_address = f"{LOOPBACK}:0"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def start(self) -> None:
         """Starts it."""
-        addresses = (text.removeprefix("insecure:") for text in (self.address, self.worker_address))
-        options = ["--listen", next(addresses), "--worker-listen", next(addresses), *self._more]
-        options += ["--database", str(self._database), "--log-level", "error"]
+        ports = (text.rpartition(":")[2] for text in (self.address, self.worker_address))
+        listen, worker_listen = (f"{host}:{port}" for host, port in zip(self._hosts, ports, strict=True))
+        options = ["--listen", listen, "--worker-listen", worker_listen, *self._options]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "leasehold_client", "coordinator", *options],
             stdout=subprocess.PIPE,
@@ -75,7 +95,7 @@ class Coordinator:
         listening = LISTENING.search(self.process.stdout.readline())
         if listening is None:
             raise SystemExit("the coordinator did not start")
-        self.address, self.worker_address = listening.groups()
+        self.address, self.worker_address = (text.replace(ANY, LOOPBACK) for text in listening.groups())
 
     def commits(self) -> int:
         """Number of commits of its store."""
@@ -90,9 +110,10 @@ class Coordinator:
 
 
 class Swarm:
-    """Light workers in processes of their own."""
+    """Light workers in processes of their own, which end with the context."""
 
     def __init__(self, address: str, count: int, *, echo_interval_s: float | None = None) -> None:
+        self._count = count
         self._welcomed: dict[int, int] = {}
         self._processes = []
         for first in range(0, count, SWARM_SIZE):
@@ -107,6 +128,14 @@ class Swarm:
             self._processes.append(process)
             threading.Thread(target=self._read, args=(first, process), daemon=True).start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
     def _read(self, first: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
@@ -117,16 +146,14 @@ class Swarm:
         """Number of workers with a session."""
         return sum(self._welcomed.values())
 
+    def wait_connected(self) -> float:
+        """Waits until all workers have a session. Returns the seconds it took."""
+        return wait_for(lambda: self.welcomed == self._count, f"the welcome of {self._count} workers")
+
     @property
     def cpu_s(self) -> float:
         """CPU time of all processes."""
         return sum(cpu_s(process.pid) for process in self._processes)
-
-    def stop(self) -> None:
-        """Ends the processes."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
 
 
 def load_interval_s(count: int) -> float:

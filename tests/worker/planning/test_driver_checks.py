@@ -136,6 +136,7 @@ def test_what_is_so_already(session: Session, host: SimulatedHost) -> None:
     assert plan_of(session, "", remap=remap_to(host, 0)).already_there
     session.run("c2", "w1", suspend=SuspendOperation())
     assert plan_of(session, "w1", suspend=SuspendOperation()).already_there
+    assert reasons(plan_of(session, "", remap=remap_to(host, 0))) == ["WRONG_STATE"], "it does not run there"
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,9 @@ class Preflight:
             self._destinations.complete(plan, wanted)
         if plan.refused:
             return plan
-        stays = all(target.home == target.destination for target in plan.targets)
+        stays = all(
+            target.workload.state == RUNNING and target.home == target.destination for target in plan.targets
+        )
         if stays and not await self._members.are_elsewhere(plan):
             plan.already_there = True
             return plan

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 from leasehold_worker.checkpoints.image_manifest import HostFacts, ImageProcess, ImageSubject
@@ -18,6 +19,8 @@ from tests.environment import CRIU
 
 FAKE = Path(__file__).with_name("fake_criu.py")
 DEADLINE_S = 30.0
+
+T = TypeVar("T")
 
 COUNT = """
 import signal, sys, time
@@ -80,11 +83,12 @@ def counts(folder: Path) -> list[int]:
     return [int(line) for line in (folder / "output.log").read_text().split("\n")[:-1] if line.isdigit()]
 
 
-async def wait_for(condition: Callable[[], object]) -> None:
-    """Waits until something is so, or fails."""
+async def wait_for(condition: Callable[[], T]) -> T:
+    """Waits until something is so, and returns it, or fails."""
     with trio.fail_after(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not (found := condition()):  # noqa: ASYNC110 - what is waited for tells nobody
             await trio.sleep(0.01)
+        return found
 
 
 async def wait_counted(folder: Path) -> None:

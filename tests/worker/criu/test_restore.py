@@ -216,8 +216,7 @@ async def test_a_worker_that_dies_in_the_middle_leaves_nothing(
         patch.setattr(programs, "_give_up_restore", _nothing)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bring_back, facts, image, pid, folder)
-            await wait_for(lambda: _launchers(folder))
-            started = _launchers(folder)
+            started = await wait_for(lambda: _launchers(folder))
             # A process that has ended has no command line any more; these have been waited for, too.
             await wait_for(lambda: not any(os.path.exists(f"/proc/{each}") for each in started))
             scope.cancel()

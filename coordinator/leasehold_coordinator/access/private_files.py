@@ -13,6 +13,9 @@ from typing import Final
 
 from leasehold_coordinator.errors import StartError
 
+PRIVATE: Final = 0o700
+"""Permissions of a state directory."""
+
 FILE_LIMIT_BYTES: Final = 65_536
 UNFINISHED: Final = ".new"
 """End of the name of a file that is not complete yet."""
@@ -22,14 +25,17 @@ UNFINISHED_AGE_S: Final = 60.0
 
 
 def open_directory(directory: Path) -> None:
-    """Creates a missing state directory.
+    """Creates a missing state directory, and removes the permissions of other users from an existing one.
 
     Raises:
         StartError: Another user could replace files in it.
         OSError: It can't be created.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     require_ours(directory, "--state-dir")
+    found = directory.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        directory.chmod(PRIVATE)
     _sweep(directory)
 
 

@@ -70,6 +70,8 @@ def test_a_directory_of_a_user_with_a_group_of_its_own_is_used(state: Path) -> N
     for part in (state, state.parent):
         part.chmod(0o775)
     open_state(state)
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700, "others may not enter it any more"
+    assert stat.S_IMODE(state.parent.stat().st_mode) == 0o775
 
 
 def test_a_directory_that_others_could_change_is_refused(state: Path) -> None:

@@ -376,6 +376,18 @@ def test_hooks_of_an_adoption_are_for_processes_of_the_owner(
 
 
 @pytest.fixture
+def returning() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of root's that is the user 2001 now, and may become root again."""
+    become = "import os, sys, time; os.seteuid(2001); print(flush=True); time.sleep(1000)"
+    process = subprocess.Popen([sys.executable, "-c", become], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate(timeout=30)
+
+
+@pytest.fixture
 def of_root() -> Iterator[subprocess.Popen[bytes]]:
     """A process of root's."""
     process = subprocess.Popen(["sleep", "1000"])
@@ -388,6 +400,7 @@ def test_an_adoption_is_of_processes_of_the_owners_user_or_of_named_ones(
     host: SimulatedHost,
     coordinator: ScriptedCoordinator,
     of_root: subprocess.Popen[bytes],
+    returning: subprocess.Popen[bytes],
     tmp_path: Path,
 ) -> None:
     """A worker that is root could suspend and stop everybody's processes, for each operator."""
@@ -407,6 +420,7 @@ def test_an_adoption_is_of_processes_of_the_owners_user_or_of_named_ones(
 
         refuse("user/alice", "own-c1", "only processes of 2001, the Unix user of user/alice may.*adopt_users")
         refuse("user/carol", "own-c2", "run_as names no Unix user for user/carol")
+        refuse("user/alice", "own-c0", "can run as root, and only processes of 2001", pid=returning.pid)
         refuse("user/bob", "own-c3", "runs as root, and only processes of 2002", pid=of_root.pid)
         succeeded(run_for("user/bob", session, "own-c4", "own-w", adopt=plain))
         succeeded(session.run("own-c5", "own-w", release=ReleaseOperation()))

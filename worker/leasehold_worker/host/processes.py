@@ -174,6 +174,13 @@ def user_id(pid: int) -> int | None:
     return number(uids[1]) if len(uids) > 1 else None
 
 
+def user_ids(pid: int) -> tuple[int, ...]:
+    """The effective, the real and the saved user id of a process, which may take any of them. Empty: gone."""
+    real, effective, saved = (read_status(pid).get("Uid", "").split() + [""] * 3)[:3]
+    found = (number(effective), number(real), number(saved))
+    return tuple(dict.fromkeys(uid for uid in found if uid is not None))
+
+
 def has_real_user(pid: int, uid: int | None) -> bool:
     """Whether a process has this real user id, as in kill(2): a setuid program does not change it.
 

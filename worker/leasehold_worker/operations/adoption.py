@@ -1,7 +1,7 @@
 """Adoption of running processes as workloads, and their release, unharmed."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, final
@@ -24,6 +24,7 @@ from leasehold_worker.host.processes import (
     command_line,
     identify,
     user_id,
+    user_ids,
     user_name,
     variable_of,
 )
@@ -201,9 +202,10 @@ class Adoption:
             OperationError: NOT_PERMITTED, or as of :meth:`RunAs.account`.
         """
         others = [
-            member
+            (member, uid)
             for member in found.members
-            if member.uid is not None and not self._may_adopt(member.uid, member.user)
+            for uid, user in member.users.items()
+            if not self._may_adopt(uid, user)
         ]
         if not others:
             return
@@ -211,16 +213,17 @@ class Adoption:
         if self._run_as.is_set:
             account = await self._run_as.account(owner)
             own_uid, own = (account.uid, account.name) if account is not None else (os.geteuid(), self._user)
-            others = [member for member in others if member.uid != own_uid]
+            others = [(member, uid) for member, uid in others if uid != own_uid]
             permitted = f"{own}, the Unix user of {owner}" + (f", and of {permitted}" if permitted else "")
         if others:
-            other = others[0]
+            member, uid = others[0]
+            pid, user = member.identity.pid, member.users[uid]
+            verb = "runs" if uid == member.uid else "can run"  # by its real or saved user
             raise OperationError(
                 errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                f"process {other.identity.pid} runs as {other.user}, and only processes of "
-                f"{permitted or self._user} may be adopted: name {other.user} in adopt_users of the worker's "
-                "settings, or adopt another process",
-                {"pid": str(other.identity.pid)},
+                f"process {pid} {verb} as {user}, and only processes of {permitted or self._user} may be "
+                f"adopted: name {user} in adopt_users of the worker's settings, or adopt another process",
+                {"pid": str(pid)},
             )
 
     def _may_adopt(self, uid: int, user: str) -> bool:
@@ -246,7 +249,7 @@ class Adoption:
         account = await self._run_as.account(owner)
         uid = account.uid if account is not None else os.geteuid()
         for member in found.members:
-            if member.uid != uid:
+            if set(member.users) != {uid}:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_NOT_PERMITTED,
                     f"process {member.identity.pid} runs as {member.user}, and the worker's run_as maps "
@@ -295,10 +298,27 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
+    """A process that may be adopted.
+
+    Attributes:
+        identity: The process.
+        users: Names of users by id, as of :func:`user_ids`: first the effective user. Empty: it is gone.
+        marked_id: The workload that its environment names.
+    """
+
     identity: ProcessIdentity
-    uid: int | None
-    user: str
+    users: Mapping[int, str]
     marked_id: str
+
+    @property
+    def uid(self) -> int | None:
+        """The effective user id. None: it is gone."""
+        return next(iter(self.users), None)
+
+    @property
+    def user(self) -> str:
+        """Its name. Empty: it is gone."""
+        return next(iter(self.users.values()), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +371,8 @@ def _read(pid: int) -> _Found:
 
 
 def _member(identity: ProcessIdentity) -> _Member:
-    uid = user_id(identity.pid)
-    return _Member(identity, uid, user_name(uid), variable_of(identity.pid, WORKLOAD_ID_VARIABLE))
+    users = {uid: user_name(uid) for uid in user_ids(identity.pid)}
+    return _Member(identity, users, variable_of(identity.pid, WORKLOAD_ID_VARIABLE))
 
 
 def _unknown(pid: int, why: str) -> OperationError:

@@ -105,10 +105,10 @@ class Bindings:
         roles = (binding.role for binding in self._of(identity) if binding.role != ON_BEHALF_OF)
         return Role(max(roles, default=0))
 
-    def is_admin(self, identity: str) -> bool:
-        """Whether an identity, as KIND/NAME, has a binding to the role admin."""
-        keys = self._keys.get(identity, ())
-        return any(self._bindings[key].role == access_service_pb2.ROLE_ADMIN for key in keys)
+    def has_role(self, identity: str, role: Role) -> bool:
+        """Whether an identity, as KIND/NAME, has a binding to a role or a stronger one."""
+        bound = (self._bindings[key].role for key in self._keys.get(identity, ()))
+        return any(role <= each != ON_BEHALF_OF for each in bound)
 
     def may_act_for(self, service: Identity, user: Identity) -> bool:
         """Whether a service has a binding for a user."""

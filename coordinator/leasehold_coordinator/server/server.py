@@ -17,6 +17,7 @@ from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.key_source import open_keys
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.access.secret_vault import open_vault
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.api.unix_users import identity_of
@@ -108,7 +109,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
-        enrolment = EnrolmentListener(fleet, certificates, authorities, _admin_rule(bindings))
+        enrolment = EnrolmentListener(fleet, certificates, authorities, _rule(bindings, Role.ADMIN))
         source = open_keys(config.oidc) if config.oidc is not None else None
         oidc = (
             TokenAuthentication(config.oidc, source, calls, fleet.audit) if config.oidc and source else None
@@ -185,10 +186,10 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await asyncio.to_thread(store.close)
 
 
-def _admin_rule(bindings: Bindings) -> Callable[[str], bool]:
-    """Whether an identity, as KIND/NAME, is an admin: by a binding, as root, or as this process's user."""
+def _rule(bindings: Bindings, role: Role) -> Callable[[str], bool]:
+    """Whether an identity, as KIND/NAME, has a role: by a binding, as root, or as this process's user."""
     own = {str(identity_of(uid)) for uid in (0, os.geteuid())}
-    return lambda identity: identity in own or bindings.is_admin(identity)
+    return lambda identity: identity in own or bindings.has_role(identity, role)
 
 
 async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindings, database: str) -> None:
@@ -196,7 +197,7 @@ async def _load(fleet: Fleet, certificates: ClientCertificates, bindings: Bindin
         await fleet.load()
         await certificates.load()
         bindings.load(await fleet.store.role_bindings())
-        fleet.ledger.note_operators(_admin_rule(bindings))
+        fleet.ledger.note_operators(_rule(bindings, Role.OPERATOR))
     except FleetError as error:
         raise unusable(database, error.message) from error
 

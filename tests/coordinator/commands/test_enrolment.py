@@ -86,7 +86,7 @@ class Office:
 
     def is_admin(self, identity: str) -> bool:
         """Whether an identity is an admin. Tokens without a creator are those of the coordinator's user."""
-        return not identity or self.bindings.is_admin(identity)
+        return not identity or self.bindings.has_role(identity, Role.ADMIN)
 
     async def load(self) -> None:
         await self.fleet.load()

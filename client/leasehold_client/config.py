@@ -12,7 +12,7 @@ from leasehold_client.errors import UsageError
 
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7400"
 
-SYSTEM_SOCKET: Final = Path("/run/leasehold/coordinator.sock")
+SYSTEM_SOCKET: Final = Path("/run/leasehold/coordinator/coordinator.sock")
 """The socket of a coordinator for all users of its host. Only root can create its directory."""
 
 UNIX_SCHEME: Final = "unix:"

@@ -55,6 +55,8 @@ VERBS: Final = {
     "whoami": "Show the identity and the role that the coordinator sees.",
     "logs": "Print the output of a workload.",
     "exec": "Run a command with GPUs of this host, once they are granted.",
+    "install": "Install the coordinator or the worker as a service of systemd.",
+    "uninstall": "Remove the service of the coordinator or the worker.",
     "local": "Show and release leases of this host's worker, without a coordinator.",
     "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
 }
@@ -63,6 +65,7 @@ VERBS: Final = {
 _PLACES: Final = {
     "wake": "leasehold_client.cli.restore:restore",
     "uncordon": "leasehold_client.cli.cordon:uncordon",
+    "uninstall": "leasehold_client.cli.install:uninstall",
     "annotate": "leasehold_client.cli.label:annotate",
     "exec": "leasehold_client.cli.exec:exec_command",
     "demo": "leasehold_client.demo.command:demo",

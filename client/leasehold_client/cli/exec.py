@@ -40,7 +40,9 @@ socket_option = click.option(
     "--socket",
     type=click.Path(path_type=Path, readable=False),
     envvar=SOCKET_VARIABLE,
-    help="The worker's socket.  [default: /run/leasehold/worker.sock, or the socket of your own worker]",
+    help=(
+        "The worker's socket.  [default: /run/leasehold/worker/worker.sock, or the socket of your own worker]"
+    ),
 )
 
 

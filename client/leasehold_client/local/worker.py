@@ -24,7 +24,7 @@ from leasehold.v1.workload_pb2 import Workload
 from leasehold_client.config import SOCKET_VARIABLE
 from leasehold_client.errors import LeaseholdError, decode_refusal
 
-SYSTEM_SOCKET: Final = Path("/run/leasehold/worker.sock")
+SYSTEM_SOCKET: Final = Path("/run/leasehold/worker/worker.sock")
 CALL_TIMEOUT_S: Final = 10.0
 RELEASE_TIMEOUT_S: Final = 60.0
 

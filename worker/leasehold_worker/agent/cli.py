@@ -34,6 +34,7 @@ from leasehold_worker import __version__
     type=click.Path(path_type=Path),
     help="Join by the token in this file. A token that was used before is not used again.",
 )
+@click.option("--join-only", is_flag=True, help="Join, and exit.")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
@@ -75,6 +76,7 @@ def command(
     credentials: Path | None,
     join: str | None,
     join_file: Path | None,
+    join_only: bool,
     state_dir: Path | None,
     name: str | None,
     socket: Path | None,
@@ -100,6 +102,7 @@ def command(
         config_path,
         join,
         join_file,
+        join_only=join_only,
         coordinator=coordinator,
         credentials=credentials,
         state_dir=state_dir,

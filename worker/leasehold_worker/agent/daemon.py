@@ -37,18 +37,28 @@ IMAGE_DIRECTORY_TIMEOUT_S: Final = 10.0
 """Timeout of the image directory's volume at the start."""
 
 
-def run(config_path: Path | None, join: str | None, join_file: Path | None, **flags: object) -> None:
+def run(
+    config_path: Path | None,
+    join: str | None,
+    join_file: Path | None,
+    *,
+    join_only: bool = False,
+    **flags: object,
+) -> None:
     """Runs the agent until it is stopped. A failed start exits with 2 after one line with the reason.
 
     Args:
         config_path: The settings file. None: the system's, if there is one.
         join: A join token, or ``-`` for standard input. None: not given.
         join_file: A file with a join token. None: not given.
+        join_only: Whether to end after the join.
         flags: Settings by name, which override those of the file; None for those that were not given.
     """
     try:
         text = _join_token(join, join_file)
         ticket = read_ticket(text) if text is not None else None
+        if join_only and ticket is None:
+            raise StartError("--join-only needs a join token: give it by --join or --join-file")
         name = ticket_name(ticket) if ticket is not None else ""
         config = load_config(config_path, name, **flags)
         _prepare(config)
@@ -60,6 +70,8 @@ def run(config_path: Path | None, join: str | None, join_file: Path | None, **fl
             if ticket is not None:
                 gpu_uuids = [gpu.uuid for gpu in Inventory(config.gpus).gpus]
                 enrol(ticket, state_directory, config.name, gpu_uuids)
+                if join_only:
+                    return
                 config = load_config(config_path, name, **flags)
             _serve(config, state_directory)
     except StartError as error:

@@ -1,0 +1,145 @@
+"""``leasehold install`` and ``leasehold uninstall``: the daemons as services of systemd."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from leasehold_client.cli.exit_codes import fail
+from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import LeaseholdError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leasehold_client.installation.services import Service
+    from leasehold_client.installation.steps import Step
+
+TOKEN_LIMIT: Final = 65_536
+_USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+
+_dry_run = click.option("--dry-run", is_flag=True, help="Print the steps and the unit, and do nothing.")
+_user = click.option("--user", metavar="USER", help="Unix user of the daemon, which is created if missing.")
+_purge = click.option(
+    "--purge",
+    is_flag=True,
+    help="Remove settings, state, keys and the Unix user too. Nothing brings them back.",
+)
+
+
+@click.group()
+def install() -> None:
+    """Install a daemon as a service of systemd: its user, settings and unit, and start it.
+
+    The service runs the program with which it is installed. An installation may be repeated, such as after
+    an upgrade: settings and state are kept.
+    """
+
+
+@install.command("coordinator")
+@click.option("--listen", metavar="HOST:PORT", help="Address for clients, in new settings.")
+@click.option("--worker-listen", metavar="HOST:PORT", help="Address for workers, in new settings.")
+@_user
+@_dry_run
+def install_coordinator(
+    listen: str | None, worker_listen: str | None, user: str | None, dry_run: bool
+) -> None:
+    """Install the coordinator."""
+    _install("coordinator", user, {"listen": listen, "worker_listen": worker_listen}, None, dry_run=dry_run)
+
+
+@install.command("worker")
+@click.option(
+    "--join-file", metavar="FILE", help="Join by the token in this file; - reads it from standard input."
+)
+@click.option(
+    "--run-as", metavar="USER|same-name", help="Unix user of workloads, or those of their owners' names."
+)
+@_user
+@_dry_run
+def install_worker(join_file: str | None, run_as: str | None, user: str | None, dry_run: bool) -> None:
+    """Install the worker."""
+    _install("worker", user, {"run_as": run_as}, join_file, dry_run=dry_run)
+
+
+@click.command()
+@click.argument("name", type=click.Choice(["coordinator", "worker"]))
+@_user
+@_purge
+@_dry_run
+def uninstall(name: str, user: str | None, purge: bool, dry_run: bool) -> None:
+    """Remove the service of a daemon. Settings, state and the Unix user stay, unless --purge is given.
+
+    Workloads of a worker run on. With --purge, a worker whose workloads run is kept.
+    """
+    from leasehold_client.installation.steps import kept, uninstall_steps
+
+    try:
+        service = _service(name, user)
+        _carry_out(uninstall_steps(service, purge=purge), dry_run=dry_run)
+    except LeaseholdError as error:
+        fail(error)
+    if not purge and (left := kept(service)):
+        echo(f"kept: {', '.join(left)} (--purge removes them)")
+
+
+def _install(
+    name: str, user: str | None, settings: dict[str, str | None], join_file: str | None, *, dry_run: bool
+) -> None:
+    from leasehold_client.installation.program import service_program, unit_template
+    from leasehold_client.installation.services import unit_text
+    from leasehold_client.installation.steps import install_steps
+
+    try:
+        service = _service(name, user)
+        chosen = {key: _printable(key, value) for key, value in settings.items() if value is not None}
+        token = _token(join_file) if join_file is not None else None
+        program = service_program()
+        unit = unit_text(unit_template(service.unit), program, service.user)
+        steps = install_steps(service, program, unit, chosen, token)
+        _carry_out(steps, dry_run=dry_run)
+    except LeaseholdError as error:
+        fail(error)
+    if dry_run:
+        echo(f"\n{service.unit_path}:\n{unit.rstrip()}")
+
+
+def _service(name: str, user: str | None) -> Service:
+    from leasehold_client.installation.services import DEFAULT_USERS, Service
+
+    if user is not None and (not _USER.fullmatch(user) or user == "root"):
+        raise UsageError(f"{user!r} is no user for a daemon: give the name of a Unix user other than root")
+    return Service(name, user or DEFAULT_USERS[name])
+
+
+def _printable(key: str, value: str) -> str:
+    if not value.isprintable() or not value:
+        raise UsageError(f"--{key.replace('_', '-')} {value!r} is no value: leave it out, or give one")
+    return value
+
+
+def _token(join_file: str) -> str:
+    try:
+        if join_file == "-":
+            return sys.stdin.readline(TOKEN_LIMIT)
+        with Path(join_file).open(encoding="ascii", errors="replace") as file:
+            return file.read(TOKEN_LIMIT)
+    except OSError as error:
+        raise UsageError(f"the join token in {join_file} can't be read: {error.strerror}") from error
+
+
+def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
+    from leasehold_client.installation.steps import do_all, require_host
+
+    if dry_run:
+        for step in steps:
+            echo(f"would {step.text}")
+        return
+    require_host()
+    do_all(steps, echo)
+    if not steps:
+        echo("there is nothing to do")

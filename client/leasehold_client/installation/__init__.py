@@ -1,0 +1,1 @@
+"""Installation of the daemons as services of systemd."""

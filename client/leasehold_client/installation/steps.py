@@ -1,0 +1,261 @@
+"""The steps of an installation and of its end. Each is told before it is done, and may be repeated."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.installation.services import SETTINGS_DIRECTORY, STATE_DIRECTORY, Service, settings_text
+
+COMMAND_TIMEOUT_S: Final = 400.0
+"""Longer than the units give a daemon to start or to stop."""
+
+STATE_MODES: Final[Mapping[str, int]] = {"coordinator": 0o700, "worker": 0o711}
+"""Permissions of state directories, as in the units. Users of a worker's workloads pass through its own."""
+
+SYSTEMD: Final = Path("/run/systemd/system")
+CGROUPS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified"))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step.
+
+    Attributes:
+        text: What it does, beginning with a verb.
+        do: Does it.
+    """
+
+    text: str
+    do: Callable[[], object]
+
+
+def install_steps(
+    service: Service, program: Path, unit: str, chosen: Mapping[str, str], join_token: str | None
+) -> list[Step]:
+    """The steps of an installation.
+
+    Args:
+        service: The service.
+        program: The ``leasehold`` program.
+        unit: The text of the unit.
+        chosen: Settings by name, for a new file of settings.
+        join_token: The token by which a worker joins. None: it has joined, or needs none.
+
+    Raises:
+        LeaseholdError: Settings are given, and the file of settings exists.
+    """
+    steps: list[Step] = []
+    if not _has_user(service.user):
+        steps.append(Step(f"create the Unix user {service.user}", partial(_create_user, service)))
+    if not service.settings_path.exists():
+        text = settings_text(service, chosen)
+        steps.append(Step(f"write {service.settings_path}", partial(_write, service.settings_path, text)))
+    elif chosen:
+        raise LeaseholdError(
+            f"{service.settings_path} exists, and is kept: leave out {', '.join(f'--{n}' for n in chosen)}, "
+            "and edit the file"
+        )
+    if join_token is not None:
+        join = partial(_join, service, program, join_token)
+        steps.append(Step(f"join the coordinator of the token, as {service.user}", join))
+    return [
+        *steps,
+        Step(f"write {service.unit_path}", partial(_write, service.unit_path, unit)),
+        Step(f"start {service.unit}, now and at each boot", partial(_start, service)),
+    ]
+
+
+def uninstall_steps(service: Service, *, purge: bool) -> list[Step]:
+    """The steps of an uninstallation.
+
+    Args:
+        service: The service.
+        purge: Whether settings, state and the Unix user go too.
+    """
+    steps: list[Step] = []
+    if service.unit_path.exists():
+        if purge:
+            steps.append(Step(f"stop {service.unit}", partial(_stop, service)))
+        steps.append(Step(f"disable {service.unit}, and remove it", partial(_remove_unit, service)))
+    if not purge:
+        return steps
+    for path in (service.settings_path, service.state_directory):
+        if path.exists():
+            steps.append(Step(f"remove {path}", partial(_remove, path)))
+    if _has_user(service.user) and pwd.getpwnam(service.user).pw_gecos.split(",")[0] == service.comment:
+        steps.append(Step(f"remove the Unix user {service.user}", partial(_run, "userdel", service.user)))
+    return steps
+
+
+def kept(service: Service) -> list[str]:
+    """What an uninstallation without a purge leaves, as a text each."""
+    paths = [str(path) for path in (service.settings_path, service.state_directory) if path.exists()]
+    return paths + ([f"the Unix user {service.user}"] if _has_user(service.user) else [])
+
+
+def require_host() -> None:
+    """Refuses what can't be installed on.
+
+    Raises:
+        LeaseholdError: The caller is not root, or the host does not run systemd.
+    """
+    if os.geteuid() != 0:
+        raise LeaseholdError("only root installs services: run it by sudo, or look at --dry-run")
+    if not SYSTEMD.is_dir():
+        raise LeaseholdError(
+            "this host does not run systemd: run `leasehold coordinator` and `leasehold worker` by what "
+            "starts its services"
+        )
+
+
+def _has_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _create_user(service: Service) -> None:
+    _run(
+        *("useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"),
+        *("--home-dir", str(service.state_directory), "--comment", service.comment, service.user),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.chmod(0o644)
+    new.replace(path)
+
+
+def _join(service: Service, program: Path, token: str) -> None:
+    """Joins as the user of the service, so that the files are its own, and a bad token is told at once."""
+    account = pwd.getpwnam(service.user)
+    STATE_DIRECTORY.mkdir(mode=0o755, exist_ok=True)
+    service.state_directory.mkdir(mode=STATE_MODES[service.name], exist_ok=True)
+    os.chown(service.state_directory, account.pw_uid, account.pw_gid)
+    done = subprocess.run(
+        [str(program), "worker", "--join", "-", "--join-only"],
+        input=token,
+        text=True,
+        capture_output=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+        user=account.pw_uid,
+        group=account.pw_gid,
+        extra_groups=os.getgrouplist(service.user, account.pw_gid),
+        cwd="/",
+        env={**os.environ, "HOME": str(service.state_directory)},
+    )
+    if done.returncode:
+        raise LeaseholdError(_last_line(done.stderr).removeprefix("leasehold worker: "))
+
+
+def _start(service: Service) -> None:
+    _run("systemctl", "daemon-reload")
+    _run("systemctl", "enable", "--quiet", service.unit)
+    try:
+        _run("systemctl", "restart", service.unit)
+    except LeaseholdError:
+        log = subprocess.run(
+            ["journalctl", "--unit", service.unit, "--lines", "20", "--output", "cat", "--no-pager"],
+            text=True,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+        own = [line for line in log.stdout.splitlines() if line.startswith("leasehold ")]
+        raise LeaseholdError(
+            f"{service.unit} does not start: {own[-1] if own else 'it says no reason'}; its log: "
+            f"journalctl -u {service.unit}"
+        ) from None
+
+
+def _stop(service: Service) -> None:
+    """Stops the service, unless programs of workloads would be left without it."""
+    shown = _run("systemctl", "show", "--property", "ControlGroup", "--value", service.unit).strip()
+    _run("systemctl", "stop", service.unit)
+    deadline = time.monotonic() + 5
+    while (left := _processes(shown)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if left:
+        _run("systemctl", "start", service.unit)
+        raise LeaseholdError(
+            f"{len(left)} processes of workloads run on, such as {left[0]}: end them by `leasehold stop`, or "
+            "leave out --purge"
+        )
+
+
+def _processes(control_group: str) -> list[int]:
+    """The processes of a control group and those below. Empty for no group."""
+    found: set[int] = set()
+    if control_group:
+        for base in CGROUPS:
+            for path in (base / control_group.lstrip("/")).rglob("cgroup.procs"):
+                found.update(int(pid) for pid in path.read_text(encoding="ascii").split())
+    return sorted(found)
+
+
+def _remove_unit(service: Service) -> None:
+    _run("systemctl", "disable", "--quiet", "--now", service.unit)
+    service.unit_path.unlink()
+    _run("systemctl", "daemon-reload")
+    with suppress(OSError):  # it has the socket of the other daemon, or is gone
+        service.socket.parent.parent.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Removes a file or a directory, and its parent if that is Leasehold's and empty now."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    if path.parent in (SETTINGS_DIRECTORY, STATE_DIRECTORY) and not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def _run(*arguments: str) -> str:
+    """What a command prints.
+
+    Raises:
+        LeaseholdError: It is missing, or failed.
+    """
+    try:
+        done = subprocess.run(
+            arguments, text=True, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LeaseholdError(f"`{' '.join(arguments)}` failed: {error}") from error
+    if done.returncode:
+        raise LeaseholdError(f"`{' '.join(arguments)}` failed: {_last_line(done.stderr)}")
+    return done.stdout
+
+
+def _last_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()[::-1]), "without a message")
+
+
+def do_all(steps: Sequence[Step], tell: Callable[[str], None]) -> None:
+    """Does steps in their order, and tells each before.
+
+    Raises:
+        LeaseholdError: A step failed. Those before it are done.
+    """
+    for step in steps:
+        tell(step.text)
+        try:
+            step.do()
+        except OSError as error:
+            raise LeaseholdError(f"can't {step.text}: {error.strerror or error}") from error

@@ -1,0 +1,105 @@
+"""Services that `leasehold install` makes, under a real systemd."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from leasehold_simgpu import SimulatedHost, Timing
+
+from tests.deploy.systemd_host import SystemdHost, drop_in, needs_systemd, systemd_host
+from tests.worker.conftest import COUNTER
+from tests.worker.unix_users import is_readable, share
+
+pytestmark = [
+    needs_systemd,
+    pytest.mark.skipif(not is_readable(), reason="other users can't read this checkout"),
+]
+
+LISTEN = ("--listen", "0.0.0.0:7400", "--worker-listen", "0.0.0.0:7401")
+FOLDERS = ("/etc", "/usr", "/var/lib", "/opt", "/run/leasehold")
+PYTHON = "/opt/leasehold/bin/python3"
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[SystemdHost]:
+    with systemd_host(tmp_path) as started:
+        yield started
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def files(host: SystemdHost) -> set[str]:
+    """All files of a host that an installation may touch."""
+    found = host.run("sh", "-c", f"find {' '.join(FOLDERS)} -xdev 2>/dev/null || true")
+    # useradd(8) keeps the former content of its files under names with a hyphen.
+    return {line for line in found.splitlines() if "__pycache__" not in line and not line.endswith("-")}
+
+
+def main_pid(host: SystemdHost) -> int:
+    return int(host.run("systemctl", "show", "--property=MainPID", "--value", "leasehold-worker"))
+
+
+def counter_pid(host: SystemdHost) -> int:
+    """The process of the counting workload, which runs."""
+    found = json.loads(host.run("leasehold", "get", "workloads", "counter", "-o", "json"))
+    assert found["status"]["state"] == "WORKLOAD_STATE_RUNNING"
+    return int(found["status"]["root_pid"])
+
+
+def is_counting(host: SystemdHost) -> bool:
+    before = host.run("leasehold", "logs", "counter")
+    time.sleep(0.1)
+    return host.run("leasehold", "logs", "counter") != before
+
+
+def wait_for_another(host: SystemdHost, pid: int) -> None:
+    """Waits until systemd has started another worker, and the coordinator has it."""
+    wait_for(lambda: main_pid(host) not in (0, pid), "systemd starts another worker")
+    host.run("systemctl", "start", "leasehold-worker")  # returns once it serves
+    wait_for(lambda: "CONNECTED" in host.run("leasehold", "get", "workers"), "the worker is connected")
+
+
+def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path: Path) -> None:
+    before, users = files(host), host.run("cat", "/etc/passwd", "/etc/group")
+    host.run("leasehold", "install", "coordinator", *LISTEN)
+    assert host.run("leasehold", "whoami") == "local/root: admin\n"
+    ticket = host.run("leasehold", "token", "create", "--worker", "gpu-01")
+    gpus = share(SimulatedHost.create(tmp_path / "gpus", gpus=2, timing=Timing.instant()), tmp_path / "share")
+    variables = "\n".join(f'Environment="{name}={value}"' for name, value in gpus.items())
+    drop_in(host, "leasehold-worker.service", f"[Service]\n{variables}\nWatchdogSec=2\n")
+    host.run("useradd", "--user-group", "alice")
+    install = ("leasehold", "install", "worker", "--join-file", "-", "--run-as", "alice")
+    host.run(*install, text=ticket, env=gpus)
+    assert "gpu-01" in host.run("leasehold", "get", "workers")
+    host.run("leasehold", "run", "--gpus", "1", "--name", "counter", "--", PYTHON, str(COUNTER))
+    pid = counter_pid(host)
+    assert host.run("ps", "-o", "user=", str(pid)).strip() == "alice"
+
+    for end in (("systemctl", "restart", "leasehold-worker"), ("kill", "-KILL"), ("kill", "-STOP")):
+        worker = main_pid(host)
+        host.run(*end, *([str(worker)] if end[0] == "kill" else []))
+        wait_for_another(host, worker)
+        assert counter_pid(host) == pid
+        wait_for(lambda: is_counting(host), "the workload counts on")
+
+    refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
+    assert "processes of workloads run on" in refused
+    assert counter_pid(host) == pid
+    host.run("leasehold", "suspend", "counter")
+    host.run("leasehold", "install", "worker", env=gpus)  # such as after an upgrade
+    host.run("leasehold", "restore", "counter")
+    assert counter_pid(host) == pid
+    host.run("leasehold", "stop", "counter")
+    host.run("leasehold", "uninstall", "worker", "--purge")
+    host.run("leasehold", "uninstall", "coordinator", "--purge")
+    host.run("sh", "-c", "userdel alice; rm -r /etc/systemd/system/leasehold-worker.service.d")
+    assert files(host) - before == set()
+    assert host.run("cat", "/etc/passwd", "/etc/group") == users

@@ -33,7 +33,9 @@ _purge = click.option(
 
 @click.group()
 def install() -> None:
-    """Install a daemon as a service of systemd: its user, settings and unit, and start it.
+    """Install the coordinator or the worker as a service of systemd.
+
+    The steps are the Unix user, the settings, the unit and the start, now and at each boot.
 
     The service runs the program with which it is installed. An installation may be repeated, such as after
     an upgrade: settings and state are kept.
@@ -72,7 +74,9 @@ def install_worker(join_file: str | None, run_as: str | None, user: str | None, 
 @_purge
 @_dry_run
 def uninstall(name: str, user: str | None, purge: bool, dry_run: bool) -> None:
-    """Remove the service of a daemon. Settings, state and the Unix user stay, unless --purge is given.
+    """Remove the service of the coordinator or the worker.
+
+    Settings, state and the Unix user stay, unless --purge is given.
 
     Workloads of a worker run on. With --purge, a worker whose workloads run is kept.
     """

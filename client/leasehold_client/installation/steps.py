@@ -60,9 +60,9 @@ def install_steps(
         text = settings_text(service, chosen)
         steps.append(Step(f"write {service.settings_path}", partial(_write, service.settings_path, text)))
     elif chosen:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise LeaseholdError(
-            f"{service.settings_path} exists, and is kept: leave out {', '.join(f'--{n}' for n in chosen)}, "
-            "and edit the file"
+            f"{service.settings_path} exists, and is kept: leave out {options}, and edit the file"
         )
     if join_token is not None:
         join = partial(_join, service, program, join_token)

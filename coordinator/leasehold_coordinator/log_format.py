@@ -24,16 +24,17 @@ class LogFormatter(logging.Formatter):
         """The line. Line breaks in its message are escaped."""
         if len(record.message) > LINE_LIMIT_CHARACTERS:
             record.message = f"{record.message[:LINE_LIMIT_CHARACTERS]} …"
-        record.message = _printable(record.message)
-        record.context = _printable(getattr(record, "context", ""))
+        record.message = printable(record.message)
+        record.context = printable(getattr(record, "context", ""))
         return super().formatMessage(record)
 
     def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802 - likewise
         """The traceback. Its line breaks are kept."""
-        return "\n".join(map(_printable, super().formatException(ei).split("\n")))
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text with its unprintable characters escaped."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

@@ -1,92 +1,119 @@
-"""The role that each method needs. A method without a row is refused."""
+"""The role that each method needs, and the fields that name resources. A method without a row is refused."""
 
 from typing import Final
 
 from leasehold_coordinator.access.roles import Role
 
-_ROLES: Final[dict[str, dict[str, Role]]] = {
+_ROWS: Final[dict[str, dict[str, tuple[Role, *tuple[str, ...]]]]] = {
     "leasehold.v1.FleetService": {
-        "GetWorker": Role.VIEWER,
-        "ListWorkers": Role.VIEWER,
-        "GetGpu": Role.VIEWER,
-        "ListGpus": Role.VIEWER,
-        "WatchFleet": Role.VIEWER,
-        "Cordon": Role.OPERATOR,
-        "Uncordon": Role.OPERATOR,
-        "ResetGpuHealth": Role.OPERATOR,
-        "DeleteWorker": Role.ADMIN,
+        "GetWorker": (Role.VIEWER, "worker/worker"),
+        "ListWorkers": (Role.VIEWER,),
+        "GetGpu": (Role.VIEWER, "gpu/uuid"),
+        "ListGpus": (Role.VIEWER, "worker/worker"),
+        "WatchFleet": (Role.VIEWER,),
+        "Cordon": (Role.OPERATOR, "worker/worker", "gpu/operation.gpu_uuids"),
+        "Uncordon": (Role.OPERATOR, "worker/worker", "gpu/operation.gpu_uuids"),
+        "ResetGpuHealth": (Role.OPERATOR, "worker/worker", "gpu/operation.gpu_uuids"),
+        "DeleteWorker": (Role.ADMIN, "worker/worker"),
     },
     "leasehold.v1.WorkloadService": {
-        "CreateWorkload": Role.USER,
-        "GetWorkload": Role.VIEWER,
-        "ListWorkloads": Role.VIEWER,
-        "WatchWorkloads": Role.VIEWER,
-        "UpdateWorkload": Role.USER,
-        "DeleteWorkload": Role.USER,
-        "SuspendWorkload": Role.USER,
-        "SuspendWorker": Role.OPERATOR,
-        "RestoreWorkload": Role.USER,
-        "RemapWorkloads": Role.USER,
-        "Plan": Role.USER,
-        "CheckpointWorkload": Role.USER,
-        "ListCheckpoints": Role.USER,
-        "DeleteCheckpoints": Role.USER,
-        "ReleaseHold": Role.USER,
-        "StopWorkload": Role.USER,
-        "AdoptProcess": Role.OPERATOR,
-        "ReleaseWorkload": Role.USER,
-        "ReadWorkloadOutput": Role.USER,
+        "CreateWorkload": (
+            Role.USER,
+            "worker/worker",
+            "hold/hold_id",
+            "checkpoint/checkpoint_id",
+            "workload/preempt",
+            "gpu/gpu_uuids",
+        ),
+        "GetWorkload": (Role.VIEWER, "workload/workload"),
+        "ListWorkloads": (Role.VIEWER, "worker/worker"),
+        "WatchWorkloads": (Role.VIEWER, "workload/workload"),
+        "UpdateWorkload": (Role.USER, "workload/workload.workload_id"),
+        "DeleteWorkload": (Role.USER, "workload/workload"),
+        "SuspendWorkload": (Role.USER, "workload/workload"),
+        "SuspendWorker": (Role.OPERATOR, "worker/worker"),
+        "RestoreWorkload": (
+            Role.USER,
+            "workload/workload",
+            "hold/operation.hold_id",
+            "checkpoint/operation.checkpoint_id",
+            "workload/operation.preempt",
+            "gpu/operation.gpu_uuids",
+        ),
+        "RemapWorkloads": (Role.USER, "workload/operation.moves.workload_id"),
+        "Plan": (
+            Role.USER,
+            "workload/workload",
+            "hold/restore.hold_id",
+            "checkpoint/restore.checkpoint_id",
+            "workload/restore.preempt",
+            "workload/remap.moves.workload_id",
+            "gpu/restore.gpu_uuids",
+        ),
+        "CheckpointWorkload": (Role.USER, "workload/workload"),
+        "ListCheckpoints": (Role.USER, "workload/workload", "worker/worker"),
+        "DeleteCheckpoints": (Role.USER, "worker/worker", "checkpoint/operation.checkpoint_ids"),
+        "ReleaseHold": (Role.USER, "hold/hold_id"),
+        "StopWorkload": (Role.USER, "workload/workload"),
+        "AdoptProcess": (Role.OPERATOR, "worker/worker"),
+        "ReleaseWorkload": (Role.USER, "workload/workload"),
+        "ReadWorkloadOutput": (Role.USER, "workload/workload"),
     },
     "leasehold.v1.CommandService": {
-        "GetCommand": Role.VIEWER,
-        "ListCommands": Role.VIEWER,
-        "WatchCommand": Role.VIEWER,
-        "WatchCommands": Role.VIEWER,
-        "CancelCommand": Role.USER,
+        "GetCommand": (Role.VIEWER, "command/command_id"),
+        "ListCommands": (Role.VIEWER, "workload/workload"),
+        "WatchCommand": (Role.VIEWER, "command/command_id"),
+        "WatchCommands": (Role.VIEWER, "workload/workload", "worker/worker"),
+        "CancelCommand": (Role.USER, "command/command_id"),
     },
     "leasehold.v1.EventService": {
-        "ListEvents": Role.VIEWER,
-        "WatchEvents": Role.VIEWER,
+        "ListEvents": (Role.VIEWER, "workload/workload", "worker/worker"),
+        "WatchEvents": (Role.VIEWER, "workload/workload", "worker/worker"),
     },
     "leasehold.v1.AuditService": {
-        "ListAuditEntries": Role.OPERATOR,
-        "VerifyAudit": Role.OPERATOR,
+        "ListAuditEntries": (Role.OPERATOR,),
+        "VerifyAudit": (Role.OPERATOR,),
     },
     "leasehold.v1.EnrolmentService": {
-        "CreateJoinToken": Role.ADMIN,
-        "ListJoinTokens": Role.ADMIN,
-        "DeleteJoinToken": Role.ADMIN,
-        "UnbindGpu": Role.ADMIN,
+        "CreateJoinToken": (Role.ADMIN, "identity/identity"),
+        "ListJoinTokens": (Role.ADMIN,),
+        "DeleteJoinToken": (Role.ADMIN, "join_token/join_token_id"),
+        "UnbindGpu": (Role.ADMIN, "gpu/gpu_uuid"),
     },
-    "leasehold.v1.RenewalService": {"RenewCertificate": Role.NONE},
+    "leasehold.v1.RenewalService": {"RenewCertificate": (Role.NONE,)},
     "leasehold.v1.CertificateService": {
-        "ListCertificates": Role.ADMIN,
-        "RevokeCertificate": Role.ADMIN,
-        "ListBlocks": Role.ADMIN,
-        "BlockIdentity": Role.ADMIN,
-        "UnblockIdentity": Role.ADMIN,
-        "ListAuthorities": Role.ADMIN,
-        "RotateAuthority": Role.ADMIN,
-        "RetireAuthority": Role.ADMIN,
+        "ListCertificates": (Role.ADMIN,),
+        "RevokeCertificate": (Role.ADMIN, "certificate/serial"),
+        "ListBlocks": (Role.ADMIN,),
+        "BlockIdentity": (Role.ADMIN, "block/identity"),
+        "UnblockIdentity": (Role.ADMIN, "block/identity"),
+        "ListAuthorities": (Role.ADMIN,),
+        "RotateAuthority": (Role.ADMIN,),
+        "RetireAuthority": (Role.ADMIN, "authority/serial"),
     },
     "leasehold.v1.AccessService": {
-        "Grant": Role.ADMIN,
-        "Revoke": Role.ADMIN,
-        "ListBindings": Role.ADMIN,
-        "WhoAmI": Role.NONE,
+        "Grant": (Role.ADMIN, "binding/binding.identity"),
+        "Revoke": (Role.ADMIN, "binding/binding.identity"),
+        "ListBindings": (Role.ADMIN,),
+        "WhoAmI": (Role.NONE,),
     },
     "grpc.health.v1.Health": {
-        "Check": Role.VIEWER,
-        "List": Role.VIEWER,
-        "Watch": Role.VIEWER,
+        "Check": (Role.VIEWER,),
+        "List": (Role.VIEWER,),
+        "Watch": (Role.VIEWER,),
     },
-    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Role.VIEWER},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": (Role.VIEWER,)},
 }
 
 METHODS: Final = {
-    f"/{service}/{method}": role for service, methods in _ROLES.items() for method, role in methods.items()
+    f"/{service}/{method}": row[0] for service, methods in _ROWS.items() for method, row in methods.items()
 }
 """The weakest role that may call a method, by the method's full name."""
+
+NAMES: Final = {
+    f"/{service}/{method}": row[1:] for service, methods in _ROWS.items() for method, row in methods.items()
+}
+"""The fields of a method's request that name resources, each as KIND/PATH, by the method's full name."""
 
 _READING_VERBS: Final = ("Get", "List", "Watch")
 _READING: Final = frozenset(

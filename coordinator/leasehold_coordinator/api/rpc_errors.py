@@ -18,6 +18,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.named_resources import named_resources
 from leasehold_coordinator.api.authorization import Authorization
 from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.api.live_streams import LiveStreams
@@ -31,6 +32,7 @@ from leasehold_coordinator.fleet.callers import (
     CallLimits,
     counted_caller,
     current_caller,
+    current_request,
     host_of,
     note_caller,
     note_request,
@@ -46,6 +48,9 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 CALL_TIMEOUT_S: Final = 35.0
 """How long a unary call may take. The longest wait of one is for a worker's plan, 30 s."""
+
+REFUSED_LIMIT: Final = 256
+"""Most refused calls at once whose requests are read for the audit. Further calls are refused unread."""
 
 LONG_CALLS: Final = (
     "/leasehold.v1.WorkloadService/Plan",
@@ -107,6 +112,7 @@ class Border(grpc.aio.ServerInterceptor):
         )
         """Calls, lists and streams of clients under way: those of others, and those of the coordinator's own
         user and of root, who must be able to act during a flood."""
+        self._refused = CallLimits(REFUSED_LIMIT)
         self._handlers: dict[str, Handler] = {}
         """Wrapped handlers by method. A cache of the methods that were called."""
 
@@ -167,7 +173,13 @@ class Border(grpc.aio.ServerInterceptor):
                     return await work(requests, context)
             except FleetError as error:
                 address = host_of(context.peer())
-                self._audit.note(error, method, address, caller=acting or current_caller())
+                resources: tuple[str, ...] = ()
+                try:
+                    if not handler.request_streaming:
+                        resources = await self._named(error, method, context)
+                finally:  # also if the caller has gone
+                    refused = acting or current_caller()
+                    self._audit.note(error, method, address, caller=refused, resources=resources)
                 if current_caller() is None:
                     error = self._bounded(error, address)
                 await self._bounds.hold(error, counted_caller() or address)
@@ -191,6 +203,25 @@ class Border(grpc.aio.ServerInterceptor):
             request_deserializer=parse,
             response_serializer=handler.response_serializer,
         )
+
+    async def _named(self, error: FleetError, method: str, context: Context) -> tuple[str, ...]:
+        """The resources that a refused call names, for the audit.
+
+        A refusal by the role comes before the request, which is then read here. Its bytes count for the
+        identity that called, and not for a user for whom that identity wants to act. No resources are named
+        if the request does not arrive or can't be parsed, or if too many refused calls are under way.
+        """
+        known = current_request()
+        if known is not None:
+            return named_resources(*known)
+        if error.reason != errors_pb2.ERROR_REASON_NOT_PERMITTED:
+            return ()
+        try:
+            with self._refused.entered(counted_caller()):
+                request = await _receive(context, self._bounds)
+        except (FleetError, grpc.aio.BaseError):
+            return ()
+        return named_resources(method, request) if isinstance(request, Message) else ()
 
     def _check_again(self, method: str) -> None:
         """Refuses a caller that lost the permission, or was blocked, before its request arrived.
@@ -260,9 +291,9 @@ def _one_request(
 
     async def work(_: object, context: Context) -> object:
         request = await _read(context, bounds)
-        check_again(method)
         if isinstance(request, Message):
-            note_request(method, request)
+            note_request(method, request)  # a refusal names its resources
+        check_again(method)
         responses = respond(request, context)
         if not handler.response_streaming:
             return await responses  # gRPC sends it together with the status
@@ -296,6 +327,18 @@ async def _read(context: Context, bounds: CallerBounds) -> object:
     Raises:
         FleetError: INVALID_ARGUMENT, the request is late or malformed.
     """
+    request = await _receive(context, bounds)
+    if isinstance(request, Message) and (problem := find_problem(request)):
+        raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
+    return request
+
+
+async def _receive(context: Context, bounds: CallerBounds) -> object:
+    """The request of a call, whose values may be invalid.
+
+    Raises:
+        FleetError: INVALID_ARGUMENT, the request is late or can't be parsed.
+    """
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             received: object = await context.read()
@@ -307,8 +350,6 @@ async def _read(context: Context, bounds: CallerBounds) -> object:
     request = received.request
     if request is None:
         raise invalid("request", "the request can't be parsed: send the request message of this method")
-    if isinstance(request, Message) and (problem := find_problem(request)):
-        raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
     return request
 
 

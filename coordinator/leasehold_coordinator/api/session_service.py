@@ -172,8 +172,8 @@ class SessionService(SessionServiceServicer):
         """Counts a refusal for the audit. The resource is the worker that the hello names."""
         address = host_of(context.peer())
         caller = Caller(identity, address) if identity is not None else None
-        resource = f"worker/{session.hello.name}" if session is not None else ""
-        self._fleet.audit.note(error, CONNECT, address, caller=caller, resource=resource)
+        resources = [f"worker/{session.hello.name}"] if session is not None else []
+        self._fleet.audit.note(error, CONNECT, address, caller=caller, resources=resources)
 
     def _check(self, hello: Hello) -> None:
         theirs = hello.protocol_version

@@ -91,7 +91,7 @@ class Enrolment:
         """
         wait_s = self._failures.wait_s(address, time.monotonic())
         if wait_s and self._find(request.secret) is None:  # hosts behind one address keep out nobody
-            self._fleet.audit.note(_refusal(), JOIN, address, resource=request.identity)
+            self._fleet.audit.note(_refusal(), JOIN, address, resources=[request.identity])
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
                 f"too many joins from this address failed: try again in {wait_s:.0f} s",
@@ -100,7 +100,7 @@ class Enrolment:
         try:
             identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
         except FleetError as error:
-            self._fleet.audit.note(error, JOIN, address, resource=request.identity)
+            self._fleet.audit.note(error, JOIN, address, resources=[request.identity])
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
                 if self._fleet.refusals.may_tell_host(address):

@@ -3,12 +3,13 @@
 Anybody who reaches a listener can be counted a thousand times per second. So the first refusal of a caller by
 a method becomes an entry at the next tick, and all such refusals of the next minute become the next entry.
 Memory, and the number of entries over time, have bounds. Refusals of further callers count as those of one,
-and those by further methods as those by one.
+and those by further methods as those by one. An entry names the first resources of its minute.
 """
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, final
 
@@ -18,6 +19,7 @@ from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.core.allowance import Allowance
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.log_format import printable
 from leasehold_coordinator.storage.rows import AuditRow
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import now_timestamp
@@ -56,7 +58,13 @@ ENTRY_BURST: Final = 256
 """Most entries, in the long run and at once, with and without an identity: 2 GB each in 400 days."""
 
 TEXT_LIMIT: Final = 256
-"""Most characters of a message, a method or a resource, which callers may choose."""
+"""Most characters of a message, a method or the resources of an entry, which callers may choose."""
+
+RESOURCE_LIMIT: Final = 8
+"""Most resources of an entry. An entry with more of them ends with :data:`MORE`."""
+
+MORE: Final = "…"
+"""Stands for the resources of an entry above a limit."""
 
 
 @dataclass(slots=True)
@@ -67,11 +75,19 @@ class _Counted:
         entry: The entry of the next write, without the count.
         count: Their number.
         due_s: When the entry is due, by the monotonic clock.
+        resources: The first of its resources, each once.
     """
 
     entry: AuditEntry
     count: int
     due_s: float
+    resources: dict[str, None] = field(default_factory=dict)
+
+    def add_resources(self, resources: Iterable[str]) -> None:
+        """Adds resources, up to one more than the limit. That one shows that there were more."""
+        for resource in resources:
+            if resource not in self.resources and len(self.resources) <= RESOURCE_LIMIT:
+                self.resources[resource] = None
 
 
 def _entry_allowance() -> Allowance:
@@ -100,7 +116,7 @@ class AuditRefusals:
         address: str,
         *,
         caller: Caller | None = None,
-        resource: str = "",
+        resources: Iterable[str] = (),
     ) -> None:
         """Counts a refusal, if its reason is one of :data:`REASONS`. Never waits.
 
@@ -109,7 +125,7 @@ class AuditRefusals:
             method: Full name of the method.
             address: The host of the caller.
             caller: The caller. None: the caller proved no identity.
-            resource: What the caller named, as KIND/ID.
+            resources: What the caller named, as KIND/NAME each.
         """
         if error.reason not in REASONS:
             return
@@ -118,12 +134,12 @@ class AuditRefusals:
                 identity=str(caller.identity) if caller is not None else "",
                 on_behalf_of=str(caller.on_behalf_of or "") if caller is not None else "",
                 address=address,
-                method=method[:TEXT_LIMIT],
-                resource=resource[:TEXT_LIMIT],
+                method=_text(method),
                 outcome=audit_pb2.AUDIT_OUTCOME_REFUSED,
                 reason=error.reason,
-                message=error.message[:TEXT_LIMIT],
-            )
+                message=_text(error.message),
+            ),
+            (_text(resource).replace(",", "\\x2c") for resource in resources),  # a comma ends a resource
         )
 
     def note_login(self, caller: Caller) -> None:
@@ -137,7 +153,7 @@ class AuditRefusals:
             )
         )
 
-    def _count(self, entry: AuditEntry) -> None:
+    def _count(self, entry: AuditEntry, resources: Iterable[str] = ()) -> None:
         """Counts something. The first of its kind gives the entry."""
         key = (entry.identity, entry.address, entry.outcome)
         alike = sum(bool(identity) == bool(entry.identity) for identity, _, _ in self._callers)
@@ -146,12 +162,13 @@ class AuditRefusals:
             entry.identity, entry.address, entry.on_behalf_of = "", OTHERS, ""
         methods = self._callers.setdefault(key, {})
         if (entry.method, entry.on_behalf_of) not in methods and len(methods) >= METHOD_LIMIT:
-            entry.method, entry.resource, entry.on_behalf_of = OTHER_METHODS, "", ""
+            entry.method, entry.on_behalf_of = OTHER_METHODS, ""
         counted = methods.setdefault((entry.method, entry.on_behalf_of), _Counted(AuditEntry(), 0, 0.0))
         if not counted.count:
             entry.time.CopyFrom(now_timestamp())
             counted.entry = entry
         counted.count += 1
+        counted.add_resources(resources)
 
     async def flush(self, *, is_last: bool = False) -> None:
         """Stores the entries that are due.
@@ -163,22 +180,24 @@ class AuditRefusals:
             FleetError: STORAGE_UNAVAILABLE. The next flush tries again.
         """
         now = time.monotonic()
-        due: list[tuple[_Counted, int]] = []
+        due: list[tuple[_Counted, int, dict[str, None]]] = []
         rows: list[AuditRow] = []
         self._forget_idle(now)
         for has_identity, counted in self._waiting(math.inf if is_last else now):
             if is_last or self._allowances[has_identity].take(1, now) == 0:
-                counted.entry.count = counted.count
+                counted.entry.count, counted.entry.resource = counted.count, _joined(counted.resources)
                 rows.append(AuditRow(counted.entry))
-                due.append((counted, counted.count))
-                counted.count, counted.due_s = 0, now + PERIOD_S
+                due.append((counted, counted.count, counted.resources))
+                counted.count, counted.due_s, counted.resources = 0, now + PERIOD_S, {}
         if not rows:
             return
         try:
             await self._store.write(*rows)
         except FleetError:
-            for (counted, count), row in zip(due, rows, strict=True):
+            for (counted, count, resources), row in zip(due, rows, strict=True):
                 counted.entry, counted.count, counted.due_s = row.entry, counted.count + count, 0.0
+                later, counted.resources = counted.resources, resources
+                counted.add_resources(later)
             raise
 
     def _forget_idle(self, now: float) -> None:
@@ -200,3 +219,19 @@ class AuditRefusals:
             due = (one for one in methods.values() if one.count and one.due_s <= until)
             waiting += ((place, bool(identity), counted) for place, counted in enumerate(due))
         return [(has_identity, counted) for _, has_identity, counted in sorted(waiting, key=itemgetter(0))]
+
+
+def _text(text: str) -> str:
+    """A text of a caller, cut and without control characters."""
+    return printable(text[:TEXT_LIMIT])[:TEXT_LIMIT]
+
+
+def _joined(resources: Iterable[str]) -> str:
+    """Resources as one text within its limit, whole each. The first resource is cut if it is longer."""
+    joined = ""
+    for place, resource in enumerate(resources):
+        longer = f"{joined}, {resource}" if joined else resource[:TEXT_LIMIT]
+        if place == RESOURCE_LIMIT or (joined and len(longer) + len(MORE) + 2 > TEXT_LIMIT):
+            return f"{joined}, {MORE}"
+        joined = longer
+    return joined

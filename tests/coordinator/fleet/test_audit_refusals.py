@@ -14,8 +14,10 @@ from leasehold_coordinator.fleet.audit_refusals import (
     CALLER_LIMIT,
     ENTRY_BURST,
     METHOD_LIMIT,
+    MORE,
     OTHER_METHODS,
     OTHERS,
+    RESOURCE_LIMIT,
     AuditRefusals,
 )
 from leasehold_coordinator.storage.store import Store
@@ -130,21 +132,22 @@ def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: 
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
-def test_a_full_disk_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_no_count_and_no_resource(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(store: Store) -> None:
         refusals = AuditRefusals(store)
 
         async def fail(*rows: object) -> None:
-            refusals.note(REFUSAL, METHOD, HOST)  # while the disk is slow
+            refusals.note(REFUSAL, METHOD, HOST, resources=["worker/late"])  # while the disk is slow
             raise FULL
 
-        refusals.note(REFUSAL, METHOD, HOST)
+        refusals.note(REFUSAL, METHOD, HOST, resources=["worker/early"])
         with monkeypatch.context() as patched:
             patched.setattr(store, "write", fail)
             with pytest.raises(FleetError):
                 await refusals.flush()
         await refusals.flush()
-        assert [entry.count for entry in await listed(store)] == [2]
+        (entry,) = await listed(store)
+        assert (entry.count, entry.resource) == (2, "worker/early, worker/late")
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -152,11 +155,57 @@ def test_a_full_disk_loses_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_texts_of_callers_are_cut(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         refusals = AuditRefusals(store)
-        refusals.note(REFUSAL, "/" * 100_000, HOST, resource="x" * 100_000)
+        refusals.note(REFUSAL, "/" * 100_000, HOST, resources=["x" * 100_000])
         await refusals.flush()
         (entry,) = await listed(store)
         assert entry.ByteSize() < 1_000
         assert len(entry.method) == len(entry.resource) == audit_refusals.TEXT_LIMIT
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_an_entry_names_the_first_resources_of_its_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+
+        def note(*resources: str) -> None:
+            refusals.note(REFUSAL, METHOD, HOST, resources=resources)
+
+        note("worker/a", "worker/b")
+        note("worker/a")
+        note()
+        await refusals.flush()
+        clock.served_s += 61
+        for number in range(1000):
+            note(f"worker/{number}")
+        await refusals.flush()
+        clock.served_s += 61
+        for number in range(3):
+            note(f"worker/{number}{'x' * 100}")
+        await refusals.flush()
+        first, many, long = await listed(store)
+        assert (first.resource, first.count) == ("worker/a, worker/b", 3)
+        assert many.resource == ", ".join([*(f"worker/{number}" for number in range(RESOURCE_LIMIT)), MORE])
+        assert many.count == 1000
+        assert long.resource == f"worker/0{'x' * 100}, worker/1{'x' * 100}, {MORE}"
+        assert len(long.resource) <= audit_refusals.TEXT_LIMIT
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_resources_have_no_control_characters_and_no_commas(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        error = FleetError(errors_pb2.ERROR_REASON_NOT_PERMITTED, "no\x1b[2J")
+        refusals.note(error, METHOD, HOST, resources=["worker/a\n\x1b[2J, worker/b", "\u202e" * 256])
+        await refusals.flush()
+        (entry,) = await listed(store)
+        assert entry.resource == f"worker/a\\n\\x1b[2J\\x2c worker/b, {MORE}"
+        assert entry.message == "no\\x1b[2J"
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

@@ -78,7 +78,9 @@ class AuditEntry(_message.Message):
     method: _builtins.str
     """The full name of the method, such as "/leasehold.v1.WorkloadService/StopWorkload"."""
     resource: _builtins.str
-    """What was changed, as KIND/ID, such as "workload/w-0a1b2c3d4e5f" or "worker/w1". Empty: nothing that has an id."""
+    """What was changed, as KIND/ID, such as "workload/w-0a1b2c3d4e5f" or "worker/w1". Of refusals: what the requests
+    named, as KIND/ID or KIND/NAME, the first eight. "…" stands for further ones. Empty: nothing that has an id.
+    """
     arguments: _builtins.str
     """The request as JSON without secrets, the first 4 KiB at most. Empty for refusals."""
     arguments_digest: _builtins.bytes

@@ -35,6 +35,7 @@ class FleetError(Exception):
         message: One sentence for a person: the value, the rule and the remedy.
         metadata: Facts for programs.
         retry_after_s: Delay after which the unchanged request may succeed. None: somebody must act first.
+        audited: The refusal in the audit, if the caller must not learn it. None: this refusal.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FleetError(Exception):
         self.reason = reason
         self.metadata = _fitting(metadata)
         self.retry_after_s = retry_after_s or RETRY_AFTER_S.get(reason)
+        self.audited: FleetError | None = None
 
     @classmethod
     def from_proto(cls, error: errors_pb2.Error) -> "FleetError":

@@ -16,7 +16,7 @@ from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import NAMED_LIMIT, FleetReader
-from leasehold_coordinator.fleet.permissions import is_operator, is_own, require_own
+from leasehold_coordinator.fleet.permissions import disguised, is_operator, is_own, require_own
 from leasehold_coordinator.lists import list_fields
 from leasehold_coordinator.lists.filters import matches
 from leasehold_coordinator.lists.pages import page_within
@@ -105,16 +105,20 @@ def _holders(fleet: FleetReader, listed: Listed, checkpoint_id: str) -> set[str]
     """Ids of the workers that have a checkpoint of the caller."""
     found = [one for one in listed.checkpoints if one.checkpoint_id == checkpoint_id]
     holders = {one.worker_id for one in found}
-    if not holders or not all(is_own(one.owner) for one in found):
+    others = [one.owner for one in found if not is_own(one.owner)]
+    if not holders or others:
         silent = [_name(fleet, worker_id) for worker_id in listed.unreachable]
         more = f" and {len(silent) - NAMED_LIMIT} more" if len(silent) > NAMED_LIMIT else ""
         unasked = f" ({', '.join(silent[:NAMED_LIMIT])}{more} could not be asked)" if silent else ""
-        raise FleetError(
+        unknown = FleetError(
             errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT,
             f"no worker in contact has the checkpoint {checkpoint_id!r}{unasked}: "
             "`leasehold get checkpoints` lists them",
             field="checkpoint_id",
         )
+        if others:
+            raise disguised(unknown, f"checkpoint {checkpoint_id} belongs to {others[0] or 'nobody'}")
+        raise unknown
     return holders
 
 

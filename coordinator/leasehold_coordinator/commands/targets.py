@@ -12,7 +12,13 @@ from leasehold_coordinator.core.operation_rules import check_operation, check_st
 from leasehold_coordinator.core.owner_views import acting
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
-from leasehold_coordinator.fleet.permissions import is_operator, is_own, require_own, require_preemptible
+from leasehold_coordinator.fleet.permissions import (
+    disguised,
+    is_operator,
+    is_own,
+    require_own,
+    require_preemptible,
+)
 
 
 @final
@@ -123,10 +129,13 @@ async def find_hold_worker(fleet: FleetReader, hold_id: str) -> str:
     """
     command = await fleet.find_command(hold_id)
     is_hold = command is not None and command.operation.suspend.HasField("hold_for")
-    if command is None or not is_hold or not is_own(acting(command)):
-        raise FleetError(
-            errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
-            f"there is no hold {hold_id!r}: give the hold_id of the result of a suspend with hold_for",
-            field="hold_id",
-        )
+    unknown = FleetError(
+        errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
+        f"there is no hold {hold_id!r}: give the hold_id of the result of a suspend with hold_for",
+        field="hold_id",
+    )
+    if command is None or not is_hold:
+        raise unknown
+    if not is_own(acting(command)):
+        raise disguised(unknown, f"hold {hold_id} belongs to {acting(command)}")
     return command.worker_id

@@ -121,12 +121,13 @@ class AuditRefusals:
         """Counts a refusal, if its reason is one of :data:`REASONS`. Never waits.
 
         Args:
-            error: The refusal.
+            error: The refusal. Its ``audited`` goes first.
             method: Full name of the method.
             address: The host of the caller.
             caller: The caller. None: the caller proved no identity.
             resources: What the caller named, as KIND/NAME each.
         """
+        error = error.audited or error
         if error.reason not in REASONS:
             return
         self._count(

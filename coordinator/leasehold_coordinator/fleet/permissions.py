@@ -69,6 +69,17 @@ def require_cancellable(command: Command) -> None:
     raise _refusal(f"command {command.command_id} belongs to others")
 
 
+def disguised(unknown: FleetError, what: str) -> FleetError:
+    """The refusal to act on an object of others whose existence the caller must not learn.
+
+    Args:
+        unknown: The answer to the caller, as for an object that does not exist.
+        what: What belongs to whom, for the audit.
+    """
+    unknown.audited = _refusal(what)
+    return unknown
+
+
 def _refusal(what: str) -> FleetError:
     caller = require_caller()
     return FleetError(

@@ -1,27 +1,42 @@
 """Refused calls in the audit: each names its caller and the resource that it named."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from threading import Event
+from typing import cast
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
 from leasehold.v1.audit_pb2 import AuditEntry
+from leasehold.v1.checkpoint_pb2 import Checkpoint
+from leasehold.v1.errors_pb2 import ERROR_REASON_NOT_PERMITTED
 from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.v1.operation_pb2 import DeleteCheckpointsOperation, RestoreOperation, SuspendOperation
 from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadRequest,
+    DeleteCheckpointsRequest,
     ReadWorkloadOutputRequest,
+    ReleaseHoldRequest,
+    RestoreWorkloadRequest,
     StopWorkloadRequest,
     WatchWorkloadsRequest,
 )
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
+from leasehold.worker.v1.session_pb2 import CheckpointAnswer
 from leasehold_coordinator.access.roles import Role
 
-from tests.coordinator.api.test_command_service import refusal, start
+from tests.coordinator.api.test_command_service import SPEC, refusal, start, suspend
 from tests.coordinator.api.test_roles import grant
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker
 from tests.coordinator.stories.test_audit import entries
 from tests.coordinator.stories.test_lifecycle import until
+from tests.coordinator.stories.test_owners import OWN
 from tests.coordinator.unix_users import ANN, channel_as, identity, needs_root
 
 pytestmark = needs_root
@@ -77,6 +92,82 @@ def test_a_refusal_by_ownership_names_the_resource(
     assert refusal(lambda: list(workloads.ReadWorkloadOutput(asked)))[1] == "NOT_PERMITTED"
     for method in ("StopWorkload", "ReadWorkloadOutput"):
         assert refused(coordinator, method).resource == "workload/one"
+
+
+def test_holds_of_others_are_unknown_to_the_caller_and_named_in_the_audit(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, ann: grpc.Channel
+) -> None:
+    start(coordinator, worker)
+    hold_id = suspend(coordinator, operation=SuspendOperation(hold_for=Duration(seconds=60))).command_id
+    grant(coordinator, ANN, Role.USER)
+    workloads = WorkloadServiceStub(ann)
+    own = workloads.CreateWorkload(CreateWorkloadRequest(name="own", spec=SPEC)).workload.workload_id
+    calls: dict[str, Callable[[str], object]] = {
+        "CreateWorkload": lambda hold: workloads.CreateWorkload(
+            CreateWorkloadRequest(spec=SPEC, hold_id=hold)
+        ),
+        "RestoreWorkload": lambda hold: workloads.RestoreWorkload(
+            RestoreWorkloadRequest(workload=own, operation=RestoreOperation(hold_id=hold))
+        ),
+        "ReleaseHold": lambda hold: workloads.ReleaseHold(ReleaseHoldRequest(hold_id=hold)),
+    }
+    for method, call in calls.items():
+        answers = []
+        for asked in ("c-none", hold_id):
+            with pytest.raises(grpc.RpcError) as error:
+                call(asked)
+            answers.append(str(status_of(error.value)).replace(asked, ""))
+        assert "UNKNOWN_HOLD" in answers[0]
+        assert answers[0] == answers[1], "nothing is learnt"
+        entry = refused(coordinator, method)
+        assert f"hold/{hold_id}" in entry.resource.split(", ")
+        assert entry.reason == ERROR_REASON_NOT_PERMITTED
+        assert entry.message.startswith(f"hold {hold_id} belongs to {OWN}, and ")
+
+
+def test_checkpoints_of_others_are_unknown_to_the_caller_and_named_in_the_audit(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, ann: grpc.Channel
+) -> None:
+    workload = start(coordinator, worker)
+    grant(coordinator, ANN, Role.USER)
+    workloads = WorkloadServiceStub(ann)
+    own = workloads.CreateWorkload(CreateWorkloadRequest(name="own", spec=SPEC)).workload.workload_id
+    found = CheckpointAnswer(checkpoints=[Checkpoint(checkpoint_id="k-1", workload_id=workload.workload_id)])
+    calls: dict[str, Callable[[str], object]] = {
+        "CreateWorkload": lambda checkpoint: workloads.CreateWorkload(
+            CreateWorkloadRequest(spec=SPEC, checkpoint_id=checkpoint)
+        ),
+        "RestoreWorkload": lambda checkpoint: workloads.RestoreWorkload(
+            RestoreWorkloadRequest(workload=own, operation=RestoreOperation(checkpoint_id=checkpoint))
+        ),
+        "DeleteCheckpoints": lambda checkpoint: workloads.DeleteCheckpoints(
+            DeleteCheckpointsRequest(
+                worker="alpha", operation=DeleteCheckpointsOperation(checkpoint_ids=[checkpoint])
+            )
+        ),
+    }
+    answered = count()
+    with ThreadPoolExecutor(1) as threads:
+        for method, call in calls.items():
+            answers = []
+            for asked in ("k-none", "k-1"):
+                made = threads.submit(call, asked)
+                worker.answer_checkpoints(found, next(answered))
+                error = made.exception(20)
+                assert isinstance(error, grpc.RpcError)
+                answers.append(str(status_of(error)).replace(asked, ""))
+            assert "UNKNOWN_CHECKPOINT" in answers[0]
+            assert answers[0] == answers[1], "nothing is learnt"
+            entry = refused(coordinator, method)
+            assert "checkpoint/k-1" in entry.resource.split(", ")
+            assert entry.message.startswith(f"checkpoint k-1 belongs to {OWN}, and ")
+
+
+def status_of(error: grpc.RpcError) -> Status:
+    """All that the caller of a refused call gets."""
+    status = rpc_status.from_call(cast("grpc.Call", error))
+    assert status is not None
+    return status
 
 
 def test_a_malformed_request_names_nothing(coordinator: CoordinatorProcess, ann: grpc.Channel) -> None:

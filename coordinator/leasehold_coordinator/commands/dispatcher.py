@@ -18,7 +18,7 @@ from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_term
 from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.audit_entries import command_rows
+from leasehold_coordinator.fleet.audit_entries import command_rows, refused_command_rows
 from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
 from leasehold_coordinator.fleet.callers import counted_caller, current_caller
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -221,8 +221,9 @@ class Dispatcher:
             return
         workloads = news(self._fleet.reader, update.workloads, over, session)
         effects = self._effects(session, update)
-        if any(isinstance(effect, Store) for effect in effects):
-            await self._carry_out(effects, workloads=workloads)  # one write for an outcome and its workloads
+        ends = [effect.after.command for effect in effects if isinstance(effect, Store)]
+        if ends:  # one write for an outcome, its workloads and its row of the audit
+            await self._carry_out(effects, refused_command_rows(ends[0]), workloads)
         else:
             await self._fleet.save_workloads(workloads)
             await self._carry_out(effects)

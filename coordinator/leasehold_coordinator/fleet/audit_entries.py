@@ -1,11 +1,11 @@
-"""The entry of the audit for a change: who asked for what. It is stored in the transaction of the change."""
+"""The entries of the audit that are stored in the transaction of a change or of the end of a command."""
 
 from hashlib import sha256
 from typing import Final
 
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
-from leasehold.v1 import audit_pb2
+from leasehold.v1 import audit_pb2, errors_pb2
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.enrolment_service_pb2 import JoinRequest
@@ -16,6 +16,7 @@ from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.core.redaction import without_secrets
 from leasehold_coordinator.fleet.callers import current_caller, current_request
+from leasehold_coordinator.log_format import printable
 from leasehold_coordinator.storage.rows import AuditRow
 from leasehold_coordinator.timestamps import now_timestamp
 
@@ -25,8 +26,11 @@ ARGUMENTS_LIMIT_BYTES: Final = 4_096
 CONNECT: Final = "/leasehold.worker.v1.SessionService/Connect"
 """The method of the sessions of workers."""
 
-RESOURCE_LIMIT: Final = 256
-"""Most characters of a resource, such as of the workloads of a large remap."""
+TEXT_LIMIT: Final = 256
+"""Most characters of a message, a method or a resource, such as of the workloads of a large remap."""
+
+WORKER_REFUSALS: Final = frozenset({errors_pb2.ERROR_REASON_NOT_PERMITTED})
+"""Reasons of workers that refuse a command because its owner lacks a right on their hosts."""
 
 
 def change_rows(resource: str, command_id: str = "") -> tuple[AuditRow, ...]:
@@ -63,7 +67,7 @@ def call_rows(
         address=caller.address,
         on_behalf_of=str(caller.on_behalf_of or ""),
         method=method,
-        resource=resource[:RESOURCE_LIMIT],
+        resource=resource[:TEXT_LIMIT],
         outcome=audit_pb2.AUDIT_OUTCOME_ALLOWED,
         count=1,
         command_id=command_id,
@@ -74,8 +78,49 @@ def call_rows(
 
 def command_rows(command: Command) -> tuple[AuditRow, ...]:
     """The row of a call that creates or cancels a command, as of :func:`change_rows`."""
+    return change_rows(_resource(command), command.command_id)
+
+
+def refused_command_rows(command: Command) -> tuple[AuditRow, ...]:
+    """The row of a command that its worker refused for one of :data:`WORKER_REFUSALS`.
+
+    Write it in the transaction of the command's end. The row has no address and no arguments: the row of the
+    command's creation has them, with the same command id.
+
+    Args:
+        command: The command as it ended.
+
+    Returns:
+        One row. None if the command had another outcome.
+    """
+    error = command.error
+    if error.reason not in WORKER_REFUSALS:
+        return ()
+    worker = f"worker/{command.worker_id}"
+    entry = AuditEntry(
+        time=now_timestamp(),
+        identity=command.actor,
+        on_behalf_of=command.on_behalf_of,
+        method=CONNECT,
+        resource=", ".join(dict.fromkeys((worker, _resource(command))))[:TEXT_LIMIT],
+        outcome=audit_pb2.AUDIT_OUTCOME_REFUSED,
+        reason=error.reason,
+        message=audited_text(error.message),
+        count=1,
+        command_id=command.command_id,
+    )
+    return (AuditRow(entry),)
+
+
+def _resource(command: Command) -> str:
+    """The workloads of a command, or its worker if it has none."""
     workloads = ", ".join(f"workload/{workload_id}" for workload_id in workload_ids(command))
-    return change_rows(workloads or f"worker/{command.worker_id}", command.command_id)
+    return workloads or f"worker/{command.worker_id}"
+
+
+def audited_text(text: str) -> str:
+    """A text of a peer, cut and without control characters."""
+    return printable(text[:TEXT_LIMIT])[:TEXT_LIMIT]
 
 
 def binding_rows(binding: WorkerBinding, address: str) -> tuple[AuditRow]:

@@ -19,7 +19,7 @@ from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.core.allowance import Allowance
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.log_format import printable
+from leasehold_coordinator.fleet.audit_entries import TEXT_LIMIT, audited_text
 from leasehold_coordinator.storage.rows import AuditRow
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import now_timestamp
@@ -56,9 +56,6 @@ OTHER_METHODS: Final = "(other methods)"
 ENTRIES_PER_S: Final = 8 / 60
 ENTRY_BURST: Final = 256
 """Most entries, in the long run and at once, with and without an identity: 2 GB each in 400 days."""
-
-TEXT_LIMIT: Final = 256
-"""Most characters of a message, a method or the resources of an entry, which callers may choose."""
 
 RESOURCE_LIMIT: Final = 8
 """Most resources of an entry. An entry with more of them ends with :data:`MORE`."""
@@ -135,12 +132,14 @@ class AuditRefusals:
                 identity=str(caller.identity) if caller is not None else "",
                 on_behalf_of=str(caller.on_behalf_of or "") if caller is not None else "",
                 address=address,
-                method=_text(method),
+                method=audited_text(method),
                 outcome=audit_pb2.AUDIT_OUTCOME_REFUSED,
                 reason=error.reason,
-                message=_text(error.message),
+                message=audited_text(error.message),
             ),
-            (_text(resource).replace(",", "\\x2c") for resource in resources),  # a comma ends a resource
+            (
+                audited_text(resource).replace(",", "\\x2c") for resource in resources
+            ),  # a comma ends a resource
         )
 
     def note_login(self, caller: Caller) -> None:
@@ -220,11 +219,6 @@ class AuditRefusals:
             due = (one for one in methods.values() if one.count and one.due_s <= until)
             waiting += ((place, bool(identity), counted) for place, counted in enumerate(due))
         return [(has_identity, counted) for _, has_identity, counted in sorted(waiting, key=itemgetter(0))]
-
-
-def _text(text: str) -> str:
-    """A text of a caller, cut and without control characters."""
-    return printable(text[:TEXT_LIMIT])[:TEXT_LIMIT]
 
 
 def _joined(resources: Iterable[str]) -> str:

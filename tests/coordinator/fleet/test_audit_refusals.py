@@ -10,6 +10,7 @@ from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import audit_refusals
+from leasehold_coordinator.fleet.audit_entries import TEXT_LIMIT
 from leasehold_coordinator.fleet.audit_refusals import (
     CALLER_LIMIT,
     ENTRY_BURST,
@@ -159,7 +160,7 @@ def test_texts_of_callers_are_cut(tmp_path: Path) -> None:
         await refusals.flush()
         (entry,) = await listed(store)
         assert entry.ByteSize() < 1_000
-        assert len(entry.method) == len(entry.resource) == audit_refusals.TEXT_LIMIT
+        assert len(entry.method) == len(entry.resource) == TEXT_LIMIT
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -192,7 +193,7 @@ def test_an_entry_names_the_first_resources_of_its_minute(
         assert many.resource == ", ".join([*(f"worker/{number}" for number in range(RESOURCE_LIMIT)), MORE])
         assert many.count == 1000
         assert long.resource == f"worker/0{'x' * 100}, worker/1{'x' * 100}, {MORE}"
-        assert len(long.resource) <= audit_refusals.TEXT_LIMIT
+        assert len(long.resource) <= TEXT_LIMIT
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

@@ -220,12 +220,13 @@ class Dispatcher:
         if not self._fleet.reader.is_current(session):  # the worker reports again in its next session
             return
         workloads = news(self._fleet.reader, update.workloads, over, session)
+        rows = self._fleet.report_rows(workloads, over, session)
         effects = self._effects(session, update)
         ends = [effect.after.command for effect in effects if isinstance(effect, Store)]
-        if ends:  # one write for an outcome, its workloads and its row of the audit
-            await self._carry_out(effects, refused_command_rows(ends[0]), workloads)
+        if ends:  # one write for an outcome, its workloads and the audit
+            await self._carry_out(effects, [*rows, *refused_command_rows(ends[0])], workloads)
         else:
-            await self._fleet.save_workloads(workloads)
+            await self._fleet.save_workloads(workloads, rows=rows)
             await self._carry_out(effects)
         if is_terminal(update.state):
             await self._advance(worker_id)

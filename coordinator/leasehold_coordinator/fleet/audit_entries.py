@@ -1,20 +1,23 @@
-"""The entries of the audit that are stored in the transaction of a change or of the end of a command."""
+"""The entries of the audit that are stored in the transaction of a change, a report or a command's end."""
 
 from hashlib import sha256
 from typing import Final
 
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
-from leasehold.v1 import audit_pb2, errors_pb2
+from leasehold.v1 import audit_pb2, errors_pb2, workload_pb2
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.enrolment_service_pb2 import JoinRequest
+from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.core.operation_rules import workload_ids
 from leasehold_coordinator.core.redaction import without_secrets
+from leasehold_coordinator.core.workload_reports import is_of_host, is_presumed
+from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.fleet.callers import current_caller, current_request
 from leasehold_coordinator.log_format import printable
 from leasehold_coordinator.storage.rows import AuditRow
@@ -31,6 +34,15 @@ TEXT_LIMIT: Final = 256
 
 WORKER_REFUSALS: Final = frozenset({errors_pb2.ERROR_REASON_NOT_PERMITTED})
 """Reasons of workers that refuse a command because its owner lacks a right on their hosts."""
+
+HOST_END: Final = "host/end"
+"""The method of the end of a workload of a worker's host, which is no call."""
+
+_ORIGINS: Final = {
+    workload_pb2.WORKLOAD_ORIGIN_EXEC: "exec",
+    workload_pb2.WORKLOAD_ORIGIN_CLAIM: "claim",
+}
+"""Origins of workloads that local users register. Others are of commands that the store does not know."""
 
 
 def change_rows(resource: str, command_id: str = "") -> tuple[AuditRow, ...]:
@@ -110,6 +122,42 @@ def refused_command_rows(command: Command) -> tuple[AuditRow, ...]:
         command_id=command.command_id,
     )
     return (AuditRow(entry),)
+
+
+def host_rows(workload: Workload, address: str, *, is_new: bool) -> tuple[AuditRow, ...]:
+    """The rows of a workload of its worker's host: of its registration, and of its end.
+
+    Write them in the transaction of the worker's report. The identity is the owner of the workload, such as
+    "host/alpha/ann". A command that ended the workload has a row of its own. A presumed end has no row: a
+    worker that connects again and again could repeat that end without limit.
+
+    Args:
+        workload: The record that the report changes.
+        address: The host of the worker's session.
+        is_new: The report registers the workload.
+
+    Returns:
+        At most two rows. None if the workload began by a command, or neither begins nor ends now.
+    """
+    if not is_of_host(workload):
+        return ()
+    methods = [f"host/{_ORIGINS.get(workload.origin, 'report')}"] if is_new else []
+    if is_ended(workload.status.state) and not is_presumed(workload):
+        methods.append(HOST_END)
+    return tuple(
+        AuditRow(
+            AuditEntry(
+                time=now_timestamp(),
+                identity=audited_text(workload.owner),
+                address=address,
+                method=method,
+                resource=audited_text(f"workload/{workload.workload_id}"),
+                outcome=audit_pb2.AUDIT_OUTCOME_ALLOWED,
+                count=1,
+            )
+        )
+        for method in methods
+    )
 
 
 def _resource(command: Command) -> str:

@@ -137,9 +137,8 @@ class AuditRefusals:
                 reason=error.reason,
                 message=audited_text(error.message),
             ),
-            (
-                audited_text(resource).replace(",", "\\x2c") for resource in resources
-            ),  # a comma ends a resource
+            # A comma ends a resource.
+            (audited_text(resource).replace(",", "\\x2c") for resource in resources),
         )
 
     def note_login(self, caller: Caller) -> None:

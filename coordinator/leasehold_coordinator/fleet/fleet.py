@@ -7,7 +7,7 @@ Everything here runs on the event loop's thread.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, final
 
@@ -30,7 +30,7 @@ from leasehold_coordinator.core.operation_rules import creates_workload
 from leasehold_coordinator.core.workload_reports import failed, is_concluded
 from leasehold_coordinator.core.workload_states import is_ended, state_name
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.audit_entries import binding_rows, change_rows
+from leasehold_coordinator.fleet.audit_entries import binding_rows, change_rows, host_rows
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.bound_workers import find_binding
 from leasehold_coordinator.fleet.event_log import Events
@@ -43,6 +43,7 @@ from leasehold_coordinator.fleet.workload_news import find_ended, news
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.enrolment_rows import binding_row, read_bindings, read_join_tokens
 from leasehold_coordinator.storage.rows import (
+    AuditRow,
     Change,
     CommandsOf,
     Gone,
@@ -173,7 +174,28 @@ class Fleet:
         """
         over = await find_ended(self.reader, reports)
         if self.reader.is_current(session):
-            await self.save_workloads(news(self.reader, reports, over, session, is_complete=is_complete))
+            changed = news(self.reader, reports, over, session, is_complete=is_complete)
+            await self.save_workloads(changed, rows=self.report_rows(changed, over, session))
+
+    def report_rows(
+        self, changed: Sequence[Workload], over: Mapping[str, Workload | None], session: Session
+    ) -> list[AuditRow]:
+        """The rows of the audit of a worker's reports, to be stored together with the changed workloads.
+
+        Args:
+            changed: The result of :func:`news`, which is not saved yet.
+            over: The result of :func:`find_ended`.
+            session: The session of the reports.
+        """
+        return [
+            row
+            for one in changed
+            for row in host_rows(
+                one,
+                session.address,
+                is_new=one.workload_id not in self.workloads and over.get(one.workload_id) is None,
+            )
+        ]
 
     async def save_workload(self, workload: Workload) -> None:
         """Updates a workload in memory, stores it, and then publishes it."""

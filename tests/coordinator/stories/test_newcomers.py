@@ -108,7 +108,7 @@ def test_the_workloads_of_a_hello_are_one_write(tmp_path: Path) -> None:
             monkeypatch.setattr(bench.store, "write", count)
             session = Session(make_hello(workloads=[running(f"w-{n}") for n in range(1500)]))
             await bench.service._welcome(session)
-        assert writes == [1, 2 * 1500], "each with its event"
+        assert writes == [1, 3 * 1500], "each with its event and its row of the audit"
         assert len(bench.fleet.workloads) == len(await bench.store.live_workloads()) == 1500
         assert not session.hello.workloads, "they are kept once"
         bench.service._forget(session)

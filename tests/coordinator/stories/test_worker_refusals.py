@@ -7,7 +7,7 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_REFUSED, AuditEntry
 from leasehold.v1.command_pb2 import COMMAND_STATE_FAILED, COMMAND_STATE_REJECTED
-from leasehold.v1.errors_pb2 import Error, ErrorReason
+from leasehold.v1.errors_pb2 import Error
 from leasehold.worker.v1.session_pb2 import CommandUpdate, ConnectRequest
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import TEXT_LIMIT
@@ -46,12 +46,8 @@ def test_a_refused_command_has_a_row(
     for _ in range(2):  # a repeated update adds no row
         refuse(worker, command.command_id, state, REFUSED)
     assert ended(coordinator, command.command_id).state == state
-    refuse(
-        worker,
-        (other := suspend(coordinator)).command_id,
-        state,
-        Error(reason=ErrorReason.Value("ERROR_REASON_WORKLOAD_BUSY")),
-    )
+    other = suspend(coordinator)
+    refuse(worker, other.command_id, state, Error(reason=errors_pb2.ERROR_REASON_WORKLOAD_BUSY))
     ended(coordinator, other.command_id)
     (entry,) = refusals(coordinator)
     assert (entry.identity, entry.outcome, entry.count) == (OWN, AUDIT_OUTCOME_REFUSED, 1)

@@ -70,13 +70,18 @@ class AuditEntry(_message.Message):
     number: _builtins.int
     """The number, from 1 on."""
     identity: _builtins.str
-    """Who asked, such as "user/alice". Empty: the caller proved no identity."""
+    """Who asked, such as "user/alice". "host/WORKER/LOGIN": a user of a worker's host, as the worker says. Empty: the
+    caller proved no identity.
+    """
     address: _builtins.str
     """The host of the caller, as gRPC writes it."""
     on_behalf_of: _builtins.str
     """The user for whom a service asked. Empty: the caller asked for itself."""
     method: _builtins.str
-    """The full name of the method, such as "/leasehold.v1.WorkloadService/StopWorkload"."""
+    """The full name of the method, such as "/leasehold.v1.WorkloadService/StopWorkload". "login": the first call with a
+    token. "host/exec", "host/claim", "host/report" and "host/end": the begin and the end of a workload that a worker
+    reported, and that no request to the coordinator began.
+    """
     resource: _builtins.str
     """What was changed, as KIND/ID, such as "workload/w-0a1b2c3d4e5f" or "worker/w1". Of refusals: what the requests
     named, as KIND/ID or KIND/NAME, the first eight. "…" stands for further ones. Empty: nothing that has an id.
@@ -94,7 +99,7 @@ class AuditEntry(_message.Message):
     count: _builtins.int
     """Number of refusals that the entry stands for. 1: it was allowed, or refused once."""
     command_id: _builtins.str
-    """The command that the change created or cancelled. Empty: none."""
+    """The command that the change created or cancelled, or that its worker refused. Empty: none."""
     previous_hash: _builtins.bytes
     """The hash of the entry before, 32 bytes. All zero for number 1."""
     hash: _builtins.bytes

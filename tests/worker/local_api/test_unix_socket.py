@@ -143,14 +143,14 @@ def test_the_worker_s_user_its_group_and_root_are_let_in(serve: Serve, path: Pat
     assert ask(path, NOBODY, NOBODY) == "no worker"
     assert ask(path, 0, NOBODY) == "0 GPUs"
     log = worker.log.read_text()
-    assert re.search(r"a connection of process \d+ of user nobody", log), log
+    assert re.search(rf"a connection of process \d+ of user nobody \(uid {NOBODY}\)", log), log
     assert worker.stop() == 0
     assert not path.exists()
 
 
 @needs_root
 def test_a_claim_is_released_by_its_user_the_worker_s_and_root_only(serve: Serve, path: Path) -> None:
-    serve(f'socket_group = "{GROUP}"')
+    served = serve(f'socket_group = "{GROUP}"')
     for releaser in (NOBODY, 0):
         command = [sys.executable, "-c", HOLD, str(path), f"{NOBODY},1", f"of-{releaser}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
@@ -165,6 +165,9 @@ def test_a_claim_is_released_by_its_user_the_worker_s_and_root_only(serve: Serve
                 assert holder.wait(10) == 0
             finally:
                 holder.kill()
+    log = served.log.read_text()
+    named = r"refused Release to process \d+ of user \S+ \(uid 2\): workload of-\d+ is of user nobody"
+    assert re.search(named, log), log
 
 
 def inner_paths(path: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from leasehold_worker.local_api.call_limits import CallLimits
 from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
+from leasehold_worker.local_api.refusal_log import RefusalLog
 from leasehold_worker.local_api.unix_socket import CONNECTIONS_LIMIT, LocalSocket
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ class LocalService:
         self._calls = CallLimits(CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT, "calls")
         self._claims_open = CallLimits(CLAIMS_LIMIT, "claims")
         self._kernels_open = CallLimits(KERNELS_LIMIT, "applications that serve kernels")
+        self._refusals = RefusalLog()
         self._unasked: dict[Context, float] = {}
         """Calls without a request so far, with their start times."""
 
@@ -214,7 +216,7 @@ class LocalService:
         self._soon(partial(self._claims.begin, session))
         while (response := responses.get()) is not None:
             if isinstance(response, OperationError):
-                _abort(context, response)
+                self._refuse(context, peer, "Claim", response)
             yield response
 
     def serve_kernel(
@@ -234,7 +236,7 @@ class LocalService:
         self._executor.submit(self._read_kernel, session, requests)
         while (frame := self._wait(session.hand_out)) is not None:
             if isinstance(frame, OperationError):
-                _abort(context, frame)
+                self._refuse(context, peer, "ServeKernel", frame)
             yield frame
 
     def _read_kernel(
@@ -273,10 +275,17 @@ class LocalService:
             try:
                 released = trio.from_thread.run(self._answers.release, peer, name, trio_token=self._token)
             except OperationError as error:
-                _abort(context, error)
+                self._refuse(context, peer, "Release", error)
             except trio.RunFinishedError:
                 _abort(context, _STOPPING)
             return local_service_pb2.ReleaseResponse(workload=released)
+
+    def _refuse(self, context: Context, peer: Peer, method: str, error: OperationError) -> NoReturn:
+        """Ends a call with a refusal, and logs a refusal for lack of a right."""
+        if error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED:
+            who = f"process {peer.identity.pid} of user {peer.user} (uid {peer.uid})"
+            self._refusals.note(peer.uid, method, f"refused {method} to {who}: {error.message}")
+        _abort(context, error)
 
     @contextmanager
     def _admitted(self, context: Context, *kinds: CallLimits) -> Iterator[Peer]:

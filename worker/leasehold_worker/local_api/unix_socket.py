@@ -32,6 +32,7 @@ from leasehold_worker.files.folder_trees import discard_tree
 from leasehold_worker.files.private_directories import require_private
 from leasehold_worker.host.peers import Peer, by_credentials, by_pidfd, group_ids
 from leasehold_worker.host.processes import ProcessIdentity, user_name
+from leasehold_worker.local_api.refusal_log import RefusalLog
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class LocalSocket:
         self._limit = _connections_limit(raise_limit())
         self._full: set[int] = set()
         """Users whose excess of connections has been logged."""
+        self._refusals = RefusalLog()
         self._socket = _listen(path, self._gid)
         try:
             self._folder = _make_folder(path)
@@ -229,10 +231,9 @@ class LocalSocket:
     def _admit(self, identity: ProcessIdentity, uid: int, gid: int) -> Peer | None:
         """Looks a user up in the host's directory, which may take long."""
         if uid not in (0, os.geteuid()) and self._gid not in group_ids(uid, gid):
-            logger.warning(
-                "rejected a connection of process %d of user %s, who is not permitted to connect",
-                identity.pid,
-                user_name(uid),
+            who = f"process {identity.pid} of user {user_name(uid)} (uid {uid})"
+            self._refusals.note(
+                uid, "connection", f"rejected a connection of {who}, who is not permitted to connect"
             )
             return None
         return Peer(identity, uid, user_name(uid))

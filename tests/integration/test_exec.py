@@ -537,3 +537,16 @@ def test_a_command_is_suspended_restored_and_moved_like_any_other(fleet: Fleet, 
     host.end(counter)
     other.kill()
     fleet.wait(lambda: not fleet.leases())
+    fleet.wait(lambda: len(audited_of_host(fleet)) >= 4)
+    first, second = (resource for method, resource in audited_of_host(fleet) if method == "host/exec")
+    assert first != second
+    expected = [(method, resource) for resource in (first, second) for method in ("host/exec", "host/end")]
+    assert sorted(audited_of_host(fleet)) == sorted(expected), "each begins once and ends once"
+    assert fleet.cli("audit", "verify").stdout.startswith("verified ")
+
+
+def audited_of_host(fleet: Fleet) -> list[tuple[str, str]]:
+    """Method and resource of the audit's entries of users of hosts."""
+    found = fleet.json("get", "audit", "--filter", "method:host/")["audit"]
+    assert all(entry["identity"].startswith("host/alpha/") for entry in found)
+    return [(entry["method"], entry["resource"]) for entry in found]

@@ -141,8 +141,8 @@ def test_processes_of_other_users_are_adopted_where_the_settings_say_so(
     counter = start_counter(alpha, 0)
     refuse(fleet, counter.pid, "runs as root, and only processes of .*1, nobody may.*NOT_PERMITTED")
     # The first process is one that may be adopted, and the one that uses a GPU is not.
-    as_nobody = "import os, sys; os.setresuid(65534, 65534, 0)\nif not os.fork():\n"
-    as_nobody += "    os.setresuid(0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])\nos.setuid(65534); os.wait()"
+    as_nobody = "import os, sys\nif not os.fork():\n    os.execv(sys.argv[1], sys.argv[1:])\n"
+    as_nobody += "os.setresuid(65534, 65534, 65534); os.wait()"
     uuid = alpha.simulated.gpus[1].uuid
     mixed = alpha.start(sys.executable, "-c", as_nobody, *COUNTING, CUDA_VISIBLE_DEVICES=uuid)
     alpha.wait_counting(mixed)

@@ -6,8 +6,8 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ def install_steps(
         steps.append(Step(f"create the Unix user {service.user}", partial(_create_user, service)))
     if not service.settings_path.exists():
         text = settings_text(service, chosen)
-        steps.append(Step(f"write {service.settings_path}", partial(_write, service.settings_path, text)))
+        steps.append(Step(f"write {service.settings_path}", partial(write, service.settings_path, text)))
     elif chosen:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise LeaseholdError(
@@ -75,7 +75,7 @@ def install_steps(
         steps.append(Step(f"join the coordinator of the token, as {service.user}", join))
     return [
         *steps,
-        Step(f"write {service.unit_path}", partial(_write, service.unit_path, unit)),
+        Step(f"write {service.unit_path}", partial(write, service.unit_path, unit)),
         Step(f"start {service.unit}, now and at each boot", partial(_start, service)),
     ]
 
@@ -138,12 +138,43 @@ def _create_user(service: Service) -> None:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Writes a file of root's, in a directory that only root may change.
+
+    Raises:
+        LeaseholdError: Users other than root could replace the file.
+        OSError: It can't be written.
+    """
     path.parent.mkdir(mode=0o755, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.chmod(0o644)
-    new.replace(path)
+    with roots_directory(path.parent) as parent:
+        with suppress(FileNotFoundError):
+            os.unlink(new.name, dir_fd=parent)
+        descriptor = os.open(
+            new.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent
+        )
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)
+            file.write(text)
+        os.replace(new.name, path.name, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+@contextmanager
+def roots_directory(path: Path) -> Iterator[int]:
+    """A descriptor of a directory that only root may change.
+
+    Raises:
+        LeaseholdError: Others may.
+        OSError: It can't be opened, or is a link.
+    """
+    descriptor = os.open(path, DIRECTORY)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise LeaseholdError(f"users other than root may change {path}: give it to root with mode 0755")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def make_directory(path: Path, mode: int, account: pwd.struct_passwd) -> None:
@@ -162,14 +193,7 @@ def make_directory(path: Path, mode: int, account: pwd.struct_passwd) -> None:
         OSError: It can't be made, or is a link.
     """
     path.parent.mkdir(mode=0o755, exist_ok=True)
-    parent = os.open(path.parent, DIRECTORY)
-    try:
-        found = os.fstat(parent)
-        if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise LeaseholdError(
-                f"users other than root may change {path.parent}, which has the state directory: give it to "
-                "root with mode 0755"
-            )
+    with roots_directory(path.parent) as parent:
         with suppress(FileExistsError):
             os.mkdir(path.name, mode, dir_fd=parent)
         directory = os.open(path.name, DIRECTORY, dir_fd=parent)
@@ -177,8 +201,6 @@ def make_directory(path: Path, mode: int, account: pwd.struct_passwd) -> None:
             os.fchown(directory, account.pw_uid, account.pw_gid)
         finally:
             os.close(directory)
-    finally:
-        os.close(parent)
 
 
 def _join(service: Service, program: Path, token: str) -> None:

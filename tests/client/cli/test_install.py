@@ -121,6 +121,21 @@ def test_the_state_directory_of_a_daemon_is_no_link(tmp_path: Path) -> None:
 
 
 @needs_root
+def test_a_file_of_roots_is_written_through_no_link(tmp_path: Path) -> None:
+    settings, victim = tmp_path / "etc" / "worker.toml", tmp_path / "shadow"
+    victim.write_text("kept")
+    settings.parent.mkdir(0o755)
+    (settings.parent / ".worker.toml.new").symlink_to(victim)
+    steps.write(settings, "new")
+    assert (settings.read_text(), victim.read_text()) == ("new", "kept")
+    assert settings.stat().st_mode & 0o777 == 0o644
+    settings.parent.chmod(0o777)
+    with pytest.raises(LeaseholdError, match=f"users other than root may change {settings.parent}"):
+        steps.write(settings, "newer")
+    assert settings.read_text() == "new"
+
+
+@needs_root
 def test_a_join_has_neither_the_terminal_nor_the_variables_of_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

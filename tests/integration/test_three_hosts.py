@@ -15,14 +15,17 @@ import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.enrolment_service_pb2 import JoinRequest
 from leasehold.v1.enrolment_service_pb2_grpc import JoinServiceStub
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
+from leasehold_coordinator.access.roles import Role
 
+from tests.chaos.namespaces import PORT
 from tests.coordinator.api.test_authentication import ending
+from tests.coordinator.api.test_roles import check_rows
 from tests.coordinator.commands.test_enrolment import read_ticket, signing_request
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 from tests.integration.three_hosts import ADDRESS, UNIX_USERS, WORKERS, ThreeHosts, three_hosts, why_not
@@ -33,7 +36,9 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why_not()), reason=why_n
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[ThreeHosts]:
     """The hosts, and the users alice and bob."""
-    with three_hosts(tmp_path) as started:
+    with three_hosts(
+        tmp_path, "caller_requests_per_s = 10_000\n"
+    ) as started:  # one caller tries every method
         for user in UNIX_USERS:
             started.login(user, "user")
         yield started
@@ -45,6 +50,7 @@ def test_users_of_three_hosts(hosts: ThreeHosts) -> None:
     refuse_a_stolen_token(hosts)
     refuse_a_replayed_request(hosts)
     refuse_the_name_of_another(hosts)
+    refuse_by_role(hosts)
     revoke(hosts)
 
 
@@ -147,6 +153,26 @@ def revoke(hosts: ThreeHosts) -> None:
     assert "user/bob is blocked" in hosts.verb("bob", "get", "workers", code=1)
     hosts.wait_audited("BlockIdentity", "worker/gamma")
     assert "user/alice: user" in hosts.verb("alice", "whoami")
+
+
+def refuse_by_role(hosts: ThreeHosts) -> None:
+    """The holder of a certificate calls every method with each role."""
+    ticket, key = read_ticket(hosts.token("user", "dora")), ec.generate_private_key(ec.SECP256R1())
+    roots = b"".join(
+        x509.load_der_x509_certificate(one).public_bytes(Encoding.PEM) for one in ticket.ca_certificates
+    )
+    with grpc.secure_channel(ticket.address, grpc.ssl_channel_credentials(roots)) as channel:
+        request = JoinRequest(secret=ticket.secret, identity="user/dora", csr=signing_request(key))
+        joined = JoinServiceStub(channel).Join(request, timeout=30)
+    certificate = x509.load_der_x509_certificate(joined.certificate.certificate).public_bytes(Encoding.PEM)
+    own = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    credentials = grpc.ssl_channel_credentials(roots, own, certificate)
+    with grpc.secure_channel(f"{ADDRESS}:{PORT}", credentials) as channel:
+        for role in Role:
+            if role:
+                hosts.admin("access", "grant", role.name.lower(), "user/dora")
+            check_rows(channel, role, "user/dora")
+    hosts.wait_audited("user/dora", "DeleteWorker", "NOT_PERMITTED")
 
 
 REVOCATION_S = 10.0

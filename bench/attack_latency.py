@@ -1,13 +1,15 @@
-"""Times one client's commands while another client attacks the coordinator.
+"""Times one client's commands while another client or a worker attacks the coordinator.
 
-In turn: a quiet period, a flood of calls that the coordinator refuses, and 200 watches whose client reads
-nothing while the fleet changes. The attacker is an enrolled viewer in a process of its own on this machine,
-which takes processor time too. The other client uses the socket. Prints one JSON document with the 99th
-percentiles, and their ratios to the quiet periods.
+In turn: a quiet period, a flood of calls that the coordinator refuses, 200 watches whose client reads nothing
+while the fleet changes, and a worker that sends frames without a pause. The attacking client is an enrolled
+viewer. Each attacker is a process of its own on this machine, which takes processor time too. The other
+client uses the socket. Prints one JSON document with the 99th percentiles, and their ratios to the quiet
+periods.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -26,18 +28,32 @@ from leasehold.v1 import access_service_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.v1.workload_pb2 import (
+    WORKLOAD_ORIGIN_EXEC,
+    WORKLOAD_STATE_EXITED,
+    Workload,
+    WorkloadStatus,
+)
+from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse, WorkerLoad, WorkloadEvent
+from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 from leasehold_client.config import CREDENTIALS_VARIABLE, credentials_directory, state_directory
 from leasehold_coordinator.storage.rows import binding_row
 
 from bench.fleet.commands import run_commands
 from bench.fleet.processes import ANY, Coordinator, Swarm, cpu_s, spread
+from bench.light_workers import GPUS, Call, hello, leases
 from bench.machine import machine
 from tests.certificates import enrol, write_rows
+from tests.channels import open_aio_worker_channel
 
 WORKERS: Final = 4
 FLOOD_CONNECTIONS: Final = 8
 SLOW_READERS: Final = 200
 READERS_OF_A_CONNECTION: Final = 50
+HOSTILE: Final = WORKERS
+"""Number of the hostile worker, after those of the others."""
+PAUSE_S: Final = 0.5
+"""Least time between two sessions of the hostile worker."""
 SETTLE_S: Final = 1.0
 """Time for an attack to begin."""
 
@@ -80,14 +96,53 @@ async def read_nothing(address: str) -> None:
     await asyncio.gather(*(watch.code() for watch in watches))
 
 
-ATTACKS: Final = {"refused_calls": flood, "slow_readers": read_nothing}
+async def send_frames(address: str) -> None:
+    """Sends loads and new workloads as a worker, as fast as the coordinator reads them. Never returns."""
+    numbers = itertools.count()
+    async with open_aio_worker_channel(address) as channel:
+        while True:
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                call: Call = SessionServiceStub(channel).Connect()
+                await call.write(hello(HOSTILE, 0))
+                welcome = await call.read()
+                if isinstance(welcome, ConnectResponse):
+                    session_id = welcome.welcome.session_id
+                    await asyncio.gather(_ignore(call), _send(call, session_id, numbers))
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _send(call: Call, session_id: str, numbers: Iterator[int]) -> None:
+    status = WorkloadStatus(state=WORKLOAD_STATE_EXITED, generation=1)
+    for number in numbers:
+        taken = leases(HOSTILE, number % GPUS)
+        load = WorkerLoad(session_id=session_id, sequence=number + 1, gpu_leases=taken)
+        await call.write(ConnectRequest(worker_load=load))
+        workload_id = f"hostile-{os.getpid()}-{number}"
+        workload = Workload(workload_id=workload_id, origin=WORKLOAD_ORIGIN_EXEC, status=status)
+        await call.write(ConnectRequest(workload_event=WorkloadEvent(workload=workload)))
+
+
+async def _ignore(call: Call) -> None:
+    """Reads what the coordinator sends, until the session ends."""
+    while isinstance(await call.read(), ConnectResponse):
+        pass
+    await call.code()
+    raise asyncio.InvalidStateError
+
+
+ATTACKS: Final = {"refused_calls": flood, "slow_readers": read_nothing, "worker_frames": send_frames}
+
+OF_WORKERS: Final = frozenset({"worker_frames"})
+"""Attacks at the port for workers."""
 
 
 @contextmanager
-def attack(name: str, address: str, credentials: Path) -> Iterator[int]:
+def attack(name: str, coordinator: Coordinator, credentials: Path) -> Iterator[int]:
     """An attacker in a process of its own. Yields the process's id."""
+    is_worker = name in OF_WORKERS
+    address = coordinator.worker_address if is_worker else coordinator.address
     arguments = [sys.executable, "-m", "bench.attack_latency", "--attack", name, "--address", address]
-    variables = {**os.environ, CREDENTIALS_VARIABLE: str(credentials)}
+    variables = dict(os.environ) if is_worker else {**os.environ, CREDENTIALS_VARIABLE: str(credentials)}
     with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=variables) as process:
         try:
             time.sleep(SETTLE_S)
@@ -117,7 +172,7 @@ def measure(seconds: float, rounds: int) -> dict[str, Any]:
         run_commands(socket, 1, WORKERS, 1.0)  # warms up
         for _ in range(rounds):
             for name in times_s:
-                with attack(name, coordinator.address, credentials) if name in ATTACKS else nullcontext():
+                with attack(name, coordinator, credentials) if name in ATTACKS else nullcontext():
                     before, began = cpu_s(coordinator.process.pid), time.monotonic()
                     times_s[name] += run_commands(socket, 1, WORKERS, seconds)
                     used = cpu_s(coordinator.process.pid) - before

@@ -109,6 +109,32 @@ def test_nothing_is_overwritten(fleet: Fleet) -> None:
     )
 
 
+def test_a_backup_is_not_written_into_the_state_directory(fleet: Fleet) -> None:
+    state = fleet.folder / "XDG_STATE_HOME" / "leasehold"
+    match = "backup.tar.gz would be in the state directory"
+    archive = str(state / "backup.tar.gz")
+    fleet.refuse("backup", "create", archive, code=1, match=match)
+
+
+def test_a_backup_is_restored_into_a_private_directory(backup: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for mode in (0o777, 0o755):
+        state.mkdir(exist_ok=True)
+        state.chmod(mode)
+        done = run(
+            COMMAND_LINE,
+            ["backup", "restore", "--state-dir", str(state), str(backup)],
+            env=dict(os.environ),
+            timeout=TIMEOUT_S,
+        )
+        if mode == 0o777:
+            assert done.returncode == 1
+            assert f"other users may change {state}" in done.stderr
+            assert list(state.iterdir()) == []
+    assert done.returncode == 0, done.stderr
+    assert state.stat().st_mode & 0o777 == 0o700
+
+
 def change_checksum(archive: Path) -> None:
     """Changes a bit of the checksum at the end."""
     data = bytearray(archive.read_bytes())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -130,7 +131,13 @@ def _token(join_file: str) -> str:
     try:
         if join_file == "-":
             return sys.stdin.readline(TOKEN_LIMIT)
-        with Path(join_file).open(encoding="ascii", errors="replace") as file:
+        descriptor = os.open(join_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, encoding="ascii", errors="replace") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UsageError(
+                    f"{join_file} is not a regular file: write the join token into one, or use "
+                    "`--join-file -`"
+                )
             return file.read(TOKEN_LIMIT)
     except OSError as error:
         raise UsageError(f"the join token in {join_file} can't be read: {error.strerror}") from error

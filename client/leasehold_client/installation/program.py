@@ -43,7 +43,9 @@ def _check(part: Path) -> None:
     found = part.lstat()
     if stat.S_ISLNK(found.st_mode):
         return  # its directory and its target are checked too
-    if found.st_uid != 0 or found.st_mode & stat.S_IWOTH:
+    # The members of a group with gid 0 are trusted: a system's directories may belong to root:root with 0775.
+    is_shared = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != 0)
+    if found.st_uid != 0 or is_shared:
         raise LeaseholdError(
             f"users other than root may change {part}, which the service would run: {_REMEDY}"
         )

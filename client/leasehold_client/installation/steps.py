@@ -3,10 +3,11 @@
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,11 @@ COMMAND_TIMEOUT_S: Final = 400.0
 
 STATE_MODES: Final[Mapping[str, int]] = {"coordinator": 0o700, "worker": 0o711}
 """Permissions of state directories, as in the units. Users of a worker's workloads pass through its own."""
+
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+PASSED: Final = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ"})
+"""Variables of root that a join gets, besides those of Leasehold. The others may have secrets of root."""
 
 SYSTEMD: Final = Path("/run/systemd/system")
 CGROUPS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified"))
@@ -58,7 +64,7 @@ def install_steps(
         steps.append(Step(f"create the Unix user {service.user}", partial(_create_user, service)))
     if not service.settings_path.exists():
         text = settings_text(service, chosen)
-        steps.append(Step(f"write {service.settings_path}", partial(_write, service.settings_path, text)))
+        steps.append(Step(f"write {service.settings_path}", partial(write, service.settings_path, text)))
     elif chosen:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise LeaseholdError(
@@ -69,7 +75,7 @@ def install_steps(
         steps.append(Step(f"join the coordinator of the token, as {service.user}", join))
     return [
         *steps,
-        Step(f"write {service.unit_path}", partial(_write, service.unit_path, unit)),
+        Step(f"write {service.unit_path}", partial(write, service.unit_path, unit)),
         Step(f"start {service.unit}, now and at each boot", partial(_start, service)),
     ]
 
@@ -132,20 +138,75 @@ def _create_user(service: Service) -> None:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Writes a file of root's, in a directory that only root may change.
+
+    Raises:
+        LeaseholdError: Users other than root could replace the file.
+        OSError: It can't be written.
+    """
     path.parent.mkdir(mode=0o755, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.chmod(0o644)
-    new.replace(path)
+    with roots_directory(path.parent) as parent:
+        with suppress(FileNotFoundError):
+            os.unlink(new.name, dir_fd=parent)
+        descriptor = os.open(
+            new.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent
+        )
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)
+            file.write(text)
+        os.replace(new.name, path.name, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+@contextmanager
+def roots_directory(path: Path) -> Iterator[int]:
+    """A descriptor of a directory that only root may change.
+
+    Raises:
+        LeaseholdError: Others may.
+        OSError: It can't be opened, or is a link.
+    """
+    descriptor = os.open(path, DIRECTORY)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise LeaseholdError(f"users other than root may change {path}: give it to root with mode 0755")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path, mode: int, account: pwd.struct_passwd) -> None:
+    """Makes the state directory of a daemon, or gives an existing one to the daemon's user.
+
+    The daemon's user owns the directory, and the other daemon's directory may be beside it. So no link is
+    followed, and only root may own or change the directory above.
+
+    Args:
+        path: The directory.
+        mode: Its permissions if it is new.
+        account: The Unix user of the daemon.
+
+    Raises:
+        LeaseholdError: Users other than root could replace the directory.
+        OSError: It can't be made, or is a link.
+    """
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    with roots_directory(path.parent) as parent:
+        with suppress(FileExistsError):
+            os.mkdir(path.name, mode, dir_fd=parent)
+        directory = os.open(path.name, DIRECTORY, dir_fd=parent)
+        try:
+            os.fchown(directory, account.pw_uid, account.pw_gid)
+        finally:
+            os.close(directory)
 
 
 def _join(service: Service, program: Path, token: str) -> None:
     """Joins as the user of the service, so that the files are its own, and a bad token is told at once."""
     account = pwd.getpwnam(service.user)
-    STATE_DIRECTORY.mkdir(mode=0o755, exist_ok=True)
-    service.state_directory.mkdir(mode=STATE_MODES[service.name], exist_ok=True)
-    os.chown(service.state_directory, account.pw_uid, account.pw_gid)
+    make_directory(service.state_directory, STATE_MODES[service.name], account)
     done = subprocess.run(
         [str(program), "worker", "--join", "-", "--join-only"],
         input=token,
@@ -157,7 +218,16 @@ def _join(service: Service, program: Path, token: str) -> None:
         group=account.pw_gid,
         extra_groups=os.getgrouplist(service.user, account.pw_gid),
         cwd="/",
-        env={**os.environ, "HOME": str(service.state_directory)},
+        env={
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name in PASSED or name.startswith("LEASEHOLD_")
+            },
+            "HOME": str(service.state_directory),
+        },
+        # The user could type into the terminal of root otherwise (TIOCSTI of ioctl_tty(2)).
+        start_new_session=True,
     )
     if done.returncode:
         raise LeaseholdError(_last_line(done.stderr).removeprefix("leasehold worker: "))

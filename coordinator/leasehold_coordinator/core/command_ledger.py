@@ -178,13 +178,17 @@ class CommandLedger:
         return of_client < UNFINISHED_LIMIT - len(unfinished)
 
     def note_operators(self, is_operator: Callable[[str], bool]) -> None:
-        """Notes whose commands from before a restart are those of operators.
+        """Notes which commands from before a restart are those of operators.
+
+        A command on behalf of a user counts as that of a user, also if its actor is an operator.
 
         Args:
             is_operator: Whether an actor is one.
         """
         self._of_operators.update(
-            command_id for command_id, stored in self.commands.items() if is_operator(stored.command.actor)
+            command_id
+            for command_id, stored in self.commands.items()
+            if not stored.command.on_behalf_of and is_operator(stored.command.actor)
         )
 
     def _client(self, stored: StoredCommand) -> str:

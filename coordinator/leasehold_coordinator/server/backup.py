@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold_coordinator import __version__
-from leasehold_coordinator.access.private_files import sync_directory
+from leasehold_coordinator.access.private_files import open_directory, sync_directory
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.storage.backup_archive import (
     FORMAT,
@@ -40,10 +40,15 @@ def create(state_directory: Path, database: str, archive: Path) -> Manifest:
         archive: The new file, which only this user may read.
 
     Raises:
-        StartError: A file can't be used, or the archive exists.
+        StartError: A file can't be used, or the archive exists, or would be in the state directory.
         OSError: A file can't be read or written. There is no archive.
     """
     _require_owner(state_directory)
+    if state_directory.resolve() in archive.resolve().parents:
+        raise StartError(
+            f"{archive} would be in the state directory {state_directory}, and in each later backup: choose "
+            "another directory, on another disk"
+        )
     if archive.exists():
         raise StartError(f"the file {archive} exists: choose another name, or remove the file")
     store = file_of_database(database)
@@ -82,12 +87,14 @@ def restore(archive: Path, state_directory: Path, database: str) -> Manifest:
         database: The path of the store, which must not exist, or a URL.
 
     Raises:
-        StartError: The backup is damaged or of a newer release, or there are files of a coordinator.
+        StartError: The backup is damaged or of a newer release, there are files of a coordinator, or other
+            users could change the state directory.
         OSError: A file can't be read or written.
     """
     store = file_of_database(database)
-    state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _require_owner(state_directory)
+    if state_directory.exists():
+        _require_owner(state_directory)
+    open_directory(state_directory)
     _require_empty(state_directory, store)
     unpacked = state_directory / f".restore-{secrets.token_hex(8)}.new"
     unpacked.mkdir(mode=0o700)

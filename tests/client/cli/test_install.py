@@ -1,8 +1,10 @@
 """`leasehold install` and `uninstall`, as far as they go without systemd. tests/deploy has the rest."""
 
 import os
+import pwd
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +14,8 @@ from leasehold_client.installation import program, steps
 from leasehold_client.installation.program import service_program, unit_template
 from leasehold_client.installation.services import Service, settings_text, unit_text
 from leasehold_client.installation.steps import Step, do_all
+
+from tests.worker.unix_users import open_to_others
 
 WORKER = Service("worker", "gpus")
 
@@ -32,16 +36,32 @@ def test_settings_are_quoted() -> None:
     ]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a program that others can't change")
-@pytest.mark.parametrize(("mode", "told"), [(0o777, "may change"), (0o700, "may not enter"), (0o755, "")])
+OTHERS: Final = 65534
+"""The group of another user."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has files that others can't change")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("mode", "gid", "told"),
+    [
+        (0o777, 0, "may change"),
+        (0o775, OTHERS, "may change"),
+        (0o700, 0, "may not enter"),
+        (0o775, 0, ""),
+        (0o755, OTHERS, ""),
+    ],
+)
 def test_a_service_runs_what_root_alone_can_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, gid: int, told: str
 ) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("python3", "leasehold"):
         (folder / name).touch(0o755)
         (folder / name).chmod(0o755)
+    os.chown(folder, 0, gid)
     folder.chmod(mode)
     checked = program._check
     monkeypatch.setattr(sys, "executable", str(folder / "python3"))
@@ -67,6 +87,74 @@ def test_wrong_options_are_refused(arguments: list[str], told: str) -> None:
     done = CliRunner().invoke(install, [*arguments, "--dry-run"])
     assert done.exit_code == 2
     assert told in done.output
+
+
+def test_a_join_token_is_not_read_from_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "join")
+    options = ["worker", "--join-file", str(tmp_path / "join"), "--dry-run"]
+    done = CliRunner().invoke(install, options)
+    assert done.exit_code == 2
+    assert "is not a regular file" in done.output
+
+
+def owner(path: Path) -> int:
+    return path.stat().st_uid
+
+
+@needs_root
+def test_the_state_directory_of_a_daemon_is_no_link(tmp_path: Path) -> None:
+    account = pwd.getpwnam("nobody")
+    target, above = tmp_path / "etc", tmp_path / "leasehold"
+    target.mkdir()
+    steps.make_directory(above / "worker", 0o711, account)
+    assert owner(above / "worker") == account.pw_uid
+    steps.make_directory(above / "worker", 0o711, account)
+    (above / "coordinator").symlink_to(target)
+    with pytest.raises(NotADirectoryError):
+        steps.make_directory(above / "coordinator", 0o700, account)
+    (above / "coordinator").unlink()
+    os.chown(above, account.pw_uid, 0)
+    with pytest.raises(LeaseholdError, match=f"users other than root may change {above}"):
+        steps.make_directory(above / "coordinator", 0o700, account)
+    assert owner(target) == 0
+    assert not (above / "coordinator").exists()
+
+
+@needs_root
+def test_a_file_of_roots_is_written_through_no_link(tmp_path: Path) -> None:
+    settings, victim = tmp_path / "etc" / "worker.toml", tmp_path / "shadow"
+    victim.write_text("kept")
+    settings.parent.mkdir(0o755)
+    (settings.parent / ".worker.toml.new").symlink_to(victim)
+    steps.write(settings, "new")
+    assert (settings.read_text(), victim.read_text()) == ("new", "kept")
+    assert settings.stat().st_mode & 0o777 == 0o644
+    settings.parent.chmod(0o777)
+    with pytest.raises(LeaseholdError, match=f"users other than root may change {settings.parent}"):
+        steps.write(settings, "newer")
+    assert settings.read_text() == "new"
+
+
+@needs_root
+def test_a_join_has_neither_the_terminal_nor_the_variables_of_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, told = tmp_path / "leasehold", tmp_path / "leasehold.told"
+    program.write_text(f"#!/bin/sh\n(cat; env; cut -d ' ' -f 6 /proc/self/stat) >{told}\n")
+    program.chmod(0o755)
+    told.touch()
+    told.chmod(0o666)
+    open_to_others(tmp_path)
+    service = Service("worker", "nobody")
+    monkeypatch.setattr(Service, "state_directory", tmp_path / "state" / "worker")
+    monkeypatch.setenv("A_SECRET", "of root")
+    monkeypatch.setenv("LEASEHOLD_OWN", "told")
+    steps._join(service, program, "the token\n")
+    text = told.read_text()
+    assert text.startswith("the token\n")
+    assert "LEASEHOLD_OWN=told" in text
+    assert "A_SECRET" not in text
+    assert int(text.splitlines()[-1]) != os.getsid(0)
 
 
 def test_settings_that_exist_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,13 @@ def test_every_method_is_permitted_by_its_row_only(
     shared: CoordinatorProcess, ann: grpc.Channel, role: Role
 ) -> None:
     grant(shared, ANN, role)
+    check_rows(ann, role, identity(ANN))
+
+
+def check_rows(channel: grpc.Channel, role: Role, caller: str) -> None:
+    """Calls every method, each of which must be refused for lack of a role as its row says, and no other."""
     for method, needed in METHODS.items():
-        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = ann.unary_stream(method)
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
         reason = message = ""
         # Malformed, since the tests of a run share an authority.
         responses = call(b"\xff" if method.endswith("/RotateAuthority") else b"", timeout=20)
@@ -97,7 +102,7 @@ def test_every_method_is_permitted_by_its_row_only(
         assert is_refused == (role < needed), (method, role, message)
         if role is Role.NONE and needed is not Role.NONE:
             assert message == (
-                f"{identity(ANN)} has no role: ask an admin for `leasehold access grant user {identity(ANN)}`"
+                f"{caller} has no role: ask an admin for `leasehold access grant user {caller}`"
             )
 
 

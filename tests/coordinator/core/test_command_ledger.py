@@ -170,6 +170,21 @@ def test_a_user_has_no_more_places_after_a_restart() -> None:
     assert next_sent(again, "a0", "a1") == ["a4"]
 
 
+def test_a_command_on_behalf_of_a_user_is_no_operators_after_a_restart() -> None:
+    ledger = CommandLedger()
+    for number, user in enumerate(("user/ann", "")):
+        made = command(f"c{number}", actor="service/ci", on_behalf_of=user)
+        made.workload_id = f"w{number}"
+        kept(ledger, ledger.create(made, at(number), None, "service/ci"))
+    again = CommandLedger(ledger.of_worker(ALPHA))
+    again.note_operators(lambda actor: actor == "service/ci")
+    queued(again, range(4), "a")
+    queued(again, range(2), "b")
+    queued(again, range(1), "d")
+    assert len(now_sent(again)) == 7
+    assert next_sent(again) == ["c1"]
+
+
 def test_a_client_leaves_room_for_others() -> None:
     ledger = CommandLedger()
     count = 0

@@ -94,6 +94,7 @@ class Process(ctypes.Structure):
     _fields_ = (
         ("pid", ctypes.c_int32),
         ("restore_tid", ctypes.c_int32),
+        ("request_pipe", ctypes.c_int32),
         ("start_time", ctypes.c_uint64),
         ("id", ctypes.c_uint64),
         ("status", ctypes.c_uint32),

@@ -8,6 +8,7 @@
 #include "memory/memory_slots.h"
 #include "process/gate.h"
 #include "process/own_process.h"
+#include "process/request_pipe.h"
 #include "process/restore_thread.h"
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -63,7 +64,7 @@ static CUresult register_process(struct simgpu_host *host) {
         record->visible_count = count;
         memcpy(record->placement[0], gpus, count);
         atomic_store(&record->status, CU_PROCESS_STATE_RUNNING | SIMGPU_RESIDENT);
-        if (restore_thread_start(record)) {
+        if (request_pipe_open(record) && restore_thread_start(record)) {
             record->pid = getpid(); /* last: from here on the record counts */
             simgpu_self = record;
         }

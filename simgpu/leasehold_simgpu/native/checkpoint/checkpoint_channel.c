@@ -4,8 +4,6 @@
  */
 #include "checkpoint/checkpoint_channel.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,6 +11,7 @@
 #include "host/process_table.h"
 #include "host/waits.h"
 #include "process/delayed_death.h"
+#include "process/request_pipe.h"
 
 #define FIRST_DRIVER_WITH_API 12080
 #define POLL_US 2000
@@ -50,19 +49,21 @@ static struct simgpu_process *find_record(const struct channel *channel) {
     return NULL;
 }
 
-/* INVALID_VALUE for a pid that no process has, NOT_INITIALIZED for a process without CUDA. */
-static CUresult find_target(struct channel *channel, int pid) {
+/* INVALID_VALUE for a pid that no process has, NOT_INITIALIZED for a process without CUDA, OPERATING_SYSTEM without
+ * permission. The id of the restore thread needs no permission, as every user can read the names of threads. */
+static CUresult find_target(struct channel *channel, enum simgpu_checkpoint_call call, int pid) {
     channel->pid = process_of_thread(pid);
     channel->start_time = process_start_time(channel->pid);
     if (channel->start_time == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if (kill(channel->pid, 0) != 0 && errno == EPERM)
-        return CUDA_ERROR_OPERATING_SYSTEM;
     if (!simgpu_lock())
         return CUDA_ERROR_OPERATING_SYSTEM;
     channel->target = find_record(channel);
     simgpu_unlock();
-    return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
+    if (channel->target == NULL)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    bool permitted = call == SIMGPU_GET_RESTORE_THREAD_ID || request_pipe_permits(channel->target);
+    return permitted ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 /* Takes the channel, unless another live controller holds it or the request of a dead controller is not yet served. */
@@ -111,7 +112,7 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
     else if (channel->host->cuda_version < FIRST_DRIVER_WITH_API)
         channel->result = CUDA_ERROR_NOT_SUPPORTED;
     else
-        channel->result = find_target(channel, pid);
+        channel->result = find_target(channel, call, pid);
     if (channel->result != CUDA_SUCCESS)
         return false;
     atomic_fetch_add(&channel->target->calls[call], 1);

@@ -110,6 +110,7 @@ enum simgpu_request {
 struct simgpu_process {
     int32_t pid; /* 0: the slot is free */
     int32_t restore_tid;
+    int32_t request_pipe; /* a file descriptor of the process: see request_pipe.h */
     uint64_t start_time; /* /proc/PID/stat field 22, in clock ticks after boot, as the last controller read it */
     uint64_t id;         /* of no other record, ever: a process knows its own by it, whoever was given the slot since */
     _Atomic uint32_t status;

@@ -49,13 +49,15 @@ static struct simgpu_process *find_record(const struct channel *channel) {
     return NULL;
 }
 
-/* INVALID_VALUE for a pid that no process has, NOT_INITIALIZED for a process without CUDA, OPERATING_SYSTEM without
- * permission. The id of the restore thread needs no permission, as every user can read the names of threads. */
+/* OPERATING_SYSTEM for a pid that no process has, and without permission. NOT_INITIALIZED for a process without CUDA, a
+ * zombie and a kernel thread. Seen on driver 580.159.04. The id of the restore thread needs no permission, as every user can read the names of threads. */
 static CUresult find_target(struct channel *channel, enum simgpu_checkpoint_call call, int pid) {
     channel->pid = process_of_thread(pid);
+    if (channel->pid == 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
     channel->start_time = process_start_time(channel->pid);
     if (channel->start_time == 0)
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_ERROR_NOT_INITIALIZED;
     if (!simgpu_lock())
         return CUDA_ERROR_OPERATING_SYSTEM;
     channel->target = find_record(channel);

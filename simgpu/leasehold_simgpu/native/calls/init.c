@@ -48,9 +48,10 @@ static void forget_namesakes(struct simgpu_host *host) {
 
 static CUresult register_process(struct simgpu_host *host) {
     uint8_t gpus[SIMGPU_MAX_GPUS];
-    uint32_t count = visible_devices(host, getenv("CUDA_VISIBLE_DEVICES"), gpus);
-    if (count == 0)
-        return CUDA_ERROR_NO_DEVICE;
+    uint32_t count;
+    CUresult result = visible_devices(host, getenv("CUDA_VISIBLE_DEVICES"), gpus, &count);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (!simgpu_lock())
         return CUDA_ERROR_OPERATING_SYSTEM;
     forget_namesakes(host);

@@ -115,6 +115,7 @@ class Process(ctypes.Structure):
         ("calls", ctypes.c_uint32 * len(CHECKPOINT_CALLS)),
         ("request", ctypes.c_uint32),
         ("request_result", ctypes.c_uint32),
+        ("request_us", ctypes.c_uint64),
         ("destination", ctypes.c_uint8 * MAX_GPUS),
         ("memory_slots", ctypes.c_uint16 * MAX_GPUS),
         ("workload", ctypes.c_uint64),

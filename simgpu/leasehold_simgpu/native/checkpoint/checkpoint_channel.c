@@ -136,13 +136,15 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
     return true;
 }
 
-CUresult channel_ask(const struct channel *channel, enum simgpu_request request, const uint8_t *new_of) {
+CUresult channel_ask(const struct channel *channel, enum simgpu_request request, uint64_t time_us,
+                     const uint8_t *new_of) {
     struct simgpu_process *target = channel->target;
     if (!simgpu_lock()) /* so that the record can't be given to another process in between */
         return CUDA_ERROR_OPERATING_SYSTEM;
     if (channel_owns_record(channel)) {
         if (new_of != NULL)
             memcpy(target->destination, new_of, SIMGPU_MAX_GPUS);
+        target->request_us = time_us;
         atomic_store(&target->request, request);
     }
     simgpu_unlock();
@@ -164,7 +166,7 @@ static void force_residence(const struct channel *channel, bool resident) {
     uint8_t same[SIMGPU_MAX_GPUS];
     for (uint32_t gpu = 0; gpu < SIMGPU_MAX_GPUS; gpu++)
         same[gpu] = (uint8_t)gpu;
-    (void)channel_ask(channel, resident ? SIMGPU_PLACE : SIMGPU_EVICT, same);
+    (void)channel_ask(channel, resident ? SIMGPU_PLACE : SIMGPU_EVICT, 0, same);
 }
 
 /* Applies the state of a fault. The bytes follow the state, unless the fault skips the call. After a skipped call, a
@@ -193,19 +195,4 @@ CUresult channel_close(struct channel *channel, CUresult result) {
         force_state(channel, (uint32_t)channel->fault.state & SIMGPU_STATE_MASK);
     release(channel);
     return result;
-}
-
-bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s) {
-    uint64_t left_us = fixed_us;
-    if (bytes_per_s != 0)
-        left_us += (uint64_t)((double)bytes / (double)bytes_per_s * 1e6);
-    while (left_us > 0) {
-        uint64_t interval_us = LIVENESS_INTERVAL_MS * 1000;
-        uint64_t step_us = left_us < interval_us ? left_us : interval_us;
-        simgpu_sleep_us(step_us);
-        left_us -= step_us;
-        if (!channel_target_lives(channel))
-            return false;
-    }
-    return true;
 }

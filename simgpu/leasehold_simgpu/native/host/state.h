@@ -102,6 +102,7 @@ enum simgpu_checkpoint_call {
 /* What a controller asks of the restore thread of its target (restore_thread.h). */
 enum simgpu_request {
     SIMGPU_NO_REQUEST,
+    SIMGPU_SPEND, /* let the time of a copy pass, without a copy */
     SIMGPU_EVICT, /* copy device memory to host memory: LOCKED becomes CHECKPOINTED */
     SIMGPU_PLACE, /* copy it to the GPUs of `destination`: CHECKPOINTED becomes LOCKED */
     SIMGPU_DIE,   /* end the process: see delayed_death.h. Never set back */
@@ -131,6 +132,7 @@ struct simgpu_process {
     _Atomic uint32_t calls[SIMGPU_CHECKPOINT_CALLS]; /* that came for this process, whatever they were answered */
     _Atomic uint32_t request; /* enum simgpu_request; the restore thread sets it back when it has served it */
     uint32_t request_result;  /* a CUresult */
+    uint64_t request_us;      /* the time that a copy takes, in microseconds */
     uint8_t destination[SIMGPU_MAX_GPUS];    /* of SIMGPU_PLACE: index of a GPU -> index of the GPU it becomes */
     uint16_t memory_slots[SIMGPU_MAX_GPUS];  /* by CUDA ordinal: see memory_slots.h; 0: no bytes are on a GPU */
     uint64_t workload;                       /* the same number in processes of one workload: memory_slots.h */

@@ -131,7 +131,7 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpo
     uint64_t time_us = copy_time_us(target, host->suspend_fixed_us, host->suspend_bytes_per_s);
     if (!channel.fault.keep_memory)
         return channel_close(&channel, channel_ask(&channel, SIMGPU_EVICT, time_us, NULL));
-    result = channel_ask(&channel, SIMGPU_SPEND, time_us, NULL);
+    result = channel_ask(&channel, SIMGPU_ANSWER, time_us, NULL);
     if (result == CUDA_SUCCESS)
         move_to(&channel, CU_PROCESS_STATE_CHECKPOINTED, 0, 0);
     return channel_close(&channel, result);

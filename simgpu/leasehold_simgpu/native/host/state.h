@@ -102,10 +102,10 @@ enum simgpu_checkpoint_call {
 /* What a controller asks of the restore thread of its target (restore_thread.h). */
 enum simgpu_request {
     SIMGPU_NO_REQUEST,
-    SIMGPU_SPEND, /* let the time of a copy pass, without a copy */
     SIMGPU_EVICT, /* copy device memory to host memory: LOCKED becomes CHECKPOINTED */
     SIMGPU_PLACE, /* copy it to the GPUs of `destination`: CHECKPOINTED becomes LOCKED */
     SIMGPU_DIE,   /* end the process: see delayed_death.h. Never set back */
+    SIMGPU_ANSWER, /* nothing but an answer, after the time of a copy */
 };
 
 struct simgpu_process {

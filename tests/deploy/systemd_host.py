@@ -141,6 +141,10 @@ class SystemdHost:
         self.run(
             *("/opt/leasehold/bin/python3", "-c", INSTALL, packages),
         )
+        if ROOT.is_relative_to("/tmp"):  # PrivateTmp of the unit hides the checkout from the coordinator
+            drop_in(
+                self, "leasehold-coordinator.service", f"[Service]\nBindReadOnlyPaths={ROOT}\n", "checkout"
+            )
 
     def run(
         self, *command: str, text: str | None = None, succeeds: bool = True, env: dict[str, str] | None = None
@@ -224,8 +228,8 @@ def systemd_host(folder: Path) -> Iterator[SystemdHost]:
         host.stop()
 
 
-def drop_in(host: SystemdHost, unit: str, text: str) -> None:
-    """Adds settings to a unit."""
+def drop_in(host: SystemdHost, unit: str, text: str, name: str = "test") -> None:
+    """Adds settings to a unit, as the file of a name."""
     folder = f"/etc/systemd/system/{unit}.d"
     host.run("mkdir", "-p", folder)
-    host.run("tee", f"{folder}/test.conf", text=textwrap.dedent(text))
+    host.run("tee", f"{folder}/{name}.conf", text=textwrap.dedent(text))

@@ -45,6 +45,7 @@ STEPS: Final = (
     Step("overhead, 1 GiB", (*OVERHEAD, "1"), 60),
     Step("overhead, 8 GiB", (*OVERHEAD, "8"), 60, least_s=40),
     Step("strategies with PyTorch", (PYTHON, "-m", "tests.gpu.torch_policies"), 90),
+    Step("contents with PyTorch", (PYTHON, "-m", "tests.gpu.torch_contents"), 150, least_s=110),
     Step("overhead, 32 GiB", (*OVERHEAD, "32"), 150, least_s=110),
 )
 """The most informative steps come first: the time of the last ones may be up."""

@@ -48,6 +48,10 @@ STATES: Final = {
 }
 """What a workload is that was parked by a process strategy."""
 
+HOOK_TIMEOUT: Final = "60s"
+"""The timeout of a hook that must not time out. A hook makes up to eight calls. For each call a worker with
+run_as starts an interpreter, which takes 40 ms, and many times as long on a busy machine."""
+
 
 images_are_local: Final = local_only(
     "the worker writes images of its own user's programs only, and programs of enrolled users run as others"
@@ -120,7 +124,9 @@ class Model:
         """Where its worker keeps what is on disk."""
         return self.fleet.folder / WORKER / "images"
 
-    def start(self, *options: str, gpu: str = "", timeout: str = "2s", wait_s: float = TIMEOUT_S) -> None:
+    def start(
+        self, *options: str, gpu: str = "", timeout: str = HOOK_TIMEOUT, wait_s: float = TIMEOUT_S
+    ) -> None:
         """Runs it, and waits until it serves."""
         hooks = self.fleet.folder / f"{self.name}.hooks"
         url = f"http://127.0.0.1:{self.port}"

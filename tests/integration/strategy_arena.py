@@ -27,15 +27,17 @@ from leasehold_client.coordinator.client import Client
 from tests.environment import CRIU
 
 from .fleets import Fleet
-from .models import STATES, WORKER, Model, reason, told
+from .models import HOOK_TIMEOUT, STATES, WORKER, Model, reason, told
 from .strategy_cases import DOWN, UP, Case, Kind
 
-GPUS: Final = 8
+GPUS: Final = 10
+HANGING_TIMEOUT: Final = "10s"
+"""The hook timeout of a server that does not answer. All other calls of its hook must end within it."""
 NOT_PLAYED: Final = "not played: no images"
 
 SETTINGS: Final = """
 stop_workloads = "leave"
-driver_call_floor_s = 1.0
+driver_call_floor_s = 5.0
 proof_timeout_s = 1.0
 criu = "{criu}"
 """
@@ -83,7 +85,7 @@ class Arena:
             wrapper.chmod(0o755)
         self.settings = SETTINGS.format(criu=wrapper)
         fleet.start_worker(WORKER, settings=self.settings, gpus=GPUS)
-        self.models: dict[tuple[bool, str, int], Model] = {}
+        self.models: dict[tuple[bool, str, int, bool], Model] = {}
         self._homes: dict[str, list[str]] = {}
         self._made = 0
         self._log_read = 0
@@ -100,13 +102,12 @@ class Arena:
 
     def model_of(self, case: Case) -> Model:
         """The model server of a case, which runs."""
-        kernel = case.process == "stop" and not case.before
-        key = kernel, case.framework, case.gpus
+        key = kernel, _, _, hangs = _key(case)
         if key not in self.models:
             self._made += 1
             name = f"{'saver' if kernel else 'chat'}-{self._made}"
             model = Model(self.fleet, name, kernel=kernel, framework=case.framework, gpu_count=case.gpus)
-            model.start(timeout="2s")
+            model.start(timeout=HANGING_TIMEOUT if hangs else HOOK_TIMEOUT)
             self.models[key] = model
             self._homes[name] = self._gpus_of(model)
         return self.models[key]
@@ -120,7 +121,7 @@ class Arena:
         except Exception as error:  # the other cases are played all the same
             where = traceback.extract_tb(error.__traceback__)[-1]
             tally.problems.append(f"{case}: {where.name}, {where.line}: {error!r}"[:3000])
-            self._give_up(model)
+            self._give_up(_key(case))
         log = self.fleet.log(WORKER)[self._log_read :]
         self._log_read += len(log)
         if "Traceback" in log:
@@ -133,8 +134,8 @@ class Arena:
         for model in self.models.values():
             self.client.wait(self.client.stop(model.name, grace_s=0), check=False)
 
-    def _give_up(self, model: Model) -> None:
-        del self.models[model.kernel, model.framework, model.gpu_count]
+    def _give_up(self, key: tuple[bool, str, int, bool]) -> None:
+        model = self.models.pop(key)
         self.criu_mode.unlink(missing_ok=True)
         self._restart()  # it may be dead, or have a crash point that it did not come to
         model.clear_faults()
@@ -304,6 +305,12 @@ class Arena:
             if model.kernel and model.state_name == "RUNNING":
                 # Until it is back, stopping it would lose what it has computed, and is refused.
                 self.fleet.wait(partial(_would_be_saved, model))
+
+
+def _key(case: Case) -> tuple[bool, str, int, bool]:
+    """The kind of a case's model server: kernel, framework, number of GPUs, and whether a call hangs."""
+    hangs = case.trouble.kind is Kind.SERVER and case.trouble.fault == "hang"
+    return case.process == "stop" and not case.before, case.framework, case.gpus, hangs
 
 
 def _would_be_saved(model: Model) -> bool:

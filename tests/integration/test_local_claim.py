@@ -225,21 +225,28 @@ def test_a_claim_goes_on_with_the_next_start_of_the_worker(restarting_host: Loca
     host.wait(lambda: sorted(host.states()) == ["FREE", "LEASED"])
 
 
-NO_LISTS = f"""
-import grpc, trio
+EXPECTED_UNTIL_TOLD = """
+import trio
 from pathlib import Path
-from leasehold_worker.local_api import claims, service
-expect, resume = claims.LocalClaims._expect, claims.LocalClaims._resume
+from leasehold_worker.local_api import claims
+expect = claims.LocalClaims._expect
 async def expect_until_told(self, workload):
     while not Path(TIME_IS_OVER).exists():
         await trio.sleep(0.02)
     claims.RESUME_TIMEOUT_S = 0
     await expect(self, workload)
     print("nobody is expected any more", flush=True)
+claims.LocalClaims._expect = expect_until_told
+"""
+"""Holders are expected until the file TIME_IS_OVER is there."""
+
+NO_LISTS = f"""
+import grpc
+from leasehold_worker.local_api import service
+resume = claims.LocalClaims._resume
 async def say_and_resume(self, session, workload_id):
     print("a claim goes on", flush=True)
     await resume(self, session, workload_id)
-claims.LocalClaims._expect = expect_until_told
 claims.LocalClaims._resume = say_and_resume
 ask = service.LocalService._ask
 def refuse(self, context, question):
@@ -248,14 +255,14 @@ def refuse(self, context, question):
     return ask(self, context, question)
 service.LocalService._ask = refuse
 """
-"""Lists are for the test alone. Holders are expected until the file TIME_IS_OVER is there."""
+"""Lists are for the test alone. It follows EXPECTED_UNTIL_TOLD."""
 
 
 @pytest.mark.long
 def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(1)
     over = host.folder / "over"
-    host.patch = f"TIME_IS_OVER = {str(over)!r}\n{NO_LISTS}"
+    host.patch = f"TIME_IS_OVER = {str(over)!r}\n{EXPECTED_UNTIL_TOLD}{NO_LISTS}"
     host.start_worker()
     holder = start(host, "holder")
     waiting = host.exec("--name", "next", "--", "echo", "done")
@@ -275,13 +282,15 @@ def test_a_claim_goes_on_where_the_list_is_not_to_be_had(new_host: Callable[[int
 @pytest.mark.long
 def test_a_claim_whose_holder_does_not_come_back_is_let_go(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(2)
-    host.patch = "from leasehold_worker.local_api import claims; claims.RESUME_TIMEOUT_S = 0.5"
+    over = host.folder / "over"
+    host.patch = f"TIME_IS_OVER = {str(over)!r}\n{EXPECTED_UNTIL_TOLD}"
     host.start_worker()
     holder = start(host, "holder")
     host.kill_worker()
     holder.send_signal(signal.SIGSTOP)
     host.start_worker()
     assert "holder" in host.workloads()
+    over.touch()
     host.wait(lambda: host.states() == ["FREE", "FREE"])
     holder.send_signal(signal.SIGCONT)
     host.wait(lambda: now(host, holder)[4] is True)

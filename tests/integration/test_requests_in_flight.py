@@ -16,7 +16,7 @@ from .models import WORKER, Model, reason
 def model(empty_fleet: Fleet) -> Iterator[Model]:
     empty_fleet.start_worker(WORKER)
     started = Model(empty_fleet, "chat")
-    started.start(timeout="60s")
+    started.start()
     yield started
     started.client.wait(started.client.stop(started.name, grace_s=0, force=True), check=False)
 

@@ -31,7 +31,7 @@ def test_a_gpu_offers_what_a_sleeping_workload_leaves(empty_fleet: Fleet, restar
     fleet = empty_fleet
     worker_with(fleet, 4 * CONTEXT_BYTES)
     model = Model(fleet, "chat")
-    model.start(timeout="60s")
+    model.start()
     assert reason(model.suspend("offload+keep_running")) == "SUCCEEDED"
     if restarts:
         fleet.end_worker(WORKER)
@@ -56,7 +56,7 @@ def test_a_gpu_offers_what_a_sleeping_workload_leaves(empty_fleet: Fleet, restar
 def test_a_workload_that_would_keep_most_of_its_gpu_stays_awake(empty_fleet: Fleet) -> None:
     worker_with(empty_fleet, 3 * CONTEXT_BYTES // 2)
     model = Model(empty_fleet, "chat")
-    model.start(timeout="60s")
+    model.start()
     refused = model.suspend("offload+keep_running")
     assert reason(refused) == "MEMORY_NOT_FREED"
     assert "keeps 512 MiB of the 768 MiB" in refused.error.message
@@ -71,7 +71,7 @@ def test_offloaded_weights_count_as_parked_and_make_room_for_others(empty_fleet:
     models = {}
     for name, ladder in (("a", ["--evict", "offload+keep_running", "--escalate-to", "stop"]), ("b", [])):
         models[name] = Model(fleet, name)
-        models[name].start(*ladder, timeout="60s")
+        models[name].start(*ladder)
     assert reason(fleet.client.wait(fleet.client.suspend("a"))) == "SUCCEEDED"
     offload = parse_policy("offload+keep_running")
     plan = fleet.json("suspend", "b", "--weights", "offload", "--process", "keep_running", "--dry-run")
@@ -85,7 +85,7 @@ def test_offloaded_weights_count_as_parked_and_make_room_for_others(empty_fleet:
 def test_offloaded_weights_do_not_exceed_the_limit_of_parked_memory(empty_fleet: Fleet) -> None:
     empty_fleet.start_worker(WORKER, settings=f'parked_memory_limit = "{FULL_BYTES - 1}B"')
     model = Model(empty_fleet, "chat")
-    model.start(timeout="60s")
+    model.start()
     assert reason(model.suspend("offload+keep_running")) == "INSUFFICIENT_HOST_MEMORY"
     model.require_running()
     assert reason(model.suspend("discard+keep_running")) == "SUCCEEDED"

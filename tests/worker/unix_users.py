@@ -61,7 +61,9 @@ def as_user(uid: int, *capabilities: str) -> list[str]:
 
 def is_readable() -> bool:
     """Whether other users can run this checkout's programs."""
-    trial = [*as_user(ALICE_UID), sys.executable, "-c", f"open({str(COUNTER)!r}).read(); import trio"]
+    # The shell starts the interpreter, because setpriv itself still has root's capabilities at its exec.
+    code = f"open({str(COUNTER)!r}).read(); import trio"
+    trial = [*as_user(ALICE_UID), "sh", "-c", 'exec "$@"', "sh", sys.executable, "-c", code]
     return subprocess.run(trial, capture_output=True, check=False).returncode == 0
 
 

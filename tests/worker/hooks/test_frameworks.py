@@ -1,8 +1,11 @@
 """The vllm and sglang hooks, against servers that speak the real routes."""
 
 import datetime
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -35,6 +38,29 @@ def vllm() -> Iterator[VllmServer]:
 def sglang() -> Iterator[SglangServer]:
     with serving(SglangServer()) as server:
         yield server
+
+
+def expire_first_action(monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
+    """Has the timeout of the first action of hooks pass once a condition holds.
+
+    Later actions, such as a rollback, have the timeouts of their hooks.
+    """
+    actions = itertools.count()
+
+    async def expire(scope: trio.CancelScope) -> None:
+        while not when():  # noqa: ASYNC110 - the server is not trio's
+            await trio.sleep(0.01)
+        scope.deadline = trio.current_time()
+
+    @contextmanager
+    def fail_after(limit_s: float) -> Iterator[None]:
+        with trio.fail_after(limit_s) as scope:
+            if next(actions) == 0:
+                trio.lowlevel.spawn_system_task(expire, scope)
+            yield
+
+    replaced = SimpleNamespace(**{**vars(trio), "fail_after": fail_after})
+    monkeypatch.setattr(runner, "trio", replaced)
 
 
 def engine(server: VllmServer, *tags: str, communicators: bool = False) -> Hook:
@@ -162,13 +188,14 @@ async def test_a_server_that_is_not_there_fails_and_is_told(tmp_path: Path) -> N
         await runner.down(context([hook], tmp_path, OFFLOAD))
 
 
-async def test_a_slow_sleep_times_out_and_is_undone(vllm: VllmServer, tmp_path: Path) -> None:
-    hook = engine(vllm)
-    hook.timeout.FromMilliseconds(300)
+async def test_a_slow_sleep_times_out_and_is_undone(
+    vllm: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expire_first_action(monkeypatch, lambda: "/sleep" in vllm.paths())
     vllm.held.add("/sleep")
     vllm.sleeping = {"weights", "kv_cache"}  # it got there after all
-    with pytest.raises(OperationError, match=r"timed out after 0.3 s \(POST .*did not answer\)"):
-        await runner.down(context([hook], tmp_path, OFFLOAD, measure=vllm.measure))
+    with pytest.raises(OperationError, match=r"timed out after [0-9]+ s \(POST .*/sleep.*did not answer\)"):
+        await runner.down(context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure))
     assert vllm.serves
 
 
@@ -186,13 +213,16 @@ async def test_vllm_sleeps_once_its_requests_have_ended(vllm: VllmServer, tmp_pa
 @pytest.mark.parametrize("strategy", [OFFLOAD, DISCARD], ids=["offload", "discard"])
 @pytest.mark.parametrize("way", ["timeout", "cancel"])
 async def test_vllm_does_not_sleep_after_its_sleep_was_given_up(
-    vllm: VllmServer, tmp_path: Path, way: str, strategy: WeightStrategy.ValueType
+    vllm: VllmServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    strategy: WeightStrategy.ValueType,
 ) -> None:
     request = vllm.begin()
-    hook = engine(vllm)
-    hook.timeout.FromMilliseconds(1500 if way == "timeout" else 60_000)
-    used = context([hook], tmp_path, strategy, measure=vllm.measure)
+    used = context([engine(vllm)], tmp_path, strategy, measure=vllm.measure)
     if way == "timeout":
+        expire_first_action(monkeypatch, lambda: "/pause" in vllm.paths())
         with pytest.raises(OperationError, match="timed out"):
             await runner.down(used)
     else:
@@ -346,24 +376,24 @@ async def test_sglang_releases_once_its_requests_have_ended(sglang: SglangServer
 
 
 async def test_sglang_that_is_given_up_while_requests_run_goes_on(
-    sglang: SglangServer, tmp_path: Path
+    sglang: SglangServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = sglang.begin()
-    hook = model(sglang)
-    hook.timeout.FromMilliseconds(300)
+    expire_first_action(monkeypatch, lambda: "/flush_cache" in sglang.paths())
     with pytest.raises(OperationError, match="timed out"):
-        await runner.down(context([hook], tmp_path, OFFLOAD, measure=sglang.measure))
+        await runner.down(context([model(sglang)], tmp_path, OFFLOAD, measure=sglang.measure))
     sglang.finish(request)
     assert request.finish_reason == "stop"
     assert sglang.serves
 
 
-async def test_sglang_that_stays_busy_is_left_alone(sglang: SglangServer, tmp_path: Path) -> None:
+async def test_sglang_that_stays_busy_is_left_alone(
+    sglang: SglangServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sglang.in_flight = 10**6
-    hook = model(sglang)
-    hook.timeout.FromMilliseconds(500)
+    expire_first_action(monkeypatch, lambda: sglang.paths().count("/flush_cache") > 1)
     with pytest.raises(OperationError, match="timed out"):
-        await runner.down(context([hook], tmp_path, OFFLOAD, measure=sglang.measure))
+        await runner.down(context([model(sglang)], tmp_path, OFFLOAD, measure=sglang.measure))
     assert sglang.serves
     assert "/resume_memory_occupation" not in sglang.paths()  # it would end the server
 
@@ -444,7 +474,7 @@ async def test_a_drain_that_does_not_end_aborts_and_admits_again(
 ) -> None:
     monkeypatch.setattr("leasehold_worker.hooks.http_hook.IDLE_INTERVAL_S", 60.0)
     hook = engine(vllm)
-    hook.timeout.FromMilliseconds(1500)  # passes in the pause after the first answer
+    hook.timeout.FromSeconds(5)  # passes in the pause after the first answer
     hook.drain.stop_admitting.MergeFrom(HttpHook(method="POST", url=f"{vllm.url}/pause"))
     hook.drain.idle.MergeFrom(HttpHook(method="GET", url=f"{vllm.url}/idle"))
     hook.drain.admit_again.MergeFrom(HttpHook(method="POST", url=f"{vllm.url}/resume"))

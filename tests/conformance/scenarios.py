@@ -30,6 +30,12 @@ BLOCKED_S = 0.5
 """How long a call may take before it counts as blocked."""
 END_S = 10.0
 CUresult = driver.CUresult
+CALLS = {
+    "lock": driver.cuCheckpointProcessLock,
+    "checkpoint": driver.cuCheckpointProcessCheckpoint,
+    "restore": driver.cuCheckpointProcessRestore,
+    "unlock": driver.cuCheckpointProcessUnlock,
+}
 
 
 def skip(reason: str) -> NoReturn:
@@ -213,39 +219,47 @@ def a_process_without_cuda_is_not_initialized() -> None:
     ok(driver.cuInit(0))
     sleeper = subprocess.Popen(["sleep", "600"])
     try:
-        for call in (driver.cuCheckpointProcessGetState, driver.cuCheckpointProcessGetRestoreThreadId):
-            assert result_of(call(sleeper.pid)) == CUresult.CUDA_ERROR_NOT_INITIALIZED
+        assert results_of_all_calls(sleeper.pid) == {CUresult.CUDA_ERROR_NOT_INITIALIZED}
     finally:
         sleeper.kill()
         sleeper.wait()
 
 
-def a_missing_process_is_an_invalid_value() -> None:
+def results_of_all_calls(pid: int) -> set[Any]:
+    """The CUresults of the six calls on a process."""
+    queries = driver.cuCheckpointProcessGetState, driver.cuCheckpointProcessGetRestoreThreadId
+    return {result_of(query(pid)) for query in queries} | {
+        result_of(call(pid, None)) for call in CALLS.values()
+    }
+
+
+def a_missing_process_is_an_error_of_the_operating_system() -> None:
     ok(driver.cuInit(0))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    for call in (driver.cuCheckpointProcessGetState, driver.cuCheckpointProcessGetRestoreThreadId):
-        assert result_of(call(gone.pid)) == CUresult.CUDA_ERROR_INVALID_VALUE
+    assert results_of_all_calls(gone.pid) == {CUresult.CUDA_ERROR_OPERATING_SYSTEM}
+
+
+def a_zombie_is_not_initialized() -> None:
+    ok(driver.cuInit(0))
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert results_of_all_calls(zombie.pid) == {CUresult.CUDA_ERROR_NOT_INITIALIZED}
+    zombie.wait()
 
 
 def calls_in_the_wrong_state_are_illegal_and_change_nothing() -> None:
-    calls = {
-        "lock": driver.cuCheckpointProcessLock,
-        "checkpoint": driver.cuCheckpointProcessCheckpoint,
-        "restore": driver.cuCheckpointProcessRestore,
-        "unlock": driver.cuCheckpointProcessUnlock,
-    }
     legal = {"running": {"lock"}, "locked": {"checkpoint", "unlock"}, "checkpointed": {"restore"}}
     way_on = {"running": "lock", "locked": "checkpoint", "checkpointed": "restore"}
     with target() as (_, process):
         for state, allowed in legal.items():
-            for name in calls.keys() - allowed:
-                assert result_of(calls[name](process.pid, None)) == CUresult.CUDA_ERROR_ILLEGAL_STATE, (
+            for name in CALLS.keys() - allowed:
+                assert result_of(CALLS[name](process.pid, None)) == CUresult.CUDA_ERROR_ILLEGAL_STATE, (
                     state,
                     name,
                 )
                 assert process.state == state
-            ok(calls[way_on[state]](process.pid, None))
+            ok(CALLS[way_on[state]](process.pid, None))
         process.unlock()
 
 

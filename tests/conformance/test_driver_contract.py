@@ -37,7 +37,8 @@ NVIDIA_SAMPLES = (
 
 WORKER = (
     "a_process_without_cuda_is_not_initialized",
-    "a_missing_process_is_an_invalid_value",
+    "a_missing_process_is_an_error_of_the_operating_system",
+    "a_zombie_is_not_initialized",
     "calls_in_the_wrong_state_are_illegal_and_change_nothing",
     "device_calls_wait_and_data_survives",
     "the_restore_thread_belongs_to_the_target",

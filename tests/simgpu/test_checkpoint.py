@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from leasehold_simgpu import SimulatedHost
 
 from .conftest import MakeHost, StartProgram
+from .freezers import Freezer
 from .programs import (
     CHECKPOINTED,
     ILLEGAL_STATE,
-    INVALID_VALUE,
     LOCKED,
     MIB,
     NOT_INITIALIZED,
@@ -26,7 +27,6 @@ from .programs import (
     SUCCESS,
     Program,
     ProgramError,
-    wait_until,
 )
 
 
@@ -125,19 +125,38 @@ def test_a_living_process_without_cuda_is_not_initialized(controller: Program) -
         assert getattr(controller, call)(os.getpid()) == NOT_INITIALIZED
 
 
-def test_a_pid_without_a_process_is_an_invalid_value(controller: Program) -> None:
+def call_all(controller: Program, pid: int) -> list[int]:
+    """The result of every call on a process."""
+    results = [getattr(controller, call)(pid) for call in ("lock", "checkpoint", "restore", "unlock")]
+    return [controller.get_state(pid)[0], controller.restore_thread_id(pid)[0], *results]
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+def test_a_pid_without_a_process_is_an_error_of_the_operating_system(
+    controller: Program, initialized: bool
+) -> None:
+    """Seen on 580.159.04. Pids below 1 are assumed."""
+    if initialized:
+        controller.init()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for pid in (gone.pid, 0, -1):
-        assert controller.get_state(pid) == [INVALID_VALUE, None]
-        assert controller.lock(pid) == INVALID_VALUE
+        assert call_all(controller, pid) == [OPERATING_SYSTEM] * 6
 
 
-def test_a_dead_target_is_an_invalid_value_even_before_it_is_collected(
-    controller: Program, target: Program
-) -> None:
+def test_a_zombie_has_no_cuda(controller: Program, target: Program) -> None:
+    """Seen on 580.159.04: until it is collected, a killed target answers like a process without CUDA."""
     os.kill(target.pid, signal.SIGKILL)
-    wait_until(lambda: controller.get_state(target.pid) == [INVALID_VALUE, None], "the zombie counts as gone")
+    os.waitid(os.P_PID, target.pid, os.WEXITED | os.WNOWAIT)
+    assert call_all(controller, target.pid) == [NOT_INITIALIZED] * 6
+    target.wait()
+    assert call_all(controller, target.pid) == [OPERATING_SYSTEM] * 6
+
+
+def test_a_kernel_thread_has_no_cuda(controller: Program) -> None:
+    if Path("/proc/2/comm").read_text() != "kthreadd\n":
+        pytest.skip("no kernel thread can be seen here")
+    assert call_all(controller, 2) == [NOT_INITIALIZED] * 6
 
 
 def test_the_restore_thread_is_a_thread_of_the_target_and_names_it(
@@ -203,6 +222,44 @@ def test_a_stopped_target_answers_no_call_until_it_goes_on(controller: Program, 
     assert controller.is_waiting()
     target.send_signal(signal.SIGCONT)
     assert controller.answer() == [SUCCESS, RUNNING]
+
+
+def test_a_killed_controller_of_a_stopped_target_holds_nobody_up(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    """Seen on 580.159.04."""
+    target.stop()
+    controller.begin("get_state", target.pid)
+    assert controller.is_waiting()
+    controller.kill()
+    second = start_program(host)
+    second.init()
+    second.begin("lock", target.pid)
+    assert second.is_waiting()
+    target.send_signal(signal.SIGCONT)
+    assert second.answer() == SUCCESS
+    assert second.checkpoint(target.pid) == SUCCESS
+
+
+def test_a_stopped_target_that_is_killed_ends_the_call(controller: Program, target: Program) -> None:
+    target.stop()
+    controller.begin("get_state", target.pid)
+    assert controller.is_waiting()
+    target.kill()
+    assert controller.answer()[0] == OPERATING_SYSTEM
+
+
+@pytest.mark.parametrize("call", ["get_state", "lock", "unlock"])
+def test_a_frozen_target_answers_no_call_until_it_is_thawed(
+    controller: Program, target: Program, freezer: Freezer, call: str
+) -> None:
+    """Seen on 580.159.04, with a state query."""
+    freezer.freeze(target.pid)
+    controller.begin(call, target.pid)
+    assert controller.is_waiting()
+    freezer.thaw()
+    answer = controller.answer()
+    assert answer == {"get_state": [SUCCESS, RUNNING], "lock": SUCCESS, "unlock": ILLEGAL_STATE}[call]
 
 
 def test_a_target_that_dies_in_a_call_ends_it(

@@ -13,6 +13,7 @@ from leasehold_simgpu import CHIPS, SimulatedHost
 from .conftest import MakeHost, StartProgram
 from .programs import (
     COUNTER,
+    INVALID_DEVICE,
     INVALID_VALUE,
     MIB,
     NO_DEVICE,
@@ -288,6 +289,7 @@ def visible(host: SimulatedHost, start_program: StartProgram, value: str) -> lis
 
 
 def test_cuda_visible_devices(host: SimulatedHost, start_program: StartProgram) -> None:
+    """Most entries were seen on 580.159.04 with one GPU."""
     uuids = [gpu.uuid for gpu in host.gpus]
     expected: dict[str, list[int] | int] = {
         "2,0": [2, 0],
@@ -295,19 +297,57 @@ def test_cuda_visible_devices(host: SimulatedHost, start_program: StartProgram) 
         "0,9,1": [0],
         "1,-1,2": [1],
         "1,x": [1],
-        "3,3": [3],
+        "3,": [3],
+        "0,,1": [0],
         "": NO_DEVICE,
+        ",0": NO_DEVICE,
         "-1": NO_DEVICE,
+        "-1,0": NO_DEVICE,
+        "9,0": NO_DEVICE,
+        "abc,0": NO_DEVICE,
         "NoDevFiles": NO_DEVICE,
+        "MIG-x": NO_DEVICE,
         uuids[1]: [1],
+        uuids[1].upper(): [1],
         f"{uuids[3]},{uuids[0]}": [3, 0],
         uuids[2][:12]: [2],
         "GPU-": NO_DEVICE,
         "GPU-zzz": NO_DEVICE,
-        f"{uuids[1]},0": [1, 0],
     }
     for value, gpus in expected.items():
         assert visible(host, start_program, value) == gpus, value
+
+
+def test_an_index_of_cuda_visible_devices_is_read_like_atoi(
+    host: SimulatedHost, start_program: StartProgram
+) -> None:
+    """Seen on 580.159.04."""
+    zeros = "0x1", "0abc", "0;1", "0.5", "-0", "+0", " 0", "\t0", "0\n", "00", "0x", "4294967296"
+    for value in zeros:
+        assert visible(host, start_program, value) == [0], value
+    for value in ("010", "08", "2147483648"):
+        assert visible(host, start_program, value) == NO_DEVICE, value
+    assert visible(host, start_program, "1x,02 y") == [1, 2]
+
+
+def test_a_gpu_that_is_named_twice_is_an_invalid_device(
+    host: SimulatedHost, start_program: StartProgram
+) -> None:
+    """Seen on 580.159.04. An invalid entry in between ends the list before the second name."""
+    uuid = host.gpus[0].uuid
+    for value in ("0,0", "0, 0", "0x0,0", f"{uuid},{uuid}", f"{uuid},{uuid[:12]}", "1,0,1"):
+        assert visible(host, start_program, value) == INVALID_DEVICE, value
+    for value in ("0,,0", "0,9,0", "0,-1,0"):
+        assert visible(host, start_program, value) == [0], value
+
+
+def test_cuda_visible_devices_has_indices_or_uuids(host: SimulatedHost, start_program: StartProgram) -> None:
+    """Seen on 580.159.04: an entry of the other kind ends the list, also if the entry names a GPU again."""
+    uuids = [gpu.uuid for gpu in host.gpus]
+    assert visible(host, start_program, f"0,{uuids[0]},1") == [0]
+    assert visible(host, start_program, f"0,{uuids[1]}") == [0]
+    assert visible(host, start_program, f"{uuids[1]},0") == [1]
+    assert visible(host, start_program, f"{uuids[1]},1,{uuids[2]}") == [1]
 
 
 def test_no_host_is_no_device(start_program: StartProgram, host: SimulatedHost, tmp_path: object) -> None:

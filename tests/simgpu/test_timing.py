@@ -8,7 +8,17 @@ from __future__ import annotations
 import pytest
 from leasehold_simgpu import SimulatedHost, Timing
 
-from .programs import MIB, OPERATING_SYSTEM, SUCCESS, Program
+from .conftest import StartProgram
+from .programs import (
+    CHECKPOINTED,
+    ILLEGAL_STATE,
+    LOCKED,
+    MIB,
+    OPERATING_SYSTEM,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    Program,
+)
 
 FOR_EVER_S = 600.0
 
@@ -79,16 +89,84 @@ def test_a_target_that_dies_does_not_make_the_controller_wait(
     assert controller.answer() == OPERATING_SYSTEM
 
 
-def test_a_controller_killed_in_a_copy_has_changed_nothing(
-    host: SimulatedHost, controller: Program, target: Program
-) -> None:
-    host.set_timing(Timing(FOR_EVER_S, 0, FOR_EVER_S, 0))
-    target.allocate(MIB)
-    controller.lock(target.pid)
-    controller.begin("checkpoint", target.pid)
+COPY_S = 3.0
+
+
+def kill_in(call: str, controller: Program, target: Program) -> None:
+    """Kills the controller while its call copies."""
+    controller.begin(call, target.pid)
     assert controller.is_waiting()
     controller.kill()
-    process = host.process(target.pid)
-    assert process is not None
-    assert process.state.name == "LOCKED"
+
+
+def test_a_target_finishes_the_checkpoint_of_a_killed_controller(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    """Seen on 580.159.04: the next query waits for the end of the copy."""
+    _, address = target.allocate(MIB)
+    target.fill(address, MIB, 7)
+    second = start_program(host)
+    second.init()
+    controller.lock(target.pid)
+    host.set_timing(Timing(COPY_S, 0, 0, 0))
+    kill_in("checkpoint", controller, target)
+    second.begin("get_state", target.pid)
+    assert second.is_waiting()
     assert host.gpus[0].used_bytes == MIB
+    assert second.answer() == [SUCCESS, CHECKPOINTED]
+    assert host.gpus[0].used_bytes == 0
+    assert [second.restore(target.pid), second.unlock(target.pid)] == [SUCCESS, SUCCESS]
+    assert target.holds(address, MIB, 7)
+
+
+def test_a_target_finishes_the_restore_of_a_killed_controller(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    """Seen on 580.159.04."""
+    _, address = target.allocate(MIB)
+    target.fill(address, MIB, 7)
+    second = start_program(host)
+    controller.init()
+    controller.lock(target.pid)
+    controller.checkpoint(target.pid)
+    host.set_timing(Timing(0, 0, COPY_S, 0))
+    kill_in("restore", controller, target)
+    second.begin("get_state", target.pid)
+    assert second.is_waiting()
+    assert second.answer() == [SUCCESS, LOCKED]
+    assert second.unlock(target.pid) == SUCCESS
+    assert target.holds(address, MIB, 7)
+
+
+def test_a_restore_without_memory_copies_nothing(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    """Seen on 580.159.04: such a restore answered after 0.01 s."""
+    target.allocate(MIB)
+    controller.init()
+    controller.lock(target.pid)
+    controller.checkpoint(target.pid)
+    host.set_timing(Timing(0, 0, FOR_EVER_S, 0))
+    host.hog(0, host.gpus[0].memory_bytes)
+    assert controller.restore(target.pid) == OUT_OF_MEMORY
+    assert controller.get_state(target.pid) == [SUCCESS, CHECKPOINTED]
+    assert [controller.restore(target.pid), controller.unlock(target.pid)] == [
+        OPERATING_SYSTEM,
+        ILLEGAL_STATE,
+    ]
+
+
+def test_a_restore_takes_its_memory_before_the_copy(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    target.allocate(MIB)
+    controller.init()
+    controller.lock(target.pid)
+    controller.checkpoint(target.pid)
+    host.set_timing(Timing(0, 0, FOR_EVER_S, 0))
+    controller.begin("restore", target.pid)
+    assert controller.is_waiting()
+    assert host.gpus[0].used_bytes == MIB
+    target.kill()
+    assert controller.answer() == OPERATING_SYSTEM
+    assert host.gpus[0].used_bytes == 0

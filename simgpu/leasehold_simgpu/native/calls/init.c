@@ -8,6 +8,7 @@
 #include "memory/memory_slots.h"
 #include "process/gate.h"
 #include "process/own_process.h"
+#include "process/request_pipe.h"
 #include "process/restore_thread.h"
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -47,9 +48,10 @@ static void forget_namesakes(struct simgpu_host *host) {
 
 static CUresult register_process(struct simgpu_host *host) {
     uint8_t gpus[SIMGPU_MAX_GPUS];
-    uint32_t count = visible_devices(host, getenv("CUDA_VISIBLE_DEVICES"), gpus);
-    if (count == 0)
-        return CUDA_ERROR_NO_DEVICE;
+    uint32_t count;
+    CUresult result = visible_devices(host, getenv("CUDA_VISIBLE_DEVICES"), gpus, &count);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (!simgpu_lock())
         return CUDA_ERROR_OPERATING_SYSTEM;
     forget_namesakes(host);
@@ -63,7 +65,7 @@ static CUresult register_process(struct simgpu_host *host) {
         record->visible_count = count;
         memcpy(record->placement[0], gpus, count);
         atomic_store(&record->status, CU_PROCESS_STATE_RUNNING | SIMGPU_RESIDENT);
-        if (restore_thread_start(record)) {
+        if (request_pipe_open(record) && restore_thread_start(record)) {
             record->pid = getpid(); /* last: from here on the record counts */
             simgpu_self = record;
         }

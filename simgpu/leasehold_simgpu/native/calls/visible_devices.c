@@ -1,5 +1,6 @@
-/* CUDA_VISIBLE_DEVICES: indices, or unique prefixes of UUIDs. By the CUDA programming guide, only the devices before
- * the first invalid entry are visible. A repeated entry counts as invalid. */
+/* CUDA_VISIBLE_DEVICES: indices, or unique prefixes of UUIDs, but not both. By the CUDA programming guide, only the
+ * devices before the first invalid entry are visible. An index is read like atoi does. A second valid entry for one GPU
+ * is an error. Both were seen on driver 580.159.04. */
 #include "calls/visible_devices.h"
 
 #include <ctype.h>
@@ -10,10 +11,11 @@
 
 #include "host/uuid_text.h"
 
+/* "0x1", "0.5" and "-0" are 0, and 4294967296 is 0 too. An entry without digits is invalid. */
 static int by_index(const struct simgpu_host *host, const char *entry) {
     char *end;
-    long index = strtol(entry, &end, 10);
-    return *end == '\0' && index >= 0 && index < (long)host->gpu_count ? (int)index : -1;
+    int index = (int)strtol(entry, &end, 10);
+    return end != entry && index >= 0 && index < (int)host->gpu_count ? index : -1;
 }
 
 static int by_uuid(const struct simgpu_host *host, const char *entry) {
@@ -30,25 +32,34 @@ static int by_uuid(const struct simgpu_host *host, const char *entry) {
     return found;
 }
 
-uint32_t visible_devices(const struct simgpu_host *host, const char *list, uint8_t gpus[SIMGPU_MAX_GPUS]) {
-    uint32_t count = 0;
+static bool names_uuid(const char *entry) {
+    return strncasecmp(entry, "GPU-", 4) == 0;
+}
+
+CUresult visible_devices(const struct simgpu_host *host, const char *list, uint8_t gpus[SIMGPU_MAX_GPUS],
+                         uint32_t *count) {
+    *count = 0;
     if (list == NULL) {
-        for (; count < host->gpu_count; count++)
-            gpus[count] = (uint8_t)count;
-        return count;
+        for (; *count < host->gpu_count; ++*count)
+            gpus[*count] = (uint8_t)*count;
+        return *count == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
     }
-    char copy[2048];
+    char copy[2048], *rest = copy, *entry;
     snprintf(copy, sizeof copy, "%s", list);
-    char *rest = NULL;
-    for (char *entry = strtok_r(copy, ",", &rest); entry != NULL; entry = strtok_r(NULL, ",", &rest)) {
+    bool uuids = false;
+    while ((entry = strsep(&rest, ",")) != NULL) { /* unlike strtok, strsep returns empty entries */
         while (isspace((unsigned char)*entry))
             entry++;
         for (size_t length = strlen(entry); length > 0 && isspace((unsigned char)entry[length - 1]); length--)
             entry[length - 1] = '\0';
-        int gpu = strncasecmp(entry, "GPU-", 4) == 0 ? by_uuid(host, entry) : by_index(host, entry);
-        if (gpu < 0 || *entry == '\0' || memchr(gpus, gpu, count) != NULL)
+        if (*count == 0)
+            uuids = names_uuid(entry);
+        int gpu = uuids != names_uuid(entry) ? -1 : uuids ? by_uuid(host, entry) : by_index(host, entry);
+        if (gpu < 0)
             break;
-        gpus[count++] = (uint8_t)gpu;
+        if (memchr(gpus, gpu, *count) != NULL)
+            return CUDA_ERROR_INVALID_DEVICE;
+        gpus[(*count)++] = (uint8_t)gpu;
     }
-    return count;
+    return *count == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
 }

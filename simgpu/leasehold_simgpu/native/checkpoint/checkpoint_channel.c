@@ -1,11 +1,9 @@
 /* The real driver talks to a thread of the target through /proc (NVIDIA/cuda-checkpoint issue 41). The consequences
- * are simulated: a thread id names its process, one call at a time is served, a stopped target answers no call, and
- * the death of a target ends a call with CUDA_ERROR_OPERATING_SYSTEM.
+ * are simulated: a thread id names its process, one call at a time is served, a target that is stopped or frozen
+ * answers no call, and the death of a target ends a call with CUDA_ERROR_OPERATING_SYSTEM.
  */
 #include "checkpoint/checkpoint_channel.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,6 +11,7 @@
 #include "host/process_table.h"
 #include "host/waits.h"
 #include "process/delayed_death.h"
+#include "process/request_pipe.h"
 
 #define FIRST_DRIVER_WITH_API 12080
 #define POLL_US 2000
@@ -50,19 +49,23 @@ static struct simgpu_process *find_record(const struct channel *channel) {
     return NULL;
 }
 
-/* INVALID_VALUE for a pid that no process has, NOT_INITIALIZED for a process without CUDA. */
-static CUresult find_target(struct channel *channel, int pid) {
+/* OPERATING_SYSTEM for a pid that no process has, and without permission. NOT_INITIALIZED for a process without CUDA, a
+ * zombie and a kernel thread. Seen on driver 580.159.04. The id of the restore thread needs no permission, as every user can read the names of threads. */
+static CUresult find_target(struct channel *channel, enum simgpu_checkpoint_call call, int pid) {
     channel->pid = process_of_thread(pid);
+    if (channel->pid == 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
     channel->start_time = process_start_time(channel->pid);
     if (channel->start_time == 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (kill(channel->pid, 0) != 0 && errno == EPERM)
-        return CUDA_ERROR_OPERATING_SYSTEM;
+        return CUDA_ERROR_NOT_INITIALIZED;
     if (!simgpu_lock())
         return CUDA_ERROR_OPERATING_SYSTEM;
     channel->target = find_record(channel);
     simgpu_unlock();
-    return channel->target == NULL ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
+    if (channel->target == NULL)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    bool permitted = call == SIMGPU_GET_RESTORE_THREAD_ID || request_pipe_permits(channel->target);
+    return permitted ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 /* Takes the channel, unless another live controller holds it or the request of a dead controller is not yet served. */
@@ -92,11 +95,10 @@ static void release(struct channel *channel) {
     simgpu_unlock();
 }
 
-/* Waits until the target can answer, no peer blocks it, and it serves no other call. False if it dies first, or the
- * lock is not available. */
+/* Waits until no peer blocks the target, and it serves no other call. False if it dies first, or the lock is not
+ * available. */
 static bool acquire(struct channel *channel) {
-    while (process_is_stopped(channel->pid) || peer_is_suspended(channel->host, channel->target) ||
-           !try_acquire(channel)) {
+    while (peer_is_suspended(channel->host, channel->target) || !try_acquire(channel)) {
         simgpu_sleep_us(POLL_US);
         if (channel->result != CUDA_SUCCESS || !channel_target_lives(channel) || simgpu_is_doomed(channel->target))
             return false;
@@ -111,12 +113,18 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
     else if (channel->host->cuda_version < FIRST_DRIVER_WITH_API)
         channel->result = CUDA_ERROR_NOT_SUPPORTED;
     else
-        channel->result = find_target(channel, pid);
+        channel->result = find_target(channel, call, pid);
     if (channel->result != CUDA_SUCCESS)
         return false;
     atomic_fetch_add(&channel->target->calls[call], 1);
     if (!acquire(channel)) {
         channel->result = CUDA_ERROR_OPERATING_SYSTEM;
+        return false;
+    }
+    channel->fault = simgpu_no_fault();
+    channel->result = channel_ask(channel, SIMGPU_ANSWER, 0, NULL); /* waits while the target is stopped or frozen */
+    if (channel->result != CUDA_SUCCESS) {
+        channel->result = channel_close(channel, channel->result);
         return false;
     }
     bool met = simgpu_meet_fault(call_names[call], channel->pid, &channel->fault);
@@ -133,13 +141,15 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
     return true;
 }
 
-CUresult channel_ask(const struct channel *channel, enum simgpu_request request, const uint8_t *new_of) {
+CUresult channel_ask(const struct channel *channel, enum simgpu_request request, uint64_t time_us,
+                     const uint8_t *new_of) {
     struct simgpu_process *target = channel->target;
     if (!simgpu_lock()) /* so that the record can't be given to another process in between */
         return CUDA_ERROR_OPERATING_SYSTEM;
     if (channel_owns_record(channel)) {
         if (new_of != NULL)
             memcpy(target->destination, new_of, SIMGPU_MAX_GPUS);
+        target->request_us = time_us;
         atomic_store(&target->request, request);
     }
     simgpu_unlock();
@@ -161,7 +171,7 @@ static void force_residence(const struct channel *channel, bool resident) {
     uint8_t same[SIMGPU_MAX_GPUS];
     for (uint32_t gpu = 0; gpu < SIMGPU_MAX_GPUS; gpu++)
         same[gpu] = (uint8_t)gpu;
-    (void)channel_ask(channel, resident ? SIMGPU_PLACE : SIMGPU_EVICT, same);
+    (void)channel_ask(channel, resident ? SIMGPU_PLACE : SIMGPU_EVICT, 0, same);
 }
 
 /* Applies the state of a fault. The bytes follow the state, unless the fault skips the call. After a skipped call, a
@@ -190,19 +200,4 @@ CUresult channel_close(struct channel *channel, CUresult result) {
         force_state(channel, (uint32_t)channel->fault.state & SIMGPU_STATE_MASK);
     release(channel);
     return result;
-}
-
-bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s) {
-    uint64_t left_us = fixed_us;
-    if (bytes_per_s != 0)
-        left_us += (uint64_t)((double)bytes / (double)bytes_per_s * 1e6);
-    while (left_us > 0) {
-        uint64_t interval_us = LIVENESS_INTERVAL_MS * 1000;
-        uint64_t step_us = left_us < interval_us ? left_us : interval_us;
-        simgpu_sleep_us(step_us);
-        left_us -= step_us;
-        if (!channel_target_lives(channel))
-            return false;
-    }
-    return true;
 }

@@ -22,12 +22,10 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
 /* Ends the call. CUDA_ERROR_OPERATING_SYSTEM if the target died in it. */
 CUresult channel_close(struct channel *channel, CUresult result);
 
-/* Sends a request to the target's restore thread (restore_thread.h), and waits until it is served. SIMGPU_PLACE needs
- * the map of the GPUs. */
-CUresult channel_ask(const struct channel *channel, enum simgpu_request request, const uint8_t *new_of);
-
-/* Waits for the time of a copy of so many bytes. False if the target died. */
-bool channel_spend(const struct channel *channel, uint64_t fixed_us, uint64_t bytes, uint64_t bytes_per_s);
+/* Sends a request to the target's restore thread (restore_thread.h), and waits until the thread has served the request,
+ * which takes this time. SIMGPU_PLACE needs the map of the GPUs. */
+CUresult channel_ask(const struct channel *channel, enum simgpu_request request, uint64_t time_us,
+                     const uint8_t *new_of);
 
 /* Whether the record still belongs to the target. A record is reused after the end of its process. */
 bool channel_owns_record(const struct channel *channel);

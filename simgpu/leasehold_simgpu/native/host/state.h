@@ -84,7 +84,7 @@ struct simgpu_fault {
 /* Bits of simgpu_process.status, beside the CUprocessState in its low bits. */
 #define SIMGPU_STATE_MASK 0x7u
 #define SIMGPU_RESIDENT 0x08u    /* its memory is on the GPUs */
-#define SIMGPU_WEDGED 0x10u      /* a restore ran out of memory: nothing helps any more */
+#define SIMGPU_WEDGED 0x10u      /* a restore failed in a way after which nothing helps */
 #define SIMGPU_GATE_CLOSED 0x20u /* device calls of the process wait */
 #define SIMGPU_PLACEMENT 0x40u   /* which of the two `placement` rows holds */
 
@@ -105,11 +105,13 @@ enum simgpu_request {
     SIMGPU_EVICT, /* copy device memory to host memory: LOCKED becomes CHECKPOINTED */
     SIMGPU_PLACE, /* copy it to the GPUs of `destination`: CHECKPOINTED becomes LOCKED */
     SIMGPU_DIE,   /* end the process: see delayed_death.h. Never set back */
+    SIMGPU_ANSWER, /* nothing but an answer, after the time of a copy */
 };
 
 struct simgpu_process {
     int32_t pid; /* 0: the slot is free */
     int32_t restore_tid;
+    int32_t request_pipe; /* a file descriptor of the process: see request_pipe.h */
     uint64_t start_time; /* /proc/PID/stat field 22, in clock ticks after boot, as the last controller read it */
     uint64_t id;         /* of no other record, ever: a process knows its own by it, whoever was given the slot since */
     _Atomic uint32_t status;
@@ -118,9 +120,11 @@ struct simgpu_process {
     int32_t channel_pid;        /* the controller whose checkpoint call is running, or 0 */
     uint64_t channel_start_time;
     uint32_t visible_count;
-    uint32_t mps_client;          /* set from outside, as the next three: see target_marks.c */
+    uint32_t mps_client;          /* set from outside, as the next five: see target_marks.c */
     uint32_t multicast;
     uint32_t partial_passthrough;
+    uint32_t profiler;
+    uint32_t ipc_importer;
     uint32_t peer_group;          /* 0: it has no peers */
     uint32_t death_delay_ms;
     uint32_t death_signal;
@@ -130,6 +134,7 @@ struct simgpu_process {
     _Atomic uint32_t calls[SIMGPU_CHECKPOINT_CALLS]; /* that came for this process, whatever they were answered */
     _Atomic uint32_t request; /* enum simgpu_request; the restore thread sets it back when it has served it */
     uint32_t request_result;  /* a CUresult */
+    uint64_t request_us;      /* the time that a copy takes, in microseconds */
     uint8_t destination[SIMGPU_MAX_GPUS];    /* of SIMGPU_PLACE: index of a GPU -> index of the GPU it becomes */
     uint16_t memory_slots[SIMGPU_MAX_GPUS];  /* by CUDA ordinal: see memory_slots.h; 0: no bytes are on a GPU */
     uint64_t workload;                       /* the same number in processes of one workload: memory_slots.h */

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "host/waits.h"
 #include "memory/device_memory.h"
 #include "memory/memory_slots.h"
 #include "process/allocations.h"
@@ -127,6 +128,7 @@ CUresult residence_place(struct simgpu_process *self) {
     simgpu_unlock();
     if (result != CUDA_SUCCESS)
         return result;
+    simgpu_sleep_us(self->request_us); /* a restore without enough memory has ended by now, as on a real GPU */
     if (!copy_in(self)) {
         give_room_back(self);
         return CUDA_ERROR_OPERATING_SYSTEM;

@@ -1,8 +1,9 @@
 /* The thread of a process that serves controllers: it copies device memory out and in.
  *
- * A controller writes a request into the record of the process and waits until the thread has served it. Only the
- * thread moves bytes and changes the state. So if a controller is killed in a call, the process is as before or as
- * after the call. A stopped process serves nothing until it continues.
+ * A controller writes a request into the record of the process and waits until the thread has served it. The thread
+ * moves the bytes and changes the state, and spends the time of the copy. So if a controller is killed in a checkpoint
+ * or a restore, the target finishes the call, and the next call waits until then (seen on driver 580.159.04). A stopped
+ * or frozen process serves nothing until it continues.
  */
 #ifndef SIMGPU_RESTORE_THREAD_H
 #define SIMGPU_RESTORE_THREAD_H

@@ -25,6 +25,9 @@ ROOM_BYTES: Final = 2 * GIB
 """Free on each GPU that a probe uses. A restore that runs out of memory loses its process."""
 
 MOVES_CUDA_VERSION: Final = 13000
+LONG_COPY_BYTES: Final = 4 * GIB
+LEAST_COPY_S: Final = 0.8
+"""A copy must take longer than a look whether a call waits."""
 
 
 class NotTestedError(Exception):
@@ -117,6 +120,16 @@ class Stand:
             raise NotTestedError(f"cuInit answers {error}")
         return program
 
+    def hog(self, left_bytes: int) -> Program:
+        """A process that takes the free memory of the GPU of the targets, except so many bytes."""
+        program = Program(os.environ)
+        self.controllers.append(program)
+        program.set_up()
+        uuid = program.device_uuids()[0]
+        (gpu,) = (gpu for gpu in inventory() if gpu.uuid == uuid)
+        need("allocation of the free memory", program.allocate(gpu.free_bytes - left_bytes)[0])
+        return program
+
     def target(self, size_bytes: int = BUFFER_BYTES, **environment: str) -> Target:
         """A process with a context on its first GPU, and a buffer in at most a quarter of its free memory."""
         program = Program({**os.environ, **environment})
@@ -130,7 +143,7 @@ class Stand:
         if error != SUCCESS:
             raise NotTestedError(f"cuMemAlloc of {size_bytes} bytes answers {error}")
         program.fill(address, BUFFER_BYTES, SEED)
-        return Target(program, address)
+        return Target(program, address, size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +152,7 @@ class Target:
 
     program: Program
     address: int
+    size_bytes: int
 
     @property
     def pid(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from leasehold_simgpu import SimulatedHost
 
-from .freezers import Freezer, NoFreezerError
+from .control_groups import ControlGroup, NoControlGroupError
 from .programs import Program, environment_of
 
 MakeHost = Callable[..., SimulatedHost]
@@ -65,11 +65,12 @@ def target(host: SimulatedHost, controller: Program, start_program: StartProgram
 
 
 @pytest.fixture
-def freezer() -> Iterator[Freezer]:
-    """A control group that freezes processes. Skips the test if this user can make none."""
+def freezer() -> Iterator[ControlGroup]:
+    """A control group that can freeze processes. Skips the test if this user can make none."""
     try:
-        made = Freezer()
-    except NoFreezerError as error:
+        made = ControlGroup("freezer")
+    except NoControlGroupError as error:
         pytest.skip(str(error))
     yield made
+    made.thaw()
     made.close()

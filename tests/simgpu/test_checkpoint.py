@@ -12,7 +12,7 @@ import pytest
 from leasehold_simgpu import SimulatedHost
 
 from .conftest import MakeHost, StartProgram
-from .freezers import Freezer
+from .control_groups import ControlGroup
 from .programs import (
     CHECKPOINTED,
     ILLEGAL_STATE,
@@ -251,7 +251,7 @@ def test_a_stopped_target_that_is_killed_ends_the_call(controller: Program, targ
 
 @pytest.mark.parametrize("call", ["get_state", "lock", "unlock"])
 def test_a_frozen_target_answers_no_call_until_it_is_thawed(
-    controller: Program, target: Program, freezer: Freezer, call: str
+    controller: Program, target: Program, freezer: ControlGroup, call: str
 ) -> None:
     """Seen on 580.159.04, with a state query."""
     freezer.freeze(target.pid)

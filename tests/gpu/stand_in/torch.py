@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
+from leasehold_simgpu import SimulatedHost
 
 float32, float64 = np.float32, np.float64
 
@@ -27,6 +30,19 @@ class cuda:
     @staticmethod
     def empty_cache() -> None:
         """Nothing is cached."""
+
+
+class _Profile:
+    """torch.profiler.profile: the simulated host is told of the profiler."""
+
+    def __init__(self, activities: list[str]) -> None:
+        assert activities == [profiler.ProfilerActivity.CUDA]
+
+    def start(self) -> None:
+        SimulatedHost.open(os.environ["LEASEHOLD_SIMGPU_DIR"]).set_profiler(os.getpid())
+
+
+profiler = SimpleNamespace(profile=_Profile, ProfilerActivity=SimpleNamespace(CUDA="CUDA"))
 
 
 class Tensor:

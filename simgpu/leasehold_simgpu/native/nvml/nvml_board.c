@@ -92,7 +92,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, void *s
     return result != NVML_SUCCESS ? result : NVML_ERROR_NOT_FOUND;
 }
 
-/* As "r580_00". */
+/* As "r580_00". The real name does not follow from the number: driver 580.159.04 says "r582_49". */
 EXPORT nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_v1_t *info, unsigned length) {
     nvmlReturn_t result = nvml_enter("nvmlSystemGetDriverBranch");
     if (result != NVML_SUCCESS)

@@ -44,6 +44,7 @@ from tests.gpu.stand import (
 from tests.gpu.target_probes import (
     attached_profiler,
     frozen_target,
+    importer_of_memory,
     killed_controller,
     limited_target,
     permission,
@@ -390,6 +391,7 @@ PROBES: Final[dict[int, Probe]] = {
     21: frozen_target,
     22: attached_profiler,
     23: restore_without_memory,
+    24: importer_of_memory,
 }
 
 

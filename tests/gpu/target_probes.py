@@ -1,4 +1,4 @@
-"""Probes of targets whose caller is killed or not permitted, or that are limited, frozen, profiled or wedged."""
+"""Probes of targets whose caller is killed or denied, or that are limited, frozen, profiled or wedged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Final
 
 from tests.gpu.machine import memory_gib
 from tests.gpu.stand import (
+    BUFFER_BYTES,
     GIB,
     LEAST_COPY_S,
     LOCK_TIMEOUT_MS,
     LONG_COPY_BYTES,
+    SEED,
     ContradictionError,
     NotTestedError,
     Stand,
@@ -27,6 +29,7 @@ from tests.simgpu.control_groups import ControlGroup, Controller, NoControlGroup
 from tests.simgpu.programs import (
     CHECKPOINTED,
     ILLEGAL_STATE,
+    INVALID_VALUE,
     LOCKED,
     NOT_SUPPORTED,
     OPERATING_SYSTEM,
@@ -229,3 +232,23 @@ def restore_without_memory(stand: Stand) -> str:
     expect("the state at the end", controller.get_state(target.pid), [SUCCESS, CHECKPOINTED])
     target.program.kill()  # nothing of it is on the GPU
     return f"2 after {restore_s:.2f} s; then CHECKPOINTED, restore 304, unlock 401"
+
+
+def importer_of_memory(stand: Stand) -> str:
+    """24: a restore of a process that has imported CUDA IPC memory answers 1, and wedges the process."""
+    controller = stand.controller()
+    exporter, importer = stand.target(), stand.target()
+    address = importer.program.import_memory(exporter.program.export_memory(exporter.address))
+    expect("the imported memory", importer.program.holds(address, BUFFER_BYTES, SEED), True)
+    importer.suspend(controller)
+    exporter.suspend(controller)
+    exporter.resume(controller)
+    refused = controller.restore(importer.pid)
+    if refused == SUCCESS:
+        importer.unlock(controller)
+    expect("a restore with imported memory", refused, INVALID_VALUE)
+    expect("a second one", controller.restore(importer.pid), OPERATING_SYSTEM)
+    expect("an unlock after it", controller.unlock(importer.pid), ILLEGAL_STATE)
+    expect("the state at the end", controller.get_state(importer.pid), [SUCCESS, CHECKPOINTED])
+    importer.program.kill()  # nothing of it is on the GPU
+    return "the exporter is restored; the importer answers 1, then CHECKPOINTED, restore 304, unlock 401"

@@ -26,6 +26,15 @@ listened: dict[int | None, int] = {}
 """Index of a GPU by its handle: a lost one can't be asked for it."""
 
 
+_LAZY_PEER_ACCESS = 1
+
+
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = (("words", ctypes.c_ubyte * 64),)
+
+
 def _ok(answer: tuple[Any, ...]) -> Any:
     error, *values = answer
     if error != driver.CUresult.CUDA_SUCCESS:
@@ -130,6 +139,26 @@ def holds(address: int, size: int, seed: int) -> bool:
     found = bytearray(size)
     _ok(driver.cuMemcpyDtoH(found, address, size))
     return found == _pattern(size, seed)
+
+
+def export_memory(address: int) -> str:
+    """The CUDA IPC handle of an allocation, as hexadecimal digits."""
+    handle = _IpcHandle()
+    error = ctypes.CDLL("libcuda.so.1").cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(address))
+    if error:
+        raise RuntimeError(f"cuIpcGetMemHandle answers {error}")
+    return bytes(handle.words).hex()
+
+
+def import_memory(handle: str) -> int:
+    """Opens an allocation of another process, and returns its address here."""
+    library, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64()
+    library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), _IpcHandle, ctypes.c_uint]
+    opened = _IpcHandle.from_buffer_copy(bytes.fromhex(handle))
+    error = library.cuIpcOpenMemHandle_v2(ctypes.byref(address), opened, _LAZY_PEER_ACCESS)
+    if error:
+        raise RuntimeError(f"cuIpcOpenMemHandle answers {error}")
+    return address.value
 
 
 def first_byte(address: int) -> int:

@@ -81,14 +81,27 @@ class DriverError(Exception):
         pid: The target.
         result: The CUresult; None if the bindings couldn't decode it.
         result_name: Its name.
+        ended: The driver helper saw that the process had ended.
+        obstacle: Why the worker may not control the process, with the remedy. Empty: unknown, or it may.
     """
 
-    def __init__(self, call: DriverCall, pid: int, result: int | None, result_name: str) -> None:
+    def __init__(
+        self,
+        call: DriverCall,
+        pid: int,
+        result: int | None,
+        result_name: str,
+        *,
+        ended: bool = False,
+        obstacle: str = "",
+    ) -> None:
         super().__init__(f"{call} of process {pid}: {result_name}")
         self.call = call
         self.pid = pid
         self.result = result
         self.result_name = result_name
+        self.ended = ended
+        self.obstacle = obstacle
 
     def to_operation_error(self, *, observed_state: str, alive: bool) -> OperationError:
         """The error in its form on the wire, with regard to the end of the process."""
@@ -106,8 +119,13 @@ class DriverError(Exception):
         )
 
     def _meaning(self, *, alive: bool) -> tuple[ErrorReason.ValueType, str]:
-        if not alive:
+        if self.ended or not alive:
             return errors_pb2.ERROR_REASON_TARGET_CRASHED, "the process has ended: look at its output"
+        if self.obstacle:
+            return (
+                errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
+                f"the worker may not control the process, as {self.obstacle}",
+            )
         if self.result is None:
             return (
                 errors_pb2.ERROR_REASON_DRIVER_ERROR,

@@ -152,6 +152,7 @@ def show(directory: Path, output: str) -> None:
         places = ", ".join(f"{uuid} {_mib(size)} MiB" for uuid, size in process.gpu_bytes.items())
         marks = "  wedged" * process.wedged + "  busy" * process.busy + "  MPS" * process.mps_client
         marks += "  multicast" * process.multicast + "  partial passthrough" * process.partial_passthrough
+        marks += "  profiler" * process.profiler + "  IPC importer" * process.ipc_importer
         if process.peers:
             marks += f"  peers {','.join(map(str, process.peers))}"
         click.echo(f"pid {process.pid}  {process.state.name}{marks}  {places}")
@@ -196,6 +197,24 @@ def multicast(directory: Path, off: bool, pid: int) -> None:
 def partial_passthrough(directory: Path, off: bool, pid: int) -> None:
     """Put process PID into a container with some of the host's GPUs: its checkpoint answers 800."""
     SimulatedHost.open(directory).set_partial_passthrough(pid, not off)
+
+
+@command.command("profiler")
+@directory_option
+@click.option("--off", is_flag=True, help="Detach the profiler.")
+@click.argument("pid", type=int)
+def profiler(directory: Path, off: bool, pid: int) -> None:
+    """Attach a profiler (CUPTI) to process PID: its lock answers 801."""
+    SimulatedHost.open(directory).set_profiler(pid, not off)
+
+
+@command.command("ipc-importer")
+@directory_option
+@click.option("--off", is_flag=True, help="Close the imported memory. A wedged process stays wedged.")
+@click.argument("pid", type=int)
+def ipc_importer(directory: Path, off: bool, pid: int) -> None:
+    """Let process PID import memory by CUDA IPC: its restore answers 1 and wedges the process."""
+    SimulatedHost.open(directory).set_ipc_importer(pid, not off)
 
 
 @command.command("peers")

@@ -307,6 +307,27 @@ class SimulatedHost:
         """
         self._live_record(pid).partial_passthrough = enabled
 
+    def set_profiler(self, pid: int, enabled: bool = True) -> None:
+        """Attaches a profiler that uses CUPTI to a process, such as torch.profiler.
+
+        Its lock returns CUDA_ERROR_NOT_SUPPORTED at once, and the process stays RUNNING.
+
+        Raises:
+            InvalidSettingError: The pid is not a live CUDA process of this host.
+        """
+        self._live_record(pid).profiler = enabled
+
+    def set_ipc_importer(self, pid: int, enabled: bool = True) -> None:
+        """Lets a process import memory of another process by CUDA IPC (cuIpcOpenMemHandle).
+
+        Its first restore returns CUDA_ERROR_INVALID_VALUE and wedges the process: it stays CHECKPOINTED, and
+        further restores return CUDA_ERROR_OPERATING_SYSTEM.
+
+        Raises:
+            InvalidSettingError: The pid is not a live CUDA process of this host.
+        """
+        self._live_record(pid).ipc_importer = enabled
+
     def set_peers(self, pids: Collection[int], enabled: bool = True) -> None:
         """Makes processes peers, like the ranks of an NCCL job, or removes their peers.
 

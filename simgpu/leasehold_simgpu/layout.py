@@ -106,6 +106,8 @@ class Process(ctypes.Structure):
         ("mps_client", ctypes.c_uint32),
         ("multicast", ctypes.c_uint32),
         ("partial_passthrough", ctypes.c_uint32),
+        ("profiler", ctypes.c_uint32),
+        ("ipc_importer", ctypes.c_uint32),
         ("peer_group", ctypes.c_uint32),
         ("death_delay_ms", ctypes.c_uint32),
         ("death_signal", ctypes.c_uint32),

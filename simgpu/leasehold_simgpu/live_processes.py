@@ -61,6 +61,8 @@ class LiveProcesses:
             mps_client=bool(record.mps_client),
             multicast=bool(record.multicast),
             partial_passthrough=bool(record.partial_passthrough),
+            profiler=bool(record.profiler),
+            ipc_importer=bool(record.ipc_importer),
             peers=self._peers(record),
             controller_pid=record.channel_pid or None,
             calls=dict(zip(layout.CHECKPOINT_CALLS, record.calls, strict=True)),

@@ -63,7 +63,7 @@ class SimulatedProcess:
     resident: bool
     """Whether its memory is on the GPUs."""
     wedged: bool
-    """Whether a restore ran out of memory. The process can't be restored any more."""
+    """Whether a restore ran out of memory or found imported memory. Nothing restores the process any more."""
     busy: bool
     """Whether it has work that never drains. See `SimulatedHost.set_busy`."""
     mps_client: bool
@@ -72,6 +72,10 @@ class SimulatedProcess:
     """Whether it has a multicast group. See `SimulatedHost.set_multicast`."""
     partial_passthrough: bool
     """Whether its container has only some of the host's GPUs. See `SimulatedHost.set_partial_passthrough`."""
+    profiler: bool
+    """Whether a profiler is attached. See `SimulatedHost.set_profiler`."""
+    ipc_importer: bool
+    """Whether it has imported memory of another process. See `SimulatedHost.set_ipc_importer`."""
     peers: tuple[int, ...]
     """The pids of its live peers. See `SimulatedHost.set_peers`."""
     controller_pid: int | None

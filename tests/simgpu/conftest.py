@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from leasehold_simgpu import SimulatedHost
 
+from .freezers import Freezer, NoFreezerError
 from .programs import Program, environment_of
 
 MakeHost = Callable[..., SimulatedHost]
@@ -61,3 +62,14 @@ def target(host: SimulatedHost, controller: Program, start_program: StartProgram
     program = start_program(host)
     program.set_up()
     return program
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    """A control group that freezes processes. Skips the test if this user can make none."""
+    try:
+        made = Freezer()
+    except NoFreezerError as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()

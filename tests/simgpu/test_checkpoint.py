@@ -12,6 +12,7 @@ import pytest
 from leasehold_simgpu import SimulatedHost
 
 from .conftest import MakeHost, StartProgram
+from .freezers import Freezer
 from .programs import (
     CHECKPOINTED,
     ILLEGAL_STATE,
@@ -221,6 +222,44 @@ def test_a_stopped_target_answers_no_call_until_it_goes_on(controller: Program, 
     assert controller.is_waiting()
     target.send_signal(signal.SIGCONT)
     assert controller.answer() == [SUCCESS, RUNNING]
+
+
+def test_a_killed_controller_of_a_stopped_target_holds_nobody_up(
+    host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
+) -> None:
+    """Seen on 580.159.04."""
+    target.stop()
+    controller.begin("get_state", target.pid)
+    assert controller.is_waiting()
+    controller.kill()
+    second = start_program(host)
+    second.init()
+    second.begin("lock", target.pid)
+    assert second.is_waiting()
+    target.send_signal(signal.SIGCONT)
+    assert second.answer() == SUCCESS
+    assert second.checkpoint(target.pid) == SUCCESS
+
+
+def test_a_stopped_target_that_is_killed_ends_the_call(controller: Program, target: Program) -> None:
+    target.stop()
+    controller.begin("get_state", target.pid)
+    assert controller.is_waiting()
+    target.kill()
+    assert controller.answer()[0] == OPERATING_SYSTEM
+
+
+@pytest.mark.parametrize("call", ["get_state", "lock", "unlock"])
+def test_a_frozen_target_answers_no_call_until_it_is_thawed(
+    controller: Program, target: Program, freezer: Freezer, call: str
+) -> None:
+    """Seen on 580.159.04, with a state query."""
+    freezer.freeze(target.pid)
+    controller.begin(call, target.pid)
+    assert controller.is_waiting()
+    freezer.thaw()
+    answer = controller.answer()
+    assert answer == {"get_state": [SUCCESS, RUNNING], "lock": SUCCESS, "unlock": ILLEGAL_STATE}[call]
 
 
 def test_a_target_that_dies_in_a_call_ends_it(

@@ -138,6 +138,15 @@ def test_processes_are_marked_by_command(host: SimulatedHost, controller: Progra
     assert controller.lock(target.pid) == 0
     assert controller.checkpoint(target.pid) == NOT_PERMITTED
     assert simgpu("partial-passthrough", *where, "--off", str(target.pid)).returncode == 0
+    assert controller.unlock(target.pid) == 0
+    assert simgpu("profiler", *where, str(target.pid)).returncode == 0
+    assert simgpu("ipc-importer", *where, str(target.pid)).returncode == 0
+    assert f"pid {target.pid}  RUNNING  profiler  IPC importer" in simgpu("show", *where).stdout
+    assert controller.lock(target.pid) == NOT_SUPPORTED
+    for mark in ("profiler", "ipc-importer"):
+        assert simgpu(mark, *where, "--off", str(target.pid)).returncode == 0
+    assert f"pid {target.pid}  RUNNING  {host.gpus[0].uuid}" in simgpu("show", *where).stdout
+    assert controller.lock(target.pid) == 0
     assert controller.checkpoint(target.pid) == 0
 
 

@@ -10,6 +10,8 @@ from leasehold_simgpu import InvalidSettingError, SimulatedHost
 from .conftest import StartProgram
 from .programs import (
     CHECKPOINTED,
+    ILLEGAL_STATE,
+    INVALID_VALUE,
     LOCKED,
     MIB,
     NOT_PERMITTED,
@@ -20,6 +22,8 @@ from .programs import (
     Program,
     wait_until,
 )
+
+CYCLE = ("lock", "checkpoint", "restore", "unlock")
 
 
 @pytest.fixture
@@ -85,6 +89,53 @@ def test_a_checkpoint_is_not_permitted_in_a_container_with_some_of_the_gpus(
     assert controller.get_state(target.pid) == [SUCCESS, LOCKED]
     host.set_partial_passthrough(target.pid, enabled=False)
     assert controller.checkpoint(target.pid) == SUCCESS
+
+
+def test_a_process_with_a_profiler_can_not_be_locked(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    """Seen on 580.159.04 with torch.profiler, at once: this lock would wait for the work."""
+    host.set_profiler(target.pid)
+    host.set_busy(target.pid)
+    assert controller.lock(target.pid) == NOT_SUPPORTED
+    host.set_busy(target.pid, busy=False)
+    assert controller.checkpoint(target.pid) == ILLEGAL_STATE
+    assert controller.unlock(target.pid) == ILLEGAL_STATE
+    assert controller.get_state(target.pid) == [SUCCESS, RUNNING]
+    assert target.allocate(MIB)[0] == SUCCESS
+    host.set_profiler(target.pid, enabled=False)
+    assert controller.lock(target.pid) == SUCCESS
+
+
+def test_the_first_restore_of_a_process_with_imported_memory_wedges_it(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    """Seen on 580.159.04, in each order of exporter and importer."""
+    target.allocate(MIB)
+    controller.init()
+    host.set_ipc_importer(target.pid)
+    assert [controller.lock(target.pid), controller.checkpoint(target.pid)] == [SUCCESS, SUCCESS]
+    uuid = host.gpus[0].uuid
+    assert controller.restore(target.pid, [[uuid, uuid]]) == INVALID_VALUE  # wrong pairs wedge nothing
+    process = host.process(target.pid)
+    assert process is not None
+    assert not process.wedged
+    assert controller.restore(target.pid) == INVALID_VALUE
+    for _ in range(2):
+        assert controller.get_state(target.pid) == [SUCCESS, CHECKPOINTED]
+        assert controller.restore(target.pid) == OPERATING_SYSTEM
+        assert controller.unlock(target.pid) == ILLEGAL_STATE
+    assert host.gpus[0].used_bytes == 0
+
+
+def test_memory_that_was_closed_before_the_suspend_does_no_harm(
+    host: SimulatedHost, controller: Program, target: Program
+) -> None:
+    """Seen on 580.159.04."""
+    controller.init()
+    host.set_ipc_importer(target.pid)
+    host.set_ipc_importer(target.pid, enabled=False)
+    assert [getattr(controller, call)(target.pid) for call in CYCLE] == [SUCCESS] * 4
 
 
 @pytest.mark.parametrize(
@@ -162,9 +213,13 @@ def test_marks_are_listed_of_the_process_that_has_them(
 ) -> None:
     host.set_multicast(target.pid)
     host.set_partial_passthrough(peer.pid)
+    host.set_profiler(peer.pid)
+    host.set_ipc_importer(target.pid)
     first, second = host.process(target.pid), host.process(peer.pid)
     assert first is not None
     assert second is not None
+    assert (first.profiler, first.ipc_importer) == (False, True)
+    assert (second.profiler, second.ipc_importer) == (True, False)
     assert (first.multicast, first.partial_passthrough, first.peers) == (True, False, (peer.pid,))
     assert (second.multicast, second.partial_passthrough, second.peers) == (False, True, (target.pid,))
 

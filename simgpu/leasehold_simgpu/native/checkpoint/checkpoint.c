@@ -3,7 +3,7 @@
  *   RUNNING --Lock--> LOCKED --Checkpoint--> CHECKPOINTED --Restore--> LOCKED --Unlock--> RUNNING
  *
  * Any other call returns ILLEGAL_STATE and changes nothing. A restore that runs out of memory wedges the process
- * (NVIDIA/cuda-checkpoint issue 44): its state is CHECKPOINTED, but further restores return OPERATING_SYSTEM.
+ * (NVIDIA/cuda-checkpoint issue 44, and seen on driver 580.159.04): its state is CHECKPOINTED, but further restores return OPERATING_SYSTEM.
  * The target itself copies its memory and changes its state (restore_thread.h). A lock and an unlock are one store of
  * one word.
  */
@@ -99,7 +99,10 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arg
         return channel.result;
     if (state_of(channel.target) != CU_PROCESS_STATE_RUNNING)
         return channel_close(&channel, CUDA_ERROR_ILLEGAL_STATE);
-    CUresult result = drain_and_lock(&channel, args == NULL ? 0 : args->timeoutMs);
+    CUresult result = lock_obstacle(channel.target);
+    if (result != CUDA_SUCCESS)
+        return channel_close(&channel, result);
+    result = drain_and_lock(&channel, args == NULL ? 0 : args->timeoutMs);
     if (result != CUDA_SUCCESS)
         move_to(&channel, CU_PROCESS_STATE_RUNNING, 0, SIMGPU_GATE_CLOSED);
     return channel_close(&channel, result);
@@ -131,14 +134,20 @@ EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, const CUcheckpointCheckpo
     uint64_t time_us = copy_time_us(target, host->suspend_fixed_us, host->suspend_bytes_per_s);
     if (!channel.fault.keep_memory)
         return channel_close(&channel, channel_ask(&channel, SIMGPU_EVICT, time_us, NULL));
-    result = channel_ask(&channel, SIMGPU_SPEND, time_us, NULL);
+    result = channel_ask(&channel, SIMGPU_ANSWER, time_us, NULL);
     if (result == CUDA_SUCCESS)
         move_to(&channel, CU_PROCESS_STATE_CHECKPOINTED, 0, 0);
     return channel_close(&channel, result);
 }
 
+/* A restore of a process with imported memory wedges it, like a restore that runs out of memory. */
 static CUresult restore(const struct channel *channel, const uint8_t new_of[SIMGPU_MAX_GPUS]) {
     const struct simgpu_host *host = channel->host;
+    CUresult obstacle = restore_obstacle(channel->target);
+    if (obstacle != CUDA_SUCCESS) {
+        move_to(channel, CU_PROCESS_STATE_CHECKPOINTED, SIMGPU_WEDGED, 0);
+        return obstacle;
+    }
     uint64_t time_us = copy_time_us(channel->target, host->restore_fixed_us, host->restore_bytes_per_s);
     return channel_ask(channel, SIMGPU_PLACE, time_us, new_of);
 }

@@ -1,6 +1,6 @@
 /* The real driver talks to a thread of the target through /proc (NVIDIA/cuda-checkpoint issue 41). The consequences
- * are simulated: a thread id names its process, one call at a time is served, a stopped target answers no call, and
- * the death of a target ends a call with CUDA_ERROR_OPERATING_SYSTEM.
+ * are simulated: a thread id names its process, one call at a time is served, a target that is stopped or frozen
+ * answers no call, and the death of a target ends a call with CUDA_ERROR_OPERATING_SYSTEM.
  */
 #include "checkpoint/checkpoint_channel.h"
 
@@ -95,11 +95,10 @@ static void release(struct channel *channel) {
     simgpu_unlock();
 }
 
-/* Waits until the target can answer, no peer blocks it, and it serves no other call. False if it dies first, or the
- * lock is not available. */
+/* Waits until no peer blocks the target, and it serves no other call. False if it dies first, or the lock is not
+ * available. */
 static bool acquire(struct channel *channel) {
-    while (process_is_stopped(channel->pid) || peer_is_suspended(channel->host, channel->target) ||
-           !try_acquire(channel)) {
+    while (peer_is_suspended(channel->host, channel->target) || !try_acquire(channel)) {
         simgpu_sleep_us(POLL_US);
         if (channel->result != CUDA_SUCCESS || !channel_target_lives(channel) || simgpu_is_doomed(channel->target))
             return false;
@@ -120,6 +119,12 @@ bool channel_open(struct channel *channel, enum simgpu_checkpoint_call call, int
     atomic_fetch_add(&channel->target->calls[call], 1);
     if (!acquire(channel)) {
         channel->result = CUDA_ERROR_OPERATING_SYSTEM;
+        return false;
+    }
+    channel->fault = simgpu_no_fault();
+    channel->result = channel_ask(channel, SIMGPU_ANSWER, 0, NULL); /* waits while the target is stopped or frozen */
+    if (channel->result != CUDA_SUCCESS) {
+        channel->result = channel_close(channel, channel->result);
         return false;
     }
     bool met = simgpu_meet_fault(call_names[call], channel->pid, &channel->fault);

@@ -5,6 +5,16 @@ bool has_multicast_group(const struct simgpu_process *target) {
     return *(volatile const uint32_t *)&target->multicast != 0;
 }
 
+/* CUPTI, as of torch.profiler: the lock answers at once, and the target runs on (seen on driver 580.159.04). */
+CUresult lock_obstacle(const struct simgpu_process *target) {
+    return target->profiler ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+/* cuIpcOpenMemHandle, without a call of cuIpcCloseMemHandle before the checkpoint (seen on driver 580.159.04). */
+CUresult restore_obstacle(const struct simgpu_process *target) {
+    return target->ipc_importer ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 /* MPS, a container that was given some of the host's GPUs only (issues 18 and 24), or a GPU that is lost or split into
  * MIG instances (issue 42). */
 CUresult checkpoint_obstacle(const struct simgpu_host *host, const struct simgpu_process *target) {

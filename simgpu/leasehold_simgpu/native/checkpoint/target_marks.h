@@ -9,6 +9,12 @@
  * request 2340). */
 bool has_multicast_group(const struct simgpu_process *target);
 
+/* CUDA_ERROR_NOT_SUPPORTED if the target has an attached profiler, or CUDA_SUCCESS. */
+CUresult lock_obstacle(const struct simgpu_process *target);
+
+/* CUDA_ERROR_INVALID_VALUE if the target has imported memory of another process, or CUDA_SUCCESS. */
+CUresult restore_obstacle(const struct simgpu_process *target);
+
 /* The first reason why the target cannot be checkpointed, or CUDA_SUCCESS. */
 CUresult checkpoint_obstacle(const struct simgpu_host *host, const struct simgpu_process *target);
 

@@ -84,7 +84,7 @@ struct simgpu_fault {
 /* Bits of simgpu_process.status, beside the CUprocessState in its low bits. */
 #define SIMGPU_STATE_MASK 0x7u
 #define SIMGPU_RESIDENT 0x08u    /* its memory is on the GPUs */
-#define SIMGPU_WEDGED 0x10u      /* a restore ran out of memory: nothing helps any more */
+#define SIMGPU_WEDGED 0x10u      /* a restore failed in a way after which nothing helps */
 #define SIMGPU_GATE_CLOSED 0x20u /* device calls of the process wait */
 #define SIMGPU_PLACEMENT 0x40u   /* which of the two `placement` rows holds */
 
@@ -102,10 +102,10 @@ enum simgpu_checkpoint_call {
 /* What a controller asks of the restore thread of its target (restore_thread.h). */
 enum simgpu_request {
     SIMGPU_NO_REQUEST,
-    SIMGPU_SPEND, /* let the time of a copy pass, without a copy */
     SIMGPU_EVICT, /* copy device memory to host memory: LOCKED becomes CHECKPOINTED */
     SIMGPU_PLACE, /* copy it to the GPUs of `destination`: CHECKPOINTED becomes LOCKED */
     SIMGPU_DIE,   /* end the process: see delayed_death.h. Never set back */
+    SIMGPU_ANSWER, /* nothing but an answer, after the time of a copy */
 };
 
 struct simgpu_process {
@@ -120,9 +120,11 @@ struct simgpu_process {
     int32_t channel_pid;        /* the controller whose checkpoint call is running, or 0 */
     uint64_t channel_start_time;
     uint32_t visible_count;
-    uint32_t mps_client;          /* set from outside, as the next three: see target_marks.c */
+    uint32_t mps_client;          /* set from outside, as the next five: see target_marks.c */
     uint32_t multicast;
     uint32_t partial_passthrough;
+    uint32_t profiler;
+    uint32_t ipc_importer;
     uint32_t peer_group;          /* 0: it has no peers */
     uint32_t death_delay_ms;
     uint32_t death_signal;

@@ -17,7 +17,7 @@ static _Atomic int restore_tid;
 
 static CUresult serve(struct simgpu_process *self, uint32_t request) {
     switch (request) {
-    case SIMGPU_SPEND:
+    case SIMGPU_ANSWER:
         simgpu_sleep_us(self->request_us);
         return CUDA_SUCCESS;
     case SIMGPU_EVICT:

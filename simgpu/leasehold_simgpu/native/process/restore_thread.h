@@ -3,7 +3,7 @@
  * A controller writes a request into the record of the process and waits until the thread has served it. The thread
  * moves the bytes and changes the state, and spends the time of the copy. So if a controller is killed in a checkpoint
  * or a restore, the target finishes the call, and the next call waits until then (seen on driver 580.159.04). A stopped
- * process serves nothing until it continues.
+ * or frozen process serves nothing until it continues.
  */
 #ifndef SIMGPU_RESTORE_THREAD_H
 #define SIMGPU_RESTORE_THREAD_H

@@ -127,7 +127,7 @@ class MemberOutcome:
         state_before: State before the operation.
         state_after: State after it; UNKNOWN if the driver could not be asked.
         phases: Its driver calls, in order.
-        error: Its first error.
+        error: Its first error; MEMBER_WEDGED has precedence.
         rolled_back: Whether its rollback succeeded. None: no rollback was needed.
         displacement: As that of a member.
         assumed: Most likely state while ``state_after`` is UNKNOWN. None: the member is left alone.
@@ -153,6 +153,11 @@ class MemberOutcome:
         if self.state_after == UNKNOWN and self.assumed is not None:
             return self.assumed
         return self.state_after
+
+    def note_error(self, error: OperationError) -> None:
+        """Records an error, unless there is one. A wedged member explains the errors before."""
+        if self.error is None or error.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED:
+            self.error = error
 
     def member_after(self) -> Member:
         """The member after the operation."""

@@ -65,9 +65,26 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
         "its container lacks GPUs of the host, or persistence mode is off: see `leasehold doctor`",
     ),
+    (DriverCall.LOCK, NOT_SUPPORTED): (
+        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+        (
+            "a profiler or debugger (CUPTI, such as torch.profiler) is attached, and the process keeps "
+            "running: end the profiling or debugging, then try again"
+        ),
+    ),
+    (DriverCall.RESTORE, NOT_SUPPORTED): (
+        errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
+        (
+            "the process lacks the device node of a GPU, or the driver is older than 580 and takes no GPU "
+            "pairs: give its container all GPUs of the host, or restore it on its former GPUs"
+        ),
+    ),
     (None, NOT_SUPPORTED): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
-        ("the driver can't checkpoint managed memory, IPC or MIG, one of which it uses: run it without"),
+        (
+            "the process uses managed memory, or something else that this driver can't checkpoint: change "
+            "the program"
+        ),
     ),
     (None, NOT_FOUND): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER,

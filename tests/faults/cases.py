@@ -35,6 +35,10 @@ class Condition(enum.StrEnum):
     """The member has a multicast group, at which its checkpoint hangs."""
     PARTIAL_PASSTHROUGH = "partial passthrough"
     """The member is in a container with some of the host's GPUs."""
+    PROFILER = "profiler"
+    """A profiler is attached to the member."""
+    IPC_IMPORTER = "IPC importer"
+    """The member has imported memory of another process, and its first restore wedges it."""
     FULL = "full"
     """Something that is no process of the host has taken the GPU's free memory."""
     LOST = "lost"
@@ -193,11 +197,13 @@ def conditions(kind: Kind) -> Iterator[CaseFault]:
         yield CaseFault("lock", condition=Condition.MPS)
         yield CaseFault("", condition=Condition.MULTICAST)
         yield CaseFault("", condition=Condition.PARTIAL_PASSTHROUGH)
+        yield CaseFault("", condition=Condition.PROFILER)
         for condition in (Condition.LOST, Condition.ECC, Condition.MIG, Condition.HIDDEN_MEMORY):
             yield CaseFault("", condition=condition)
         for condition in (Condition.LOST, Condition.MIG):
             yield CaseFault("lock", condition=condition)
     if kind is not Kind.SUSPEND:
+        yield CaseFault("", condition=Condition.IPC_IMPORTER)
         for condition in (
             Condition.FULL,
             Condition.LOST,

@@ -142,6 +142,10 @@ def _begin(host: SimulatedHost, fault: CaseFault, pid: int, gpu_uuids: frozenset
             host.set_multicast(pid)
         case Condition.PARTIAL_PASSTHROUGH:
             host.set_partial_passthrough(pid)
+        case Condition.PROFILER:
+            host.set_profiler(pid)
+        case Condition.IPC_IMPORTER:
+            host.set_ipc_importer(pid)
         case Condition.FULL:
             for gpu in host.gpus:
                 if gpu.uuid in gpu_uuids:
@@ -165,6 +169,8 @@ def _end(host: SimulatedHost, fault: CaseFault, pid: int, gpu_uuids: frozenset[s
         host.set_mps_client(pid, enabled=False)
         host.set_multicast(pid, enabled=False)
         host.set_partial_passthrough(pid, enabled=False)
+        host.set_profiler(pid, enabled=False)
+        host.set_ipc_importer(pid, enabled=False)
 
 
 READINGS: Final = {

@@ -10,7 +10,8 @@ from leasehold.v1.errors_pb2 import ErrorReason
 
 from .cases import QUERIES, CaseFault, Condition, Victim
 
-OUT_OF_MEMORY: Final = 2
+WEDGING: Final = frozenset({1, 2, 304})
+"""Answers of a restore after which no restore works. With GPU pairs, 1 and 304 can have other causes."""
 
 Reasons = frozenset[ErrorReason.ValueType]
 
@@ -30,8 +31,9 @@ ANSWERS: Final[dict[int, Reasons]] = {
 ANSWERS_OF_CALLS: Final[dict[tuple[str, int], Reasons]] = {
     ("lock", 600): _reasons("LOCK_TIMEOUT"),
     ("checkpoint", 2): _reasons("INSUFFICIENT_HOST_MEMORY"),
-    ("restore", 1): _reasons("INCOMPATIBLE_GPU"),
+    ("restore", 1): _reasons("INCOMPATIBLE_GPU", "MEMBER_WEDGED"),
     ("restore", 2): _reasons("MEMBER_WEDGED"),
+    ("restore", 304): _reasons("PERMISSION_OR_OS", "MEMBER_WEDGED"),
     # A process without CUDA is none of the members, which NVML may contradict.
     ("get_restore_thread_id", 1): _reasons("NOT_A_CUDA_PROCESS", "MEMBERS_CHANGED"),
     ("get_restore_thread_id", 3): _reasons("NOT_A_CUDA_PROCESS", "MEMBERS_CHANGED"),
@@ -49,6 +51,9 @@ CONDITIONS: Final[dict[Condition, Reasons]] = {
     Condition.MPS: _reasons("UNSUPPORTED_STATE"),
     Condition.MULTICAST: _reasons("DRIVER_TIMEOUT"),
     Condition.PARTIAL_PASSTHROUGH: _reasons("UNSUPPORTED_STATE"),
+    Condition.PROFILER: _reasons("UNSUPPORTED_STATE"),
+    # A restore with pairs can't tell, and the one without pairs does.
+    Condition.IPC_IMPORTER: _reasons("INCOMPATIBLE_GPU", "MEMBER_WEDGED"),
     Condition.FULL: _reasons("INSUFFICIENT_DEVICE_MEMORY"),
     Condition.LOST: _reasons("DRIVER_ERROR", "GPU_UNHEALTHY"),
     Condition.ECC: _reasons("GPU_UNHEALTHY"),
@@ -90,8 +95,10 @@ def may_be_unknown(fault: CaseFault) -> bool:
 
 
 def may_be_wedged(fault: CaseFault) -> bool:
-    """Whether a member that the fault was for may be called WEDGED: a restore ran out of device memory."""
-    return fault.call == "restore" and (fault.error == OUT_OF_MEMORY or fault.condition is Condition.FULL)
+    """Whether a member that the fault was for may be called WEDGED, as no restore works any more."""
+    if fault.condition is Condition.IPC_IMPORTER:
+        return True
+    return fault.call == "restore" and (fault.error in WEDGING or fault.condition is Condition.FULL)
 
 
 def reasons_of_all(faults: Iterable[CaseFault]) -> Reasons:

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,9 @@ from tests.channels import server_credentials
 from tests.prefork import COMMAND_LINE, run
 from tests.worker.conftest import Counter
 from tests.worker.criu_cases import MakeCriu
+from tests.worker.unix_users import WORKER_UID, as_user, is_readable, needs_root, open_to_others, share
+
+DOCTOR = "from leasehold_worker.diagnostics.doctor_verb import command; command()"
 
 Results = dict[str, tuple[str, str]]
 
@@ -90,6 +94,38 @@ def test_a_host_with_nothing_wrong(
     assert results["driver_remap"][1].startswith("CUDA 13.0")
     assert "2 x NVIDIA H100" in results["gpus"][1]
     assert "ptrace_scope" in results["trace_permission"][1]
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("capabilities", "permission"),
+    [
+        (("sys_ptrace", "setuid"), "granted (uid 2000, with CAP_SYS_PTRACE"),
+        (
+            ("sys_ptrace",),
+            "granted for processes of the worker's own user only (uid 2000, with CAP_SYS_PTRACE",
+        ),
+        (
+            ("setuid",),
+            "granted for processes of the worker's own user only (uid 2000, without CAP_SYS_PTRACE",
+        ),
+    ],
+)
+def test_a_permission_for_the_own_user_only_is_no_permission_for_others(
+    host: SimulatedHost, tmp_path: Path, address: str, capabilities: tuple[str, ...], permission: str
+) -> None:
+    if not is_readable():
+        pytest.skip("other users can't read this checkout and its interpreter")
+    open_to_others(tmp_path)
+    command = [*as_user(WORKER_UID, *capabilities), sys.executable, "-c", DOCTOR, f"--coordinator={address}"]
+    variables = {**os.environ, **share(host, tmp_path / "shared"), "HOME": "/nonexistent"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("trace_permission"))
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if "sys_ptrace" not in capabilities and scope.exists() and scope.read_text() != "0\n":
+        assert "FAILED" in line
+    else:
+        assert permission in line, done.stdout + done.stderr
 
 
 def test_the_table_ends_with_the_count(host: SimulatedHost, configure: Callable[..., Path]) -> None:

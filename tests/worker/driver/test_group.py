@@ -474,3 +474,33 @@ async def test_a_rollback_goes_through_all_members_whatever_one_does(
     found = await states(driver, counters)
     assert found.count(ProcessState.RUNNING) == brought_back, found
     assert [outcome.rolled_back for outcome in parties.outcomes].count(True) == brought_back
+
+
+async def test_a_process_with_a_profiler_is_not_locked_and_the_others_run_on(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    counters = await start_members(driver, start_counter, 2)
+    parties = make_group(driver, await members_of(driver, counters))
+    host.set_profiler(counters[1].process.pid)
+    with pytest.raises(OperationError, match="end the profiling or debugging, then try again") as raised:
+        await parties.suspend(1, nobody_new)
+    assert raised.value.reason == errors_pb2.ERROR_REASON_UNSUPPORTED_STATE
+    assert "IPC" not in raised.value.message
+    assert await states(driver, counters) == [ProcessState.RUNNING] * 2
+    assert [outcome.state_after for outcome in parties.outcomes] == [RUNNING] * 2
+    host.set_profiler(counters[1].process.pid, enabled=False)
+    await parties.suspend(1, nobody_new)
+
+
+async def test_a_checkpoint_that_is_not_supported_names_managed_memory_and_not_ipc(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    """Managed memory leaves the process LOCKED, and imported memory is checkpointed (580.159.04)."""
+    counters = await start_members(driver, start_counter, 1)
+    parties = make_group(driver, await members_of(driver, counters))
+    host.set_fault("checkpoint", counters[0].process.pid, error=801, times=1)
+    with pytest.raises(OperationError, match="managed memory") as raised:
+        await parties.suspend(1, nobody_new)
+    assert raised.value.reason == errors_pb2.ERROR_REASON_UNSUPPORTED_STATE
+    assert "IPC" not in raised.value.message
+    assert await states(driver, counters) == [ProcessState.RUNNING]

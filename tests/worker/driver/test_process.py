@@ -12,9 +12,9 @@ import trio
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.driver.errors import (
     ILLEGAL_STATE,
-    INVALID_VALUE,
     NOT_INITIALIZED,
     NOT_READY,
+    OPERATING_SYSTEM,
     DriverError,
 )
 from leasehold_worker.driver.gpu_pairs import GpuPair, complete_pairs
@@ -232,7 +232,7 @@ async def test_who_is_no_cuda_process(driver: Driver) -> None:
     assert error.value.result == NOT_INITIALIZED
     with pytest.raises(DriverError) as error:
         await CheckpointProcess(driver, 2**22 + 1).is_running()
-    assert error.value.result == INVALID_VALUE
+    assert (error.value.result, error.value.ended) == (OPERATING_SYSTEM, True)
 
 
 async def test_waiting_for_a_state(driver: Driver, start_counter: StartCounter) -> None:
@@ -404,7 +404,7 @@ async def test_no_call_reaches_another_process_that_has_the_pid_by_now(
     for call in (earlier.state, earlier.lock, earlier.checkpoint, earlier.restore, earlier.unlock):
         with pytest.raises(DriverError) as raised:
             await call()
-        assert raised.value.result == INVALID_VALUE
+        assert (raised.value.result, raised.value.ended) == (OPERATING_SYSTEM, True)
     assert calls_of(host, identity.pid) == before
     assert await CheckpointProcess(driver, identity.pid, identity.start_time_ticks).is_running()
 

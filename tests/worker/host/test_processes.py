@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 from leasehold.v1 import errors_pb2
-from leasehold_worker.driver.helper import trace_permission
+from leasehold_worker.driver.target_access import obstacle
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host import process_files, process_trees, processes
 from leasehold_worker.host.process_files import Pid, _read_file
@@ -398,7 +398,7 @@ async def test_a_process_lives_on_when_its_first_thread_has_ended(headless: subp
     assert has_variable(identity, "LEASEHOLD_TEST")
     assert loaded_library(headless.pid, "libc.so") == loaded_library(os.getpid(), "libc.so")
     assert missing_device_nodes(identity, ["/dev/null"]) == []
-    assert trace_permission(headless.pid).value == 1
+    assert obstacle(headless.pid) is None
     assert why_blocked(identity) is None
     assert not is_ending(identity.pid)
     send_signal(identity, signal.SIGSTOP)

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2
+from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.operation_pb2 import SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.host.processes import user_id
 
 from tests import environment
 from tests.worker.conftest import end_leftovers
-from tests.worker.counters import counter_run, read_output, wait_counting
+from tests.worker.counters import counter_run, counters, read_output, wait_counting
 from tests.worker.operations.test_handler import plan_of
 from tests.worker.planning.test_driver_checks import reasons, remap_to
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
@@ -124,38 +124,71 @@ def make_privileged_setpriv(folder: Path) -> str:
     return str(program)
 
 
-def test_a_process_that_nobody_can_look_into_stops_the_operation_unless_nvml_speaks_for_it(
-    start_under: StartUnder, host: SimulatedHost, tmp_path: Path
-) -> None:
-    """One of another user, for a worker that is not root. Without NVML's list it may be a member."""
+def start_beside(
+    start_under: StartUnder, host: SimulatedHost, folder: Path, other: str
+) -> tuple[Session, int]:
+    """A workload with a process of user id 65533, for a worker of user id 65534 without CAP_SYS_PTRACE.
+
+    Args:
+        start_under: Starts the worker.
+        host: The simulated host.
+        folder: A folder for a program.
+        other: The command of the other user, as text for a shell. ``"$@"`` is the command of the workload.
+    """
     capabilities = "+dac_override,+setuid"
     granted = (f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")
     wrapper = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *granted]
     require(*wrapper, "true")
     session = start_under(*wrapper)
     run = counter_run("w1")
-    script = 'setpriv --reuid=65533 sleep 1000 & echo $!; exec "$@"'
+    script = f'setpriv --reuid=65533 {other} & echo $!; exec "$@"'
     # The loader removes the variable from the environment of a program that gains capabilities.
     library_path = f"LD_LIBRARY_PATH={host.environment()['LD_LIBRARY_PATH']}"
-    privileged = [make_privileged_setpriv(tmp_path), *granted, "env", library_path]
+    privileged = [make_privileged_setpriv(folder), *granted, "env", library_path]
     run.spec.arguments[:] = [*privileged, "/bin/sh", "-c", script, "sh", *run.spec.arguments]
     session.run("c1", "w1", run=run)
     wait_counting(session, "w1")
     closed = int(read_output(session, "w1").splitlines()[0])
     wait_until(lambda: user_id(closed) == 65533, "the process is another user's")
+    return session, closed
+
+
+def test_a_process_that_nobody_can_look_into_stops_the_operation_unless_nvml_speaks_for_it(
+    start_under: StartUnder, host: SimulatedHost, tmp_path: Path
+) -> None:
+    """A CUDA process that the worker may not control, whether NVML lists it or not."""
+    session, closed = start_beside(start_under, host, tmp_path, '"$@"')
     try:
+        wait_until(lambda: len(counters(host)) == 2, "both processes use CUDA")
+        for listed in (True, False):
+            if not listed:
+                host.set_fault("nvmlDeviceGetComputeRunningProcesses", error=999)
+            plan = plan_of(session, "w1", suspend=SuspendOperation())
+            assert reasons(plan) == ["PERMISSION_OR_OS"]
+            message = plan.refusals[0].message
+            assert f"process {closed} " in message
+            assert "tracing it is not permitted" in message
+            assert "run the worker as root or with CAP_SYS_PTRACE" in message
+            refused = session.run(f"c2-{listed}", "w1", suspend=SuspendOperation())
+            assert refused.state == command_pb2.COMMAND_STATE_REJECTED
+            assert refused.error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
+        assert [process.calls["lock"] for process in counters(host)] == [0, 0]
+    finally:
+        os.kill(closed, signal.SIGKILL)  # the worker may not
+
+
+def test_a_process_of_another_user_without_cuda_is_no_member(
+    start_under: StartUnder, host: SimulatedHost, tmp_path: Path
+) -> None:
+    """NVML is not needed for that: the driver tells everybody which processes use CUDA."""
+    session, closed = start_beside(start_under, host, tmp_path, "sleep 1000")
+    try:
+        host.set_fault("nvmlDeviceGetComputeRunningProcesses", error=999)
+        unlisted = plan_of(session, "w1", suspend=SuspendOperation())
+        assert reasons(unlisted) == ["INSUFFICIENT_HOST_MEMORY"], "the size of the member is unknown"
+        host.clear_faults()
         assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == []
-        fault = host.set_fault("nvmlDeviceGetComputeRunningProcesses", error=999)
-        plan = plan_of(session, "w1", suspend=SuspendOperation())
-        assert reasons(plan) == ["PERMISSION_OR_OS"]
-        assert f"process {closed} of user id 65533" in plan.refusals[0].message
-        assert "CAP_SYS_PTRACE" in plan.refusals[0].message
-        refused = session.run("c2", "w1", suspend=SuspendOperation())
-        assert refused.state == command_pb2.COMMAND_STATE_REJECTED
-        (process,) = (found for found in host.processes() if found.gpu_bytes)
-        assert process.calls["lock"] == 0
-        host.clear_faults(fault_id=fault.id)
-        suspended = session.run("c3", "w1", suspend=SuspendOperation())
+        suspended = session.run("c2", "w1", suspend=SuspendOperation())
         assert suspended.state == command_pb2.COMMAND_STATE_SUCCEEDED
     finally:
         os.kill(closed, signal.SIGKILL)  # the worker may not

@@ -98,7 +98,7 @@ async def _within(timeout_s: float, function: Callable[[], Found]) -> Found | No
 
 
 async def _trace_obstacle(driver: Driver) -> tuple[bool, str | None]:
-    """Whether the driver helper could check a child of this process, and the obstacle to tracing it.
+    """Whether the driver helper could check a child of this process, and the obstacle to its control.
 
     For the helper, a child of this process is like a workload. The child ends with this process.
     """

@@ -54,7 +54,7 @@ class Examination:
         driver: The driver, with its version.
         inventory: NVML, opened. None: it does not answer.
         child_can_be_asked: Whether the driver helper could check a child of the doctor.
-        trace_obstacle: Why the helper may not trace that child. None: it may.
+        trace_obstacle: Why the helper may not control that child, with the remedy. None: it may.
         criu: The working CRIU, or the reason why there is none.
     """
 

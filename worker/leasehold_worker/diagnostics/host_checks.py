@@ -14,12 +14,12 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment, read_enrolment
 from leasehold_worker.files.private_directories import require_private
 from leasehold_worker.host import cgroups, processes
+from leasehold_worker.host.capabilities import DAC_OVERRIDE, SETUID, SYS_PTRACE, is_effective
 from leasehold_worker.planning.driver_checks import PROVEN_ARCHITECTURE
 from leasehold_worker.session.channel import FILES, INSECURE_SCHEME
 from leasehold_worker.session.client_keys import require_valid
 
 CONNECT_TIMEOUT_S: Final = 2.0
-CAP_SYS_PTRACE: Final = 19
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
 _HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -58,26 +58,23 @@ def architecture(patient: Examination) -> str:
 
 
 def trace_permission(patient: Examination) -> str:
-    """Whether the driver's calls may reach into a workload, as measured on a child of the doctor's."""
+    """Whether the driver's calls may reach into a workload, as measured on a child of the doctor's.
+
+    The child has the doctor's user. The capabilities say whether the same holds for other users.
+    """
     scope = _first_line(_YAMA) or "none"
-    capability = "with" if _has_capability(CAP_SYS_PTRACE) else "without"
+    capability = "with" if is_effective(SYS_PTRACE) else "without"
     who = f"uid {os.geteuid()}, {capability} CAP_SYS_PTRACE, kernel.yama.ptrace_scope {scope}"
     if not patient.child_can_be_asked:
         raise not_checked(f"the driver helper did not answer ({who})")
     if patient.trace_obstacle is not None:
-        raise failed(
-            f"the worker may not trace its workloads ({patient.trace_obstacle}; {who}): run it as root or "
-            "with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
-        )
-    return f"granted ({who})"
-
-
-def _has_capability(number: int) -> bool:
-    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name == "CapEff":
-            return bool(int(value, 16) >> number & 1)
-    return False
+        raise failed(f"the worker may not control its workloads ({who}), as {patient.trace_obstacle}")
+    if is_effective(SYS_PTRACE) and (is_effective(DAC_OVERRIDE) or is_effective(SETUID)):
+        return f"granted ({who})"
+    return (
+        f"granted for processes of the worker's own user only ({who}): those of other users need "
+        "CAP_SYS_PTRACE and CAP_SETUID, or root"
+    )
 
 
 def host_memory(patient: Examination) -> str:

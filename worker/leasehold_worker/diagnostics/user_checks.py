@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.diagnostics.examination import Examination, failed, warning
 from leasehold_worker.host.accounts import find_account
-from leasehold_worker.host.capabilities import NEEDED, capability_name
+from leasehold_worker.host.capabilities import NEEDED, capability_name, is_effective
 from leasehold_worker.host.limit_files import read_lines
 from leasehold_worker.host.processes import user_name
 from leasehold_worker.programs.run_as import SAME_NAME, is_loopback, why_forbidden
@@ -57,9 +56,6 @@ def _wrong_users(config: WorkerConfig) -> Iterator[str]:
 
 def _lacking() -> Iterator[str]:
     """The capabilities that a worker without root lacks."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
-    lines = dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
-    held = int(lines.get("CapEff", "0"), 16)
-    missing = [capability_name(number) for number in sorted(NEEDED) if not held >> number & 1]
+    missing = [capability_name(number) for number in sorted(NEEDED) if not is_effective(number)]
     if missing and os.geteuid() != 0:
         yield f"this user lacks {', '.join(missing)}"

@@ -274,7 +274,7 @@ class Group:
                         await self._member_caller.take(ready, outcome)
                     except Exception as error:  # noqa: BLE001 - told, and the others are called
                         failures.append(_told(error))
-                        outcome.error = outcome.error or failures[-1]
+                        outcome.note_error(failures[-1])
                         if isinstance(error, CallNotMadeError):
                             self._uncalled.add(id(outcome))
                         elif not isinstance(error, OperationError) and outcome.state_after == before:

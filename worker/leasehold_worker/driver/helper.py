@@ -11,7 +11,9 @@ import signal
 import sys
 import time
 import uuid
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO, Final
 
 import msgspec
 from cuda.bindings import __version__ as bindings_version
@@ -24,13 +26,16 @@ from leasehold_worker.driver.helper_protocol import (
     Reply,
     Request,
 )
-from leasehold_worker.host.process_folders import facts_folder
-from leasehold_worker.host.process_memory import may_trace
+from leasehold_worker.driver.target_access import file_system_user_of, obstacle
+from leasehold_worker.host.process_folders import PROC, has_ended, stat_fields
 from leasehold_worker.host.shared_libraries import loaded_library
 
 PR_SET_PDEATHSIG = 1
-INVALID_VALUE = 1
+OPERATING_SYSTEM = 304
 FUNCTION_NOT_FOUND = 500
+
+START_TIME: Final = 19
+"""Place after the name in /proc/PID/stat (field 22 of proc(5)), in clock ticks since boot."""
 
 
 def die_with(parent_pid: int) -> None:
@@ -67,16 +72,35 @@ def greet() -> Greeting:
     )
 
 
-def answer(request: Request) -> Reply:
+def answer(request: Request, on_change: Callable[[], None]) -> Reply:
+    """Makes one driver call as the file-system user of its target.
+
+    The driver answers OPERATING_SYSTEM for a missing process, for one that ends in the call, and without
+    permission. The reply tells these apart.
+
+    Args:
+        request: The call.
+        on_change: Called after each change of the file-system user.
+    """
+    with file_system_user_of(request.pid, on_change):
+        if is_over(request):
+            return Reply(OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM: the process has ended", ended=True)
+        if request.call is DriverCall.TRACE_PERMISSION:
+            return Reply(0, "CUDA_SUCCESS", obstacle=obstacle(request.pid) or "")
+        reply = make_call(request)
+        if reply.result != OPERATING_SYSTEM:
+            return reply
+        if is_over(request):
+            return msgspec.structs.replace(reply, ended=True)
+        return msgspec.structs.replace(reply, obstacle=obstacle(request.pid) or "")
+
+
+def make_call(request: Request) -> Reply:
     """Makes one driver call.
 
     The bindings raise on a result or state that is newer than they are, after the driver has acted. A state
     is then taken from the exception, since it is only decoded after success; a result is lost.
     """
-    if request.start_time_ticks and start_time_ticks(request.pid) != request.start_time_ticks:
-        return Reply(INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE: the process has ended")
-    if request.call is DriverCall.TRACE_PERMISSION:
-        return trace_permission(request.pid)
     started = time.monotonic()
     try:
         result, *values = call_driver(request)
@@ -91,17 +115,16 @@ def answer(request: Request) -> Reply:
     return Reply(int(result), result.name, value, time.monotonic() - started)
 
 
-def start_time_ticks(pid: int) -> int | None:
-    """Start time of the current process with the pid (field 22 of /proc/PID/stat). None: there is none.
+def is_over(request: Request) -> bool:
+    """Whether the process of a request has ended, even if another process has its pid by now.
 
     A pidfd does not prevent the reuse of a pid. So the start time is compared here, right before the call.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            text = stat.read()
+        fields = stat_fields((PROC / str(request.pid) / "stat").read_text("utf-8", "replace"))
     except OSError:
-        return None
-    return int(text[text.rindex(b")") + 2 :].split()[19])
+        return True
+    return has_ended(fields) or request.start_time_ticks not in (0, int(fields[START_TIME]))
 
 
 def call_driver(request: Request) -> tuple[Any, ...]:
@@ -123,22 +146,6 @@ def call_driver(request: Request) -> tuple[Any, ...]:
             return tuple(driver.cuCheckpointProcessUnlock(request.pid, None))
         case DriverCall.TRACE_PERMISSION:
             raise ValueError("a permission is not a driver call")
-
-
-def trace_permission(pid: int) -> Reply:
-    """Whether this process may trace another, which the driver's calls need.
-
-    The kernel makes the same check when a process's memory is opened, with Yama and capabilities (ptrace(2)).
-    It also asks for the permissions of the file, which a worker without root lacks for other users.
-    """
-    folder = facts_folder(pid)
-    try:
-        os.close(os.open(folder / "mem", os.O_RDONLY))
-    except OSError as error:
-        if may_trace(int(folder.name)):
-            return Reply(0, "permitted", 1)
-        return Reply(0, error.strerror or str(error), 0)
-    return Reply(0, "permitted", 1)
 
 
 def restore(request: Request) -> tuple[Any, ...]:
@@ -165,13 +172,14 @@ def restore(request: Request) -> tuple[Any, ...]:
 
 def main() -> None:
     """Answers requests until standard input ends, or until the worker, which reads the replies, has ended."""
-    die_with(int(sys.argv[1]))
+    on_change = partial(die_with, int(sys.argv[1]))
+    on_change()
     replies = claim_reply_stream()
     try:
         replies.write(PROTOCOL_ENCODER.encode(greet()) + b"\n")
         decoder = msgspec.json.Decoder(Request)
         for line in sys.stdin.buffer:
-            replies.write(PROTOCOL_ENCODER.encode(answer(decoder.decode(line))) + b"\n")
+            replies.write(PROTOCOL_ENCODER.encode(answer(decoder.decode(line), on_change)) + b"\n")
     except BrokenPipeError:
         raise SystemExit("the worker ended before its driver helper had answered") from None
 

@@ -46,14 +46,19 @@ class Reply(msgspec.Struct, frozen=True):
     Attributes:
         result: The CUresult; None if the bindings couldn't decode it, after the driver had acted.
         result_name: Its name, such as "CUDA_ERROR_NOT_READY"; otherwise the exception of the bindings.
-        value: The state, the thread id, or 1 for a permission; None for other calls.
+        value: The state or the thread id; None for other calls.
         duration_s: Time that the call took in the driver.
+        ended: The process had ended before or in the call.
+        obstacle: Why the helper may not control the process, with the remedy. Empty: it may, or the call
+            succeeded.
     """
 
     result: int | None
     result_name: str
     value: int | None = None
     duration_s: float = 0.0
+    ended: bool = False
+    obstacle: str = ""
 
 
 class Greeting(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import MemberState
 
-from leasehold_worker.driver.errors import OUT_OF_MEMORY, DriverError
+from leasehold_worker.driver.errors import DriverError
 from leasehold_worker.driver.gpu_pairs import GpuPair, rebase_pairs
 from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
 from leasehold_worker.driver.helper_protocol import DriverCall
@@ -215,6 +215,7 @@ class MemberCaller:
             OperationError: The member did not reach the state of the call. A failed unlock is repeated once.
         """
         before = outcome.standing
+        with_pairs = bool(_pairs_to_send(step, outcome))
         state = await _probe(process, pidfd)
         if step.call is DriverCall.UNLOCK and state == LOCKED:
             state = await _unlock_again(process, pidfd)
@@ -222,10 +223,11 @@ class MemberCaller:
         if step.call is DriverCall.UNLOCK and state == RUNNING:
             return
         await self._find_displacement(step, outcome)
-        if step.call is DriverCall.RESTORE and error.result == OUT_OF_MEMORY and state == CHECKPOINTED:
+        wedged = state == CHECKPOINTED and error.wedges(with_pairs=with_pairs)
+        if wedged:
             outcome.state_after = WEDGED
         raise error.to_operation_error(
-            observed_state=state_name(outcome.state_after), alive=outcome.state_after != GONE
+            observed_state=state_name(outcome.state_after), alive=outcome.state_after != GONE, wedged=wedged
         ) from error
 
     async def _find_displacement(self, step: DriverStep, outcome: MemberOutcome) -> None:
@@ -262,12 +264,16 @@ async def _call(process: CheckpointProcess, step: DriverStep, outcome: MemberOut
         case DriverCall.CHECKPOINT:
             await process.checkpoint(step.extra_s)
         case DriverCall.RESTORE:
-            pairs = rebase_pairs(step.gpu_pairs, outcome.displacement)
-            await process.restore(pairs, step.extra_s)
+            await process.restore(_pairs_to_send(step, outcome), step.extra_s)
         case DriverCall.UNLOCK:
             await process.unlock()
         case other:
             raise ValueError(f"{other} is not a step")
+
+
+def _pairs_to_send(step: DriverStep, outcome: MemberOutcome) -> tuple[GpuPair, ...]:
+    """The GPU pairs for the driver, which begin at the present GPUs of a member."""
+    return rebase_pairs(step.gpu_pairs, outcome.displacement)
 
 
 async def _probe(process: CheckpointProcess, pidfd: int) -> MemberState.ValueType | None:

@@ -1,6 +1,5 @@
 """CUDA processes of a workload: identity, state, and the outcome of an operation on each."""
 
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -9,13 +8,13 @@ import trio
 from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold.v1.workload_pb2 import MemberState
 
-from leasehold_worker.driver.errors import NOT_CUDA, OPERATING_SYSTEM, DriverError
+from leasehold_worker.driver.errors import NOT_CUDA, DriverError
 from leasehold_worker.driver.gpu_pairs import GpuPair
 from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
 from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.driver.process import CheckpointProcess, ProcessState
 from leasehold_worker.errors import OperationError
-from leasehold_worker.host.processes import ProcessIdentity, user_id, will_end
+from leasehold_worker.host.processes import ProcessIdentity, will_end
 
 RUNNING: Final = workload_pb2.MEMBER_STATE_RUNNING
 LOCKED: Final = workload_pb2.MEMBER_STATE_LOCKED
@@ -128,7 +127,7 @@ class MemberOutcome:
         state_before: State before the operation.
         state_after: State after it; UNKNOWN if the driver could not be asked.
         phases: Its driver calls, in order.
-        error: Its first error.
+        error: Its first error; MEMBER_WEDGED has precedence.
         rolled_back: Whether its rollback succeeded. None: no rollback was needed.
         displacement: As that of a member.
         assumed: Most likely state while ``state_after`` is UNKNOWN. None: the member is left alone.
@@ -155,41 +154,28 @@ class MemberOutcome:
             return self.assumed
         return self.state_after
 
+    def note_error(self, error: OperationError) -> None:
+        """Records an error, unless there is one. A wedged member explains the errors before."""
+        if self.error is None or error.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED:
+            self.error = error
+
     def member_after(self) -> Member:
         """The member after the operation."""
         return replace(self.member, state=self.state_after, displacement=self.displacement)
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """The driver's answers about processes.
-
-    Attributes:
-        members: The processes that use CUDA, with their state.
-        closed: Processes of other users that this worker may not trace, such as setuid programs. Most of them
-            use no CUDA, so they are no members; an operation compares NVML's list first.
-    """
-
-    members: tuple[Member, ...]
-    closed: tuple[ProcessIdentity, ...]
-
-
 async def find_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> tuple[Member, ...]:
-    """The members that :func:`search_members` finds."""
-    return (await search_members(driver, processes)).members
+    """Asks the driver which of the processes use CUDA, with the state of each.
 
-
-async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -> Search:
-    """Asks the driver which of the processes use CUDA.
-
-    The query is for the restore-thread id: get-state also answers for launchers that share /proc with a job.
+    The first query is for the restore-thread id: get-state also answers for launchers that share /proc with a
+    job. That query needs no permission, and get-state does (seen on 580.159.04). So a CUDA process that the
+    worker may not control is found, and refused.
 
     Raises:
-        OperationError: The driver can't be asked.
+        OperationError: The driver can't be asked. PERMISSION_OR_OS: the worker may not control a process.
     """
     wanted = list(processes)
     found: dict[ProcessIdentity, Member] = {}
-    closed: set[ProcessIdentity] = set()
     errors: list[OperationError] = []
     limit = trio.CapacityLimiter(PARALLEL_LIMIT)
 
@@ -201,9 +187,7 @@ async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -
                 found[identity] = Member(identity, member_state(await process.state()))
         except DriverError as error:
             not_cuda = error.call is DriverCall.RESTORE_THREAD_ID and error.result in NOT_CUDA
-            if _is_closed(error, identity):
-                closed.add(identity)
-            elif not not_cuda and not await will_end(identity):
+            if not error.ended and not not_cuda and not await will_end(identity):
                 errors.append(error.to_operation_error(observed_state="unknown", alive=True))
         except DriverCallUnansweredError as error:
             errors.append(unanswered(error, identity.pid, DriverCall.STATE))
@@ -215,17 +199,7 @@ async def search_members(driver: Driver, processes: Iterable[ProcessIdentity]) -
             nursery.start_soon(probe, identity)
     if errors:
         raise errors[0]
-    return Search(
-        tuple(found[identity] for identity in wanted if identity in found),
-        tuple(identity for identity in wanted if identity in closed),
-    )
-
-
-def _is_closed(error: DriverError, identity: ProcessIdentity) -> bool:
-    """Whether the driver lacks permission because the process is another user's and the worker not root."""
-    uid = os.geteuid()
-    denied = error.call is DriverCall.RESTORE_THREAD_ID and error.result == OPERATING_SYSTEM
-    return denied and uid != 0 and user_id(identity.pid) not in (None, uid)
+    return tuple(found[identity] for identity in wanted if identity in found)
 
 
 def bytes_by_gpu(members: Iterable[Member]) -> dict[str, int]:

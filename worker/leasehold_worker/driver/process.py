@@ -87,7 +87,8 @@ class CheckpointProcess:
     """A CUDA process that the driver can lock, checkpoint, restore and unlock.
 
     Two objects with the same pid are equal. With the start time, no call reaches a later process with the
-    same pid: the helper compares it right before the call, and the answer is INVALID_VALUE.
+    same pid: the helper compares it right before the call, and the answer is that for a missing process,
+    OPERATING_SYSTEM.
 
     Every call raises :class:`DriverError` for an error of the driver, ``DriverUnavailableError`` without a
     driver, and ``DriverCallUnansweredError`` if the driver doesn't answer. A running call is finished before
@@ -118,7 +119,9 @@ class CheckpointProcess:
 
     def _checked(self, call: DriverCall, reply: Reply) -> Reply:
         if reply.result != SUCCESS:
-            raise DriverError(call, self.pid, reply.result, reply.result_name)
+            raise DriverError(
+                call, self.pid, reply.result, reply.result_name, ended=reply.ended, obstacle=reply.obstacle
+            )
         return reply
 
     async def state(self) -> ProcessState:
@@ -167,9 +170,8 @@ class CheckpointProcess:
         return value
 
     async def trace_obstacle(self) -> str | None:
-        """Why the driver helper may not trace the process, which every call needs. None: it may."""
-        reply = await self._call(DriverCall.TRACE_PERMISSION)
-        return None if reply.value else reply.result_name
+        """Why the driver helper may not control the process, with the remedy. None: it may."""
+        return (await self._call(DriverCall.TRACE_PERMISSION)).obstacle or None
 
     async def try_lock(self, timeout_s: float = DEFAULT_LOCK_TIMEOUT_S) -> LockResult:
         """RUNNING → LOCKED, or TIMED_OUT with the process still RUNNING."""

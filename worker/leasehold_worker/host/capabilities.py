@@ -1,4 +1,4 @@
-"""The capabilities of the worker's process (capabilities(7))."""
+"""The capabilities of the worker's process and of its driver helpers (capabilities(7)). No trio here."""
 
 import ctypes
 import os
@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 CHOWN: Final = 0
+DAC_OVERRIDE: Final = 1
 KILL: Final = 5
 SETGID: Final = 6
 SETUID: Final = 7
@@ -24,12 +25,25 @@ NEEDED: Final = frozenset(_NAMES)
 
 _VERSION_3: Final = 0x20080522
 _WORDS: Final = 2
-"""Each set has two words of 32 bits (linux/capability.h)."""
+"""Each set has two words of 32 bits: effective, permitted, inheritable, and so again (linux/capability.h)."""
+
+_EFFECTIVE: Final = 0
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def capability_name(number: int) -> str:
     """The name of a needed capability."""
     return _NAMES[number]
+
+
+def is_effective(number: int) -> bool:
+    """Whether this thread has a capability in its effective set.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    return bool(_sets()[3 * (number // 32) + _EFFECTIVE] >> number % 32 & 1)
 
 
 def keep_only(numbers: Collection[int]) -> None:
@@ -38,15 +52,22 @@ def keep_only(numbers: Collection[int]) -> None:
     Raises:
         OSError: The kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * (3 * _WORDS))()
-    _require(libc.capget(header, sets))
+    sets = _sets()
     for word in range(_WORDS):
         kept = sum(1 << number % 32 for number in numbers if number // 32 == word)
-        for which in range(3):  # effective, permitted, inheritable
+        for which in range(3):
             sets[3 * word + which] &= kept
-    _require(libc.capset(header, sets))
+    _require(_libc.capset(_header(), sets))
+
+
+def _sets() -> "ctypes.Array[ctypes.c_uint32]":
+    sets = (ctypes.c_uint32 * (3 * _WORDS))()
+    _require(_libc.capget(_header(), sets))
+    return sets
+
+
+def _header() -> "ctypes.Array[ctypes.c_uint32]":
+    return (ctypes.c_uint32 * 2)(_VERSION_3, 0)
 
 
 def _require(result: int) -> None:

@@ -1,11 +1,11 @@
 """The memory of other processes, by process_vm_readv(2), which asks for the right to trace and nothing else.
 
-Files such as ``/proc/PID/environ`` and ``/proc/PID/mem`` also ask for the file permissions of the process's
-user. A worker without root has CAP_SYS_PTRACE, and not CAP_DAC_OVERRIDE. Driver helpers import this: no trio.
+Files such as ``/proc/PID/environ`` also ask for the file permissions of the process's user. A worker without
+root has CAP_SYS_PTRACE, and not CAP_DAC_OVERRIDE. Driver helpers take the user's file-system id instead
+(driver/target_access.py). The worker has many threads and must stay dumpable.
 """
 
 import ctypes
-import errno
 import os
 from typing import Final
 
@@ -34,12 +34,3 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return buffer.raw[:count]
-
-
-def may_trace(pid: int) -> bool:
-    """Whether this process may trace another: the kernel looks for memory at address 0 only then."""
-    try:
-        read_memory(pid, 0, 1)
-    except OSError as error:
-        return error.errno == errno.EFAULT
-    return True

@@ -90,12 +90,12 @@ class MemberRestore:
         """Restores members on their new GPUs, or else on the old ones, or else leaves them suspended.
 
         Raises:
-            OperationError: The members are not on the new GPUs.
+            OperationError: The members are not on the new GPUs. MEMBER_WEDGED: one can't be restored at all.
         """
         try:
             await move.intend("restore")
             await self.restore(move, move.plan.pairs)
-        except OperationError:
+        except OperationError as error:
             if move.plan.astray:
                 raise  # the members were on different GPUs, and not all of those are leased
             stranded = [
@@ -111,8 +111,11 @@ class MemberRestore:
                 raise
             try:
                 await self.restore(move, ())
-            except OperationError as error:
-                move.progress.warnings.append(f"the return to the old GPUs failed too: {error.message}")
+            except OperationError as returned:
+                if returned.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED:
+                    move.progress.warnings.append(f"the restore on the new GPUs failed: {error.message}")
+                    raise returned from error
+                move.progress.warnings.append(f"the return to the old GPUs failed too: {returned.message}")
             else:
                 move.progress.warnings.append(
                     "the restore on the new GPUs failed, so the workload returned to the old ones"

@@ -6,32 +6,18 @@ from typing import NamedTuple, final
 import trio
 
 from leasehold_worker.driver.helper_pool import Driver
-from leasehold_worker.driver.members import RUNNING, Member, Search, members_after, search_members
+from leasehold_worker.driver.members import RUNNING, Member, find_members, members_after
 from leasehold_worker.driver.verification import Before, Usage, Verification, freed_usage, sized
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 from leasehold_worker.moves.move import Move
 from leasehold_worker.overlap import both
-from leasehold_worker.planning.workload_checks import require_open
 
 
 class _Found(NamedTuple):
-    searches: tuple[Search, ...]
-    """One search per workload, with its members."""
+    members: tuple[Member, ...]
+    """The current members of the workloads."""
     pids: frozenset[int]
     """All processes of the workloads, at the search and now."""
-
-    def members(self, usage: Usage) -> tuple[Member, ...]:
-        """The current members of the workloads.
-
-        Args:
-            usage: The usage that NVML listed while the members were locked.
-
-        Raises:
-            OperationError: A process that may use CUDA can't be traced.
-        """
-        for search in self.searches:
-            require_open(search, usage)
-        return tuple(member for search in self.searches for member in search.members)
 
 
 @final
@@ -68,7 +54,7 @@ class MemberSuspend:
 
         async def rescan() -> tuple[Member, ...]:
             _, found = await both(size, partial(self._search, move))
-            return found.members(usage)
+            return found.members
 
         await move.intend("lock")
         await group.suspend(plan.lock_timeout_s, rescan)
@@ -78,7 +64,7 @@ class MemberSuspend:
                 # Processes without CUDA run on during the checkpoint, which can take a minute.
                 now, found = await both(self._verification.usage, partial(self._search, move))
                 # NVML lists no checkpointed process, so each listed one is a newcomer.
-                group.refuse_newcomers(found.members(usage), "checkpointed")
+                group.refuse_newcomers(found.members, "checkpointed")
                 members = [outcome.member for outcome in group.outcomes]
                 now = await self._verification.prove_freed(Before(members, found.pids, usage), now)
                 _size_again(move, freed_usage(found.pids, usage, now))
@@ -95,15 +81,15 @@ class MemberSuspend:
             OperationError: The driver can't be asked.
         """
         pids = {identity.pid for target in move.plan.targets for identity in target.processes}
-        searches: list[Search] = []
+        members: list[Member] = []
         for target in move.plan.targets:
             mine = members_after(move.outcomes[target.workload.workload_id])
             known = {member.identity for member in mine}
             processes = (await target.workload.find_tree(known=target.tree)).processes
             pids |= {identity.pid for identity in processes}
-            search = await search_members(self._driver, [each for each in processes if each not in known])
-            searches.append(Search((*mine, *search.members), search.closed))
-        return _Found(tuple(searches), frozenset(pids))
+            new = await find_members(self._driver, [each for each in processes if each not in known])
+            members += [*mine, *new]
+        return _Found(tuple(members), frozenset(pids))
 
 
 def _size_again(move: Move, usage: Usage) -> dict[int, int]:

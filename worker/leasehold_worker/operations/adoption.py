@@ -11,7 +11,7 @@ from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.helper_pool import Driver
-from leasehold_worker.driver.members import search_members
+from leasehold_worker.driver.members import find_members
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import OUTPUT_FILE, require_folder_name
 from leasehold_worker.gpus.inventory import Inventory
@@ -32,7 +32,6 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.operations.exit_monitor import ExitMonitor
 from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, DriverChecks
 from leasehold_worker.planning.findings import Findings
-from leasehold_worker.planning.workload_checks import require_open
 from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
@@ -272,13 +271,10 @@ class Adoption:
         findings = Findings()
         self._driver_checks.driver(findings, SUSPEND_CUDA_VERSION)
         if await self._driver_checks.runnable(findings, processes) and not findings.refusals:
-            search = await search_members(self._driver, processes)
-            if search.closed:
-                usage = await trio.to_thread.run_sync(self._inventory.usage, abandon_on_cancel=True)
-                require_open(search, usage)
-            if not search.members:
+            members = await find_members(self._driver, processes)
+            if not members:
                 raise _no_cuda(processes[0].pid)
-            await self._driver_checks.members(findings, search.members)
+            await self._driver_checks.members(findings, members)
         if findings.refusals:
             raise findings.refusals[0]
 

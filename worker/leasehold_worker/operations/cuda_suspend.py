@@ -18,7 +18,7 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.group import Group
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.driver.helper_protocol import DriverCall
-from leasehold_worker.driver.members import CHECKPOINTED, Member, search_members
+from leasehold_worker.driver.members import CHECKPOINTED, Member, find_members
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.driver.verification import Verification, sized
 from leasehold_worker.errors import OperationError
@@ -36,7 +36,7 @@ from leasehold_worker.moves.workload_hooks import HookFactory, OperationHooks
 from leasehold_worker.planning.displacement import find_displaced
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.planning.plan import Plan
-from leasehold_worker.planning.workload_checks import is_sequential, require_alive, require_open
+from leasehold_worker.planning.workload_checks import is_sequential, require_alive
 from leasehold_worker.workloads.host_shares import HostShares
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import REMAPPING, RESTORING, SUSPENDING
@@ -145,12 +145,11 @@ class CudaSuspend:
 
     async def members_of(self, workload: Workload) -> tuple[Member, ...]:
         """The current members of a workload, with their sizes."""
-        search = await search_members(self._driver, await workload.find_processes())
+        found = await find_members(self._driver, await workload.find_processes())
         usage = await self._verification.usage()
-        require_open(search, usage)
         # Members on GPUs without a lease return to leased GPUs later; the plan has a warning.
         return await find_displaced(
-            sized(search.members, usage, home_of(workload)),
+            sized(found, usage, home_of(workload)),
             workload.gpu_uuids,
             self._inventory.chips,
             Findings(),

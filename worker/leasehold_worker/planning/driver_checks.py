@@ -232,14 +232,18 @@ async def blocked_among(processes: Sequence[ProcessIdentity]) -> list[tuple[Proc
 
 
 async def _untraceable(identity: ProcessIdentity, obstacle: str) -> OperationError:
-    """Why a process can't be traced: it is ending, or the worker lacks permission."""
+    """Why a process can't be controlled: it is ending, or the worker lacks permission.
+
+    Args:
+        identity: The process.
+        obstacle: The missing permission, with the remedy.
+    """
     pid = identity.pid
     metadata = {"pid": str(pid)}
     if await will_end(identity):
         return OperationError(errors_pb2.ERROR_REASON_TARGET_CRASHED, f"process {pid} has ended", metadata)
     return OperationError(
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-        f"the worker may not trace process {pid} ({obstacle}): run the worker as root or with "
-        "CAP_SYS_PTRACE, or as the user of the process with kernel.yama.ptrace_scope=0",
+        f"the worker may not control process {pid}, as {obstacle}",
         metadata,
     )

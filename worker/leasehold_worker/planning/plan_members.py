@@ -16,7 +16,6 @@ from leasehold_worker.driver.members import (
     STUCK,
     Member,
     find_members,
-    search_members,
     state_name,
     state_since,
 )
@@ -36,7 +35,6 @@ from leasehold_worker.planning.workload_checks import (
     require_alive,
     require_all,
     require_members,
-    require_open,
 )
 from leasehold_worker.workloads.states import RUNNING, UNKNOWN
 from leasehold_worker.workloads.workload import Workload
@@ -82,12 +80,11 @@ class PlanMembers:
             return
         with findings.check("members", f"those of {target.workload.name} run"):
             try:
-                search, usage = await both(
-                    partial(search_members, self._driver, processes), self._verification.usage
+                found, usage = await both(
+                    partial(find_members, self._driver, processes), self._verification.usage
                 )
-                target.members = found = search.members
+                target.members = found
                 if needs_cuda or found:
-                    require_open(search, usage)
                     pids = {identity.pid for identity in processes}
                     listed = any(pids & gpu.processes.keys() for gpu in usage.values())
                     require_members(target.workload, found, listed=listed)

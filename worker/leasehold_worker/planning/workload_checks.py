@@ -16,7 +16,6 @@ from leasehold_worker.driver.members import (
     LOCKED,
     RUNNING,
     Member,
-    Search,
     state_name,
 )
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
@@ -24,7 +23,7 @@ from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.gpus.inventory import GpuUsage
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.host.process_readings import read_process
-from leasehold_worker.host.processes import ProcessIdentity, has_variable, is_alive, user_id
+from leasehold_worker.host.processes import ProcessIdentity, has_variable, is_alive
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.states import (
     ENDED,
@@ -132,31 +131,6 @@ def require_all(
                 "does not use CUDA, as while it starts or ends: try again",
                 {"pid": str(identity.pid)},
             )
-
-
-def require_open(search: Search, usage: Mapping[str, GpuUsage]) -> None:
-    """Refuses with PERMISSION_OR_OS a process that the worker may not trace and that may use CUDA.
-
-    A process that NVML does not list certainly uses no GPU only if NVML lists every member: in a container
-    with its own process namespace, NVML lists none.
-    """
-    listed = {pid for gpu in usage.values() for pid in gpu.processes}
-    unlisted = [member.identity.pid for member in search.members if member.identity.pid not in listed]
-    for identity in search.closed:
-        if identity.pid in listed:
-            why = "NVML lists it on a GPU"
-        elif unlisted:
-            why = f"it may use CUDA, as NVML does not list process {unlisted[0]} either, which does"
-        elif not search.members:
-            why = "it may use CUDA, as no other process of the workload does"
-        else:
-            continue
-        raise OperationError(
-            errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-            f"the worker may not trace process {identity.pid} of user id {user_id(identity.pid)}, and {why}: "
-            "run the worker as root or with CAP_SYS_PTRACE, or start the process as the worker's user",
-            {"pid": str(identity.pid)},
-        )
 
 
 async def is_sequential(spec: workload_pb2.WorkloadSpec, members: Sequence[Member]) -> bool:

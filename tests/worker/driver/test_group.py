@@ -504,3 +504,50 @@ async def test_a_checkpoint_that_is_not_supported_names_managed_memory_and_not_i
     assert raised.value.reason == errors_pb2.ERROR_REASON_UNSUPPORTED_STATE
     assert "IPC" not in raised.value.message
     assert await states(driver, counters) == [ProcessState.RUNNING]
+
+
+async def test_an_error_304_of_a_living_process_with_permission_is_told_as_unknown(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter
+) -> None:
+    """The helper has ruled out both known causes."""
+    counters = await start_members(driver, start_counter, 1)
+    parties = make_group(driver, await members_of(driver, counters))
+    host.set_fault("lock", counters[0].process.pid, error=304, times=1)
+    with pytest.raises(OperationError, match="it lives, and the worker may control it") as raised:
+        await parties.suspend(1, nobody_new)
+    assert raised.value.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
+    assert await states(driver, counters) == [ProcessState.RUNNING]
+
+
+@pytest.mark.parametrize("reaped", [True, False], ids=["missing", "zombie"])
+@pytest.mark.parametrize("call", ["lock", "checkpoint", "restore", "unlock"])
+async def test_a_member_that_ends_between_two_calls_has_ended_and_lacks_no_permission(
+    host: SimulatedHost, driver: Driver, start_counter: StartCounter, call: str, reaped: bool
+) -> None:
+    """The driver answers 304 for a missing process, and 3 for a zombie (580.159.04)."""
+    counters = await start_members(driver, start_counter, 2)
+    parties = make_group(driver, await members_of(driver, counters), sequential=True)
+    process = counters[1].process
+
+    def end() -> None:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if reaped:
+            process.wait()
+
+    taken = parties._member_caller.take  # nothing else comes between two calls
+
+    async def take(step: Any, outcome: Any) -> None:
+        if step.call is DriverCall(call) and not step.rollback and outcome is parties.outcomes[1]:
+            end()
+        await taken(step, outcome)
+
+    parties._member_caller.take = take  # type: ignore[method-assign]
+    if call in ("restore", "unlock"):
+        await parties.suspend(1, nobody_new)
+    operation = parties.restore(()) if call in ("restore", "unlock") else parties.suspend(1, nobody_new)
+    with pytest.raises(OperationError) as raised:
+        await operation
+    assert raised.value.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED
+    assert parties.outcomes[1].state_after == workload_pb2.MEMBER_STATE_GONE
+    assert await find_members(driver, [counter.identity for counter in counters[1:]]) == ()

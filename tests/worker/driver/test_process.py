@@ -413,3 +413,35 @@ def test_equality_is_by_pid(host: SimulatedHost) -> None:
     driver = Driver()
     assert CheckpointProcess(driver, 5) == CheckpointProcess(Driver(), 5)
     assert CheckpointProcess.current(driver).pid == os.getpid()
+
+
+ENDING = """
+import sys
+from leasehold_worker.driver import helper
+from leasehold_worker.driver.helper_protocol import PROTOCOL_ENCODER, DriverCall, Reply, Request
+
+over = iter((False, True))
+helper.is_over = lambda _: next(over)
+helper.make_call = lambda request: Reply(int(sys.argv[2]), "CUDA_ERROR")
+helper.obstacle = lambda _: "tracing it is not permitted (No such process)"
+reply = helper.answer(Request(DriverCall(sys.argv[1]), 2**22 + 1), lambda: None)
+print(reply.ended, repr(reply.obstacle))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (DriverCall.STATE, OPERATING_SYSTEM),
+        (DriverCall.LOCK, OPERATING_SYSTEM),
+        (DriverCall.LOCK, NOT_INITIALIZED),
+        (DriverCall.TRACE_PERMISSION, 0),
+    ],
+)
+def test_a_process_that_ends_in_a_call_has_ended_and_lacks_no_permission(
+    call: DriverCall, error: int
+) -> None:
+    """A missing process answers 304, and a zombie 3 (580.159.04)."""
+    command = [sys.executable, "-c", ENDING, call, str(error)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True ''\n", done.stderr

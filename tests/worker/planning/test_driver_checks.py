@@ -16,7 +16,9 @@ from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, plan_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.operation_pb2 import Move, RemapOperation, RestoreOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.driver.errors import DriverError
 from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
+from leasehold_worker.driver.helper_protocol import DriverCall
 from leasehold_worker.driver.members import RUNNING, Member
 from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.gpus.inventory import Inventory
@@ -347,6 +349,10 @@ def test_who_may_not_trace_is_told_so(tmp_path: Path) -> None:
         (DriverCallUnansweredError("no answer", expired=True), errors_pb2.ERROR_REASON_DRIVER_TIMEOUT),
         (DriverCallUnansweredError("it died", expired=False), errors_pb2.ERROR_REASON_DRIVER_ERROR),
         (DriverUnavailableError("none"), errors_pb2.ERROR_REASON_UNSUPPORTED_DRIVER),
+        (
+            DriverError(DriverCall.TRACE_PERMISSION, 1, 304, "CUDA_ERROR_OPERATING_SYSTEM", ended=True),
+            errors_pb2.ERROR_REASON_TARGET_CRASHED,
+        ),
     ],
 )
 async def test_a_question_for_the_permission_that_is_not_answered_is_no_lack_of_it(

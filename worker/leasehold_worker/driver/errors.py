@@ -20,7 +20,11 @@ NOT_PERMITTED: Final = 800
 NOT_SUPPORTED: Final = 801
 
 NOT_CUDA: Final = frozenset({INVALID_VALUE, NOT_INITIALIZED})
-"""Errors of a query on a process without CUDA, or on none."""
+"""Errors of the query for the restore thread of a process without CUDA, or of a zombie.
+
+Driver 580.159.04 answers NOT_INITIALIZED for both. INVALID_VALUE may be the answer of other drivers: CRIU's
+CUDA plugin treats both alike. A missing process answers OPERATING_SYSTEM, like a missing permission.
+"""
 
 _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType, str]]] = {
     (DriverCall.LOCK, NOT_READY): (
@@ -59,7 +63,10 @@ _REASONS: Final[dict[tuple[DriverCall | None, int], tuple[ErrorReason.ValueType,
     ),
     (None, OPERATING_SYSTEM): (
         errors_pb2.ERROR_REASON_PERMISSION_OR_OS,
-        ("usually the worker may not trace it: see `leasehold doctor`, or else update the driver"),
+        (
+            "the reason is unknown, as it lives, and the worker may control it: see `leasehold doctor`, then "
+            "try again"
+        ),
     ),
     (None, NOT_PERMITTED): (
         errors_pb2.ERROR_REASON_UNSUPPORTED_STATE,
@@ -114,7 +121,8 @@ class DriverError(Exception):
         result: The CUresult; None if the bindings couldn't decode it.
         result_name: Its name.
         ended: The driver helper saw that the process had ended.
-        obstacle: Why the worker may not control the process, with the remedy. Empty: unknown, or it may.
+        obstacle: Why the worker may not control the process, with the remedy. Empty: it may, or the error has
+            another reason.
     """
 
     def __init__(

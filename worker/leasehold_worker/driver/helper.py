@@ -31,8 +31,12 @@ from leasehold_worker.host.process_folders import PROC, has_ended, stat_fields
 from leasehold_worker.host.shared_libraries import loaded_library
 
 PR_SET_PDEATHSIG = 1
+NOT_INITIALIZED = 3
 OPERATING_SYSTEM = 304
 FUNCTION_NOT_FOUND = 500
+
+OVER: Final = Reply(OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM: the process has ended", ended=True)
+"""The driver's answer for a missing process."""
 
 START_TIME: Final = 19
 """Place after the name in /proc/PID/stat (field 22 of proc(5)), in clock ticks since boot."""
@@ -76,7 +80,7 @@ def answer(request: Request, on_change: Callable[[], None]) -> Reply:
     """Makes one driver call as the file-system user of its target.
 
     The driver answers OPERATING_SYSTEM for a missing process, for one that ends in the call, and without
-    permission. The reply tells these apart.
+    permission, and NOT_INITIALIZED for a zombie. The reply tells these apart.
 
     Args:
         request: The call.
@@ -84,15 +88,16 @@ def answer(request: Request, on_change: Callable[[], None]) -> Reply:
     """
     with file_system_user_of(request.pid, on_change):
         if is_over(request):
-            return Reply(OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM: the process has ended", ended=True)
-        if request.call is DriverCall.TRACE_PERMISSION:
-            return Reply(0, "CUDA_SUCCESS", obstacle=obstacle(request.pid) or "")
-        reply = make_call(request)
-        if reply.result != OPERATING_SYSTEM:
-            return reply
-        if is_over(request):
-            return msgspec.structs.replace(reply, ended=True)
-        return msgspec.structs.replace(reply, obstacle=obstacle(request.pid) or "")
+            return OVER
+        reply = Reply(0, "CUDA_SUCCESS")
+        if request.call is not DriverCall.TRACE_PERMISSION:
+            reply = make_call(request)
+            if reply.result not in (OPERATING_SYSTEM, NOT_INITIALIZED):
+                return reply
+        why = obstacle(request.pid) if reply.result != NOT_INITIALIZED else None
+        if is_over(request):  # asked last, as an end also closes the files of the process
+            return msgspec.structs.replace(reply, ended=True) if reply.result else OVER
+        return msgspec.structs.replace(reply, obstacle=why or "")
 
 
 def make_call(request: Request) -> Reply:

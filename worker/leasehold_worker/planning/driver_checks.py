@@ -161,7 +161,7 @@ class DriverChecks:
     async def _refusals(
         self, processes: Sequence[ProcessIdentity]
     ) -> list[tuple[OperationError | None, OperationError | None]]:
-        """For each process, the difference of its libcuda, and why the worker may not trace it."""
+        """For each process, the difference of its libcuda, and why the worker may not control it."""
         found: dict[ProcessIdentity, tuple[OperationError | None, OperationError | None]] = {}
 
         async def look(identity: ProcessIdentity) -> None:
@@ -191,13 +191,13 @@ class DriverChecks:
     async def _why_untraceable(self, identity: ProcessIdentity) -> OperationError | None:
         pid = identity.pid
         try:
-            obstacle = await CheckpointProcess(self._driver, pid).trace_obstacle()
+            obstacle = await CheckpointProcess(self._driver, pid, identity.start_time_ticks).trace_obstacle()
         except DriverCallUnansweredError as error:
             return unanswered(error, pid, DriverCall.TRACE_PERMISSION)
         except DriverUnavailableError as error:
             return unavailable(error)
         except DriverError as error:
-            obstacle = str(error)
+            return error.to_operation_error(observed_state="unknown", alive=True)
         return None if obstacle is None else await _untraceable(identity, obstacle)
 
     async def device_nodes(

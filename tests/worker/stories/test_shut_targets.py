@@ -153,7 +153,7 @@ def start_beside(
     return session, closed
 
 
-def test_a_process_that_nobody_can_look_into_stops_the_operation_unless_nvml_speaks_for_it(
+def test_a_cuda_process_of_another_user_stops_the_operation_of_a_worker_without_the_right(
     start_under: StartUnder, host: SimulatedHost, tmp_path: Path
 ) -> None:
     """A CUDA process that the worker may not control, whether NVML lists it or not."""

@@ -14,7 +14,8 @@ bool request_pipe_open(struct simgpu_process *record) {
 
 bool request_pipe_permits(const struct simgpu_process *target) {
     char path[48];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)target->pid, (int)target->request_pipe);
+    /* of the thread: a process whose first thread has ended shows no descriptors under its own pid */
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)target->restore_tid, (int)target->request_pipe);
     int file = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
     if (file >= 0)
         close(file);

@@ -351,6 +351,38 @@ def an_incomplete_map_is_refused_and_changes_nothing() -> None:
         assert program.ask("check") == "intact"
 
 
+def a_map_with_an_unknown_gpu_is_refused_and_changes_nothing() -> None:
+    unknown = "GPU-00000000-0000-0000-0000-000000000001"
+    with target() as (program, process):
+        uuids = all_uuids()
+        same = {text: text for text in uuids}
+        suspend(process)
+        for pairs in (
+            {**same, uuids[0]: unknown},
+            {unknown: uuids[0], **{text: text for text in uuids[1:]}},
+            {**same, unknown: unknown},
+        ):
+            assert restore_with(process.pid, pairs) == CUresult.CUDA_ERROR_INVALID_VALUE, pairs
+            assert process.state == "checkpointed"
+        process.restore()
+        process.unlock()
+        assert program.ask("check") == "intact"
+
+
+def init_with(visible: str) -> int:
+    """The CUresult of cuInit in a process with this CUDA_VISIBLE_DEVICES."""
+    code = "from cuda.bindings import driver; print(int(driver.cuInit(0)[0]))"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+    return int(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
+
+
+def a_gpu_that_is_visible_twice_is_an_invalid_device() -> None:
+    for visible in ("0,0", "0x0, 0"):
+        assert init_with(visible) == CUresult.CUDA_ERROR_INVALID_DEVICE, visible
+    assert init_with("0,,0") == CUresult.CUDA_SUCCESS
+    assert init_with(",0") == CUresult.CUDA_ERROR_NO_DEVICE
+
+
 def an_identity_map_is_accepted() -> None:
     with target() as (program, process):
         before = program.ask("uuid")

@@ -45,7 +45,9 @@ WORKER = (
     "a_thread_id_names_its_process",
     "nvml_follows_the_state",
     "an_incomplete_map_is_refused_and_changes_nothing",
+    "a_map_with_an_unknown_gpu_is_refused_and_changes_nothing",
     "an_identity_map_is_accepted",
+    "a_gpu_that_is_visible_twice_is_an_invalid_device",
 )
 
 

@@ -1,4 +1,4 @@
-"""Probes of targets whose caller is killed or denied, or that are limited, frozen, profiled or wedged."""
+"""Probes of killed and unprivileged callers, and of limited, frozen, profiled and wedged targets."""
 
 from __future__ import annotations
 

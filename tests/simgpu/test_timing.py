@@ -18,6 +18,7 @@ from .programs import (
     OUT_OF_MEMORY,
     SUCCESS,
     Program,
+    wait_until,
 )
 
 FOR_EVER_S = 600.0
@@ -90,12 +91,16 @@ def test_a_target_that_dies_does_not_make_the_controller_wait(
 
 
 COPY_S = 3.0
+EVICT, PLACE = 1, 2
+"""`enum simgpu_request`."""
 
 
-def kill_in(call: str, controller: Program, target: Program) -> None:
-    """Kills the controller while its call copies."""
+def kill_in(call: str, host: SimulatedHost, controller: Program, target: Program) -> None:
+    """Kills the controller as soon as the target copies."""
+    record = next(record for record in host._state.processes if record.pid == target.pid)
     controller.begin(call, target.pid)
-    assert controller.is_waiting()
+    request = {"checkpoint": EVICT, "restore": PLACE}[call]
+    wait_until(lambda: record.request == request, "the target copies")
     controller.kill()
 
 
@@ -109,11 +114,8 @@ def test_a_target_finishes_the_checkpoint_of_a_killed_controller(
     second.init()
     controller.lock(target.pid)
     host.set_timing(Timing(COPY_S, 0, 0, 0))
-    kill_in("checkpoint", controller, target)
-    second.begin("get_state", target.pid)
-    assert second.is_waiting()
-    assert host.gpus[0].used_bytes == MIB
-    assert second.answer() == [SUCCESS, CHECKPOINTED]
+    kill_in("checkpoint", host, controller, target)
+    assert second.get_state(target.pid) == [SUCCESS, CHECKPOINTED]
     assert host.gpus[0].used_bytes == 0
     assert [second.restore(target.pid), second.unlock(target.pid)] == [SUCCESS, SUCCESS]
     assert target.holds(address, MIB, 7)
@@ -130,10 +132,8 @@ def test_a_target_finishes_the_restore_of_a_killed_controller(
     controller.lock(target.pid)
     controller.checkpoint(target.pid)
     host.set_timing(Timing(0, 0, COPY_S, 0))
-    kill_in("restore", controller, target)
-    second.begin("get_state", target.pid)
-    assert second.is_waiting()
-    assert second.answer() == [SUCCESS, LOCKED]
+    kill_in("restore", host, controller, target)
+    assert second.get_state(target.pid) == [SUCCESS, LOCKED]
     assert second.unlock(target.pid) == SUCCESS
     assert target.holds(address, MIB, 7)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from typing import Final
 
+from tests.gpu.contents_program import PROFILER
 from tests.gpu.machine import memory_gib
 from tests.gpu.stand import (
     BUFFER_BYTES,
@@ -24,6 +24,7 @@ from tests.gpu.stand import (
     expect,
     need,
 )
+from tests.gpu.torch_contents import START_S, Holder
 from tests.gpu.torch_policies import python_with_torch
 from tests.simgpu.control_groups import ControlGroup, Controller, NoControlGroupError
 from tests.simgpu.programs import (
@@ -48,16 +49,6 @@ SMALL_LIMIT_BYTES: Final = 8 * 2**20
 """Less than the buffer of a target."""
 
 NOBODY: Final = 65534
-PROFILED: Final = """
-import sys, torch
-x = torch.arange(1024, dtype=torch.float32, device="cuda")
-profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-profile.start()
-assert float(x.sum(dtype=torch.float64)) == 523776
-print("ready", flush=True)
-for line in sys.stdin:
-    print(float(x.sum(dtype=torch.float64)), flush=True)
-"""
 
 
 def kill_in(stand: Stand, call: str, target: Target) -> float:
@@ -187,28 +178,21 @@ def attached_profiler(stand: Stand) -> str:
     if python is None:
         raise NotTestedError("it needs a Python with PyTorch that sees a GPU")
     controller = stand.controller()
-    with subprocess.Popen(
-        [python, "-c", PROFILED],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as program:  # its end closes the input of the program, which then ends: it was never restored
-        assert program.stdin is not None
-        assert program.stdout is not None
-        if program.stdout.readline() != "ready\n":
+    holder = Holder(python, PROFILER)
+    try:
+        if holder.read(START_S) != "ready":
             raise NotTestedError("torch.profiler does not start here")
         began = time.monotonic()
-        refused = controller.lock(program.pid, LOCK_TIMEOUT_MS)
+        refused = controller.lock(holder.pid, LOCK_TIMEOUT_MS)
         lock_s = time.monotonic() - began
-        state = controller.get_state(program.pid)
-        unlocked = controller.unlock(program.pid)
+        state = controller.get_state(holder.pid)
+        unlocked = controller.unlock(holder.pid)
         expect("a lock with a profiler", refused, NOT_SUPPORTED)
         expect("the state after it", state, [SUCCESS, RUNNING])
         expect("an unlock after it", unlocked, ILLEGAL_STATE)
-        program.stdin.write("check\n")
-        program.stdin.flush()
-        expect("the sum of the program", program.stdout.readline().strip(), "523776.0")
+        expect("its contents are whole", holder.works(), True)
+    finally:
+        holder.end()
     return f"the lock answers 801 after {lock_s:.2f} s, the process is RUNNING and computes on"
 
 

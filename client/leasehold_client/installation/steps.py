@@ -103,7 +103,7 @@ def uninstall_steps(service: Service, *, purge: bool) -> list[Step]:
 
 
 def kept(service: Service) -> list[str]:
-    """What an uninstallation without a purge leaves, as a text each."""
+    """The names of files and users that an uninstallation without a purge leaves."""
     paths = [str(path) for path in (service.settings_path, service.state_directory) if path.exists()]
     return paths + ([f"the Unix user {service.user}"] if _has_user(service.user) else [])
 
@@ -297,10 +297,10 @@ def _remove(path: Path) -> None:
 
 
 def _run(*arguments: str) -> str:
-    """What a command prints.
+    """Runs a command, and returns its standard output.
 
     Raises:
-        LeaseholdError: It is missing, or failed.
+        LeaseholdError: The command is missing, or failed.
     """
     try:
         done = subprocess.run(

@@ -3,7 +3,8 @@
  *   RUNNING --Lock--> LOCKED --Checkpoint--> CHECKPOINTED --Restore--> LOCKED --Unlock--> RUNNING
  *
  * Any other call returns ILLEGAL_STATE and changes nothing. A restore that runs out of memory wedges the process
- * (NVIDIA/cuda-checkpoint issue 44, and seen on driver 580.159.04): its state is CHECKPOINTED, but further restores return OPERATING_SYSTEM.
+ * (NVIDIA/cuda-checkpoint issue 44, and seen on driver 580.159.04): its state is CHECKPOINTED, but further restores
+ * return OPERATING_SYSTEM.
  * The target itself copies its memory and changes its state (restore_thread.h). A lock and an unlock are one store of
  * one word.
  */

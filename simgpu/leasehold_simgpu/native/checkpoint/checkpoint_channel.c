@@ -50,7 +50,8 @@ static struct simgpu_process *find_record(const struct channel *channel) {
 }
 
 /* OPERATING_SYSTEM for a pid that no process has, and without permission. NOT_INITIALIZED for a process without CUDA, a
- * zombie and a kernel thread. Seen on driver 580.159.04. The id of the restore thread needs no permission, as every user can read the names of threads. */
+ * zombie and a kernel thread. Seen on driver 580.159.04. The id of the restore thread needs no permission, as every user
+ * can read the names of threads. */
 static CUresult find_target(struct channel *channel, enum simgpu_checkpoint_call call, int pid) {
     channel->pid = process_of_thread(pid);
     if (channel->pid == 0)

@@ -43,7 +43,9 @@ DUMPABLE = "print(flush=True); input()"
 
 @contextmanager
 def target(program: str = DUMPABLE, uid: int = ALICE_UID) -> Iterator[int]:
-    """A process of a user."""
+    """A process of a user. Skips the test if other users can't run such processes."""
+    if not is_readable():
+        pytest.skip("other users can't read this checkout and its interpreter")
     command = [*as_user(uid), sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -54,8 +56,6 @@ def target(program: str = DUMPABLE, uid: int = ALICE_UID) -> Iterator[int]:
 
 def access(pid: int, *capabilities: str) -> list[dict[str, object]]:
     """The users, the signal at the parent's death and the obstacle of a helper: before, during and after."""
-    if not is_readable():
-        pytest.skip("other users can't read this checkout and its interpreter")
     command = [*as_user(WORKER_UID, *capabilities), sys.executable, "-c", ACCESS, str(pid), str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,8 @@
 Run as ``python bench/light_workers.py HOST:PORT COUNT FIRST``. Each worker has a connection of its own, sends
 hello with eight GPUs and a load in every interval, answers every command at once, and reconnects like a real
 worker. Every 0.2 s a line of JSON on standard output has the number of welcomed workers. With
-``--echo-interval 5`` they send a load every 5 s to a bare echo server instead.
+``--echo-interval 5`` they send a load every 5 s to a bare echo server instead. With ``--credentials
+DIRECTORY`` each has the certificate of the subdirectory with its name, and otherwise the token of workers.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import random
 import sys
 import time
+from pathlib import Path
 
 import grpc
 import uvloop
@@ -55,6 +57,11 @@ OPTIONS = [
 ECHO = "/bench.Echo/Echo"
 
 
+def name_of(number: int) -> str:
+    """Name of a worker."""
+    return f"light-{number:06d}"
+
+
 def leases(number: int, taken: int = 0) -> list[GpuLease]:
     """Lease entries of a worker's GPUs, with all fields of real entries. The first GPUs are leased."""
     return [
@@ -79,7 +86,7 @@ def hello(number: int, epoch: int) -> ConnectRequest:
     return ConnectRequest(
         hello=Hello(
             worker_id=f"worker-{number:06d}",
-            name=f"light-{number:06d}",
+            name=name_of(number),
             instance_id=f"instance-{number}",
             boot_id=f"boot-{number}",
             last_epoch=epoch,
@@ -101,8 +108,11 @@ Call = grpc.aio.StreamStreamCall[ConnectRequest, ConnectResponse]
 class LightWorker:
     """One worker."""
 
-    def __init__(self, address: str, number: int, load_interval_s: float = 0.0) -> None:
+    def __init__(
+        self, address: str, number: int, load_interval_s: float = 0.0, credentials: Path | None = None
+    ) -> None:
         self._address = address
+        self._credentials = credentials
         self._number = number
         self._epoch = 0
         self._sequence = 0
@@ -127,7 +137,12 @@ class LightWorker:
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     def _open_channel(self) -> grpc.aio.Channel:
-        return open_aio_worker_channel(self._address, OPTIONS)
+        if self._credentials is None:
+            return open_aio_worker_channel(self._address, OPTIONS)
+        own = self._credentials / name_of(self._number)
+        files = (own / name for name in ("ca.pem", "worker.key", "worker.pem"))
+        credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+        return grpc.aio.secure_channel(self._address, credentials, options=OPTIONS)
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call: Call = SessionServiceStub(channel).Connect()
@@ -211,11 +226,12 @@ async def main() -> None:
     parser.add_argument(
         "--echo-interval", type=float, metavar="SECONDS", help="seconds between two loads to an echo server"
     )
+    parser.add_argument("--credentials", type=Path, metavar="DIRECTORY", help="certificates of the workers")
     options = parser.parse_args()
     workers: list[LightWorker] = []
     for number in range(options.first, options.first + options.count):
         if options.echo_interval is None:
-            workers.append(LightWorker(options.address, number))
+            workers.append(LightWorker(options.address, number, credentials=options.credentials))
         else:
             workers.append(EchoWorker(options.address, number, options.echo_interval))
     async with asyncio.TaskGroup() as tasks:

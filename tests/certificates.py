@@ -61,7 +61,8 @@ def issue(
 
 def enrol(database: Path, state: Path, *identities: str) -> list[Holder]:
     """Issues and records certificates. No coordinator may serve the store now."""
-    holders = [issue(open_state(state)[0].newest, identity) for identity in identities]
+    authority = open_state(state)[0].newest
+    holders = [issue(authority, identity) for identity in identities]
     record(database, *holders)
     return holders
 

@@ -2,9 +2,10 @@
 
 For each size: CPU time and memory of the coordinator, latency of frames, of changes to a watcher and of
 commands, commands per second, the detection of a silent worker, and the return of all workers after a kill.
-All of it is over TLS. In the same run idle workers connect without TLS, and the same streams send the same
-loads to a bare grpc.aio server that echoes each message. With ``--others`` the schedulers of Dask and Ray are
-measured as well. Prints one JSON document, and the figures of each part on standard error as soon as it ends.
+All of it is over TLS, and the workers send a token. In the same run idle workers connect without TLS and over
+mutual TLS, and the same streams send the same loads to a bare grpc.aio server that echoes each message. With
+``--others`` the schedulers of Dask and Ray are measured as well. Prints one JSON document, and the figures of
+each part on standard error as soon as it ends.
 
 ``--workers 100 --clients 64`` measures commands alone: commands per second, their latency, the coordinator's
 commits, and the CPU time of the coordinator, the clients and the light workers.
@@ -22,9 +23,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.fleet.certificates import enrol_workers
 from bench.fleet.commands import measure_commands, run_commands
 from bench.fleet.echo import measure_echo
-from bench.fleet.processes import Coordinator, Swarm, memory_bytes, settle, spread, steady, wait_for
+from bench.fleet.processes import (
+    ANY,
+    LOOPBACK,
+    Coordinator,
+    Swarm,
+    memory_bytes,
+    settle,
+    spread,
+    steady,
+    wait_for,
+)
 from bench.fleet.sessions import PROBES, Probe, time_silence, time_watcher
 from bench.machine import machine
 
@@ -36,7 +48,7 @@ OTHER_WORKERS = {"dask": 1_000, "ray": 20}
 
 @contextmanager
 def idle_fleet(
-    count: int, seconds: float, *options: str
+    count: int, seconds: float, *options: str, is_mutual: bool = False
 ) -> Iterator[tuple[Coordinator, Swarm, dict[str, float]]]:
     """A coordinator and its connected light workers, with the costs while they were idle.
 
@@ -44,18 +56,22 @@ def idle_fleet(
         count: Number of workers.
         seconds: How long the CPU time is measured.
         options: Further options of the coordinator.
+        is_mutual: Each worker has a certificate, as off loopback. Otherwise it sends the token of workers.
     """
     with tempfile.TemporaryDirectory(prefix="leasehold-bench-") as folder, ExitStack() as stack:
-        coordinator = stack.enter_context(Coordinator(Path(folder), *options))
+        credentials = ["--credentials", str(enrol_workers(Path(folder), count))] if is_mutual else []
+        host = ANY if is_mutual else LOOPBACK
+        coordinator = stack.enter_context(Coordinator(Path(folder), *options, worker_host=host))
         time.sleep(1.0)
         idle_bytes = memory_bytes(coordinator.process.pid, "VmRSS")
-        swarm = stack.enter_context(Swarm(coordinator.worker_address, count))
+        swarm = stack.enter_context(Swarm(coordinator.worker_address, count, *credentials))
         found = {"connect_s": round(swarm.wait_connected(), 1)}
         settle(count)
         found |= steady(coordinator.process.pid, swarm, seconds)
         resident = memory_bytes(coordinator.process.pid, "VmRSS")
         found["kib_per_worker"] = round((resident - idle_bytes) / count / 1024, 1)
-        sys.stderr.write(json.dumps({"idle_workers": count, "options": options, **found}) + "\n")
+        facts = {"idle_workers": count, "options": options, "is_mutual": is_mutual}
+        sys.stderr.write(json.dumps(facts | found) + "\n")
         yield coordinator, swarm, found
 
 
@@ -63,6 +79,8 @@ def measure(count: int, seconds: float) -> dict[str, Any]:
     """All measurements of one size."""
     found: dict[str, Any] = {"workers": count}
     with idle_fleet(count, seconds, "--insecure") as (_, _, found["idle_without_tls"]):
+        pass
+    with idle_fleet(count, seconds, is_mutual=True) as (_, _, found["idle_over_mutual_tls"]):
         pass
     with idle_fleet(count, seconds) as (coordinator, swarm, found["idle_over_tls"]):
         probe = Probe(coordinator.worker_address)

@@ -49,7 +49,7 @@ def measure_echo(count: int, seconds: float) -> dict[str, float]:
     with echo_server() as (address, pid):
         time.sleep(0.5)
         idle_bytes = memory_bytes(pid, "VmRSS")
-        with Swarm(address, count, echo_interval_s=load_interval_s(count)) as swarm:
+        with Swarm(address, count, "--echo-interval", str(load_interval_s(count))) as swarm:
             swarm.wait_connected()
             settle(count)
             found = steady(pid, swarm, seconds)

@@ -112,13 +112,12 @@ class Coordinator:
 class Swarm:
     """Light workers in processes of their own, which end with the context."""
 
-    def __init__(self, address: str, count: int, *, echo_interval_s: float | None = None) -> None:
+    def __init__(self, address: str, count: int, *options: str) -> None:
         self._count = count
         self._welcomed: dict[int, int] = {}
         self._processes = []
         for first in range(0, count, SWARM_SIZE):
-            arguments = [address, str(min(SWARM_SIZE, count - first)), str(first)]
-            arguments += [] if echo_interval_s is None else ["--echo-interval", str(echo_interval_s)]
+            arguments = [address, str(min(SWARM_SIZE, count - first)), str(first), *options]
             process = subprocess.Popen(
                 [sys.executable, "-m", "bench.light_workers", *arguments],
                 stdout=subprocess.PIPE,

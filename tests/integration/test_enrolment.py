@@ -99,7 +99,7 @@ def test_a_worker_joins_and_needs_the_token_once(fleet: Fleet) -> None:
     (worker,) = [one for one in fleet.client.workers() if one.name == "gpu-01"]
     credential = fleet.folder / "gpu-01" / "enrolment.json"
     assert credential.stat().st_mode & 0o777 == 0o600
-    fleet.end_worker("gpu-01")
+    fleet.end("gpu-01")
     fleet.join_worker("gpu-01")
     fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
     assert [one.worker_id for one in fleet.client.workers() if one.name == "gpu-01"] == [worker.worker_id]
@@ -129,7 +129,7 @@ def test_a_certificate_gives_nothing_of_another_worker(fleet: Fleet) -> None:
     workers = {worker.name: worker for worker in fleet.client.workers()}
     own, other = workers["gpu-02"].worker_id, workers["gpu-03"].worker_id
     (foreign,) = (gpu.gpu for gpu in fleet.client.gpus() if gpu.worker_name == "gpu-03")
-    fleet.end_worker("gpu-02", signal.SIGTERM)
+    fleet.end("gpu-02", signal.SIGTERM)
     assert refusal(fleet, "gpu-02", make_hello("gpu-03", 0, worker_id=other)) == "IDENTITY_MISMATCH"
     assert refusal(fleet, "gpu-02", make_hello("gpu-02", 0, worker_id=other)) == "IDENTITY_MISMATCH"
     stolen = make_hello("gpu-02", 0, worker_id=own, gpus=[foreign])
@@ -224,11 +224,11 @@ def test_the_server_is_verified_before_it_gets_the_secret(fleet: Fleet, tmp_path
 
 def test_a_deleted_worker_is_out_and_its_name_is_free(fleet: Fleet) -> None:
     join(fleet, "gpu-06")
-    fleet.end_worker("gpu-06", signal.SIGTERM)
+    fleet.end("gpu-06", signal.SIGTERM)
     fleet.cli("rm", "worker", "gpu-06")
     fleet.join_worker("gpu-06")
     fleet.wait(lambda: "is revoked" in fleet.log("gpu-06"))
-    fleet.end_worker("gpu-06", signal.SIGTERM)
+    fleet.end("gpu-06", signal.SIGTERM)
     (fleet.folder / "gpu-06" / "worker_id").write_text("worker-reinstalled\n")
     join(fleet, "gpu-06")
 
@@ -284,4 +284,4 @@ def test_a_copy_of_a_state_directory_is_no_second_worker(fleet: Fleet) -> None:
     fleet.join_worker("gpu-09")
     fleet.wait(lambda: "another instance of worker" in fleet.log("gpu-09"))
     assert fleet.worker_state("gpu-08") == "WORKER_STATE_CONNECTED"
-    fleet.end_worker("gpu-09")
+    fleet.end("gpu-09")

@@ -59,7 +59,7 @@ def test_a_worker_says_when_it_serves_lives_and_ends(fleet: Fleet, told: Queue[s
     fleet.cli("wait", "show", "--for", "ended")
     output = b"".join(fleet.client.output("show")).decode()
     assert output.strip() == str({"NOTIFY_SOCKET": None, "WATCHDOG_USEC": None})
-    fleet.end_worker("beta", signal.SIGTERM)
+    fleet.end("beta", signal.SIGTERM)
     expect(told, "STOPPING=1")
 
 

@@ -34,7 +34,7 @@ def test_a_gpu_offers_what_a_sleeping_workload_leaves(empty_fleet: Fleet, restar
     model.start()
     assert reason(model.suspend("offload+keep_running")) == "SUCCEEDED"
     if restarts:
-        fleet.end_worker(WORKER)
+        fleet.end(WORKER)
         fleet.start_worker(WORKER)
     fleet.wait(lambda: fleet.client.gpus()[0].lease.asleep_bytes == CONTEXT_BYTES)
     sleep = ["--", "sleep", "60"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, final
 
-from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 from leasehold.v1.enrolment_service_pb2 import (
     IssuedCertificate,
@@ -25,7 +24,12 @@ from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.access.failure_limits import FailureLimits
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import StoredJoinToken
-from leasehold_coordinator.access.signing_requests import certificate_key_digest, key_digest, read_public_key
+from leasehold_coordinator.access.signing_requests import (
+    SigningRequest,
+    certificate_key_digest,
+    key_digest,
+    read_request,
+)
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.core.field_rules import GPU_LIMIT
 from leasehold_coordinator.core.hello_rules import check_id, check_name
@@ -50,6 +54,9 @@ RENEW_AT: Final = (0.45, 0.55)
 
 RENEW_FROM: Final = 0.4
 """The part of a certificate's life before which a renewal is refused. Nobody can collect certificates."""
+
+REQUEST_LIMIT: Final = 16
+"""Most certificate requests of one key by one join token: the first one, and those after lost answers."""
 
 
 @final
@@ -116,10 +123,15 @@ class Enrolment:
             token = self._find(request.secret)
             if token is None:
                 raise _refusal()
-            identity, key = _read(request, token)
-            digest = key_digest(key)
+            identity, signed = _read(request, token)
+            digest = key_digest(signed.key)
+            audited = call_rows(Caller(identity, address), JOIN, request, str(identity))
             if digest in token.joins:
-                return identity, self._issued_before(token, identity, digest)
+                issued = self._issued_before(token, identity, digest, signed.digest)
+                repeated = token.repeated(digest, signed.digest)
+                await self._fleet.store.write(join_token_row(repeated), *audited)
+                self._fleet.join_tokens.put(repeated)
+                return identity, issued
             if token.token.uses_left < 1:
                 raise _refusal()
             live = [one.serial for one in self._certificates.registry.of(identity) if self._is_live(one)]
@@ -129,16 +141,16 @@ class Enrolment:
                     f"{identity} has a valid certificate: take another name, or replace the certificate with "
                     f"a token of `leasehold token create --{identity.kind} {identity.name} --replace`",
                 )
-            used = token.used(digest, identity)
+            used = token.used(digest, identity, signed.digest)
             rows: list[Change] = [join_token_row(used)]
             binding = self._bind(request, identity.name) if identity.kind is Kind.WORKER else None
             if binding is not None:
                 rows.append(binding_row(binding))
             event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
             rows.append(event_row(event))
-            rows += call_rows(Caller(identity, address), JOIN, request, str(identity))
+            rows += audited
             with self._bound(binding):
-                issued = await self._certificates.issue(key, identity, replaced=live, rows=rows)
+                issued = await self._certificates.issue(signed.key, identity, replaced=live, rows=rows)
             self._fleet.join_tokens.put(used)
             self._fleet.events.publish(event)
             return identity, issued
@@ -169,10 +181,27 @@ class Enrolment:
                 bindings.put(before)
             raise
 
-    def _issued_before(self, token: StoredJoinToken, identity: Identity, digest: bytes) -> ClientCertificate:
-        """The certificate that an earlier join with the same secret and key got."""
+    def _issued_before(
+        self, token: StoredJoinToken, identity: Identity, digest: bytes, request: bytes
+    ) -> ClientCertificate:
+        """The certificate that an earlier join with the same secret and key got.
+
+        Args:
+            token: The token.
+            identity: Who joins.
+            digest: SHA-256 of the public key.
+            request: The digest of the certificate request.
+
+        Raises:
+            FleetError: JOIN_REFUSED, for example of a request that got the certificate before.
+        """
+        join = token.joins[digest]
+        if request in join.requests:
+            raise _replayed(identity)
+        if len(join.requests) >= REQUEST_LIMIT:
+            raise _exhausted(identity)
         for one in self._certificates.registry.of(identity):
-            is_same = token.joins[digest] == str(identity) and certificate_key_digest(one.der) == digest
+            is_same = join.identity == str(identity) and certificate_key_digest(one.der) == digest
             if is_same and self._is_live(one):
                 return one
         raise _refusal()
@@ -218,7 +247,7 @@ class Enrolment:
                     f"{caller.identity} did not call with a certificate of the coordinator's authority, and "
                     "only that can be renewed",
                 )
-            key = _public_key(request.csr)
+            key = _signing_request(request.csr).key
             for successor in registry.successors(present.serial):
                 if certificate_key_digest(successor.der) == key_digest(key):
                     return successor
@@ -275,8 +304,26 @@ def _refusal() -> FleetError:
     )
 
 
-def _read(request: JoinRequest, token: StoredJoinToken) -> tuple[Identity, ec.EllipticCurvePublicKey]:
-    """The identity and the key of a request with a valid secret.
+def _replayed(identity: Identity) -> FleetError:
+    """The refusal of a recorded request, or of a client that sends the same bytes again."""
+    return FleetError(
+        errors_pb2.ERROR_REASON_JOIN_REFUSED,
+        f"the certificate request of {identity} was sent before, and each one is accepted once: join again, "
+        "which signs a new request with the same key",
+    )
+
+
+def _exhausted(identity: Identity) -> FleetError:
+    return FleetError(
+        errors_pb2.ERROR_REASON_JOIN_REFUSED,
+        f"the key of {identity} has sent {REQUEST_LIMIT} certificate requests with this join token, which is "
+        f"the limit: create another one with `leasehold token create --{identity.kind} {identity.name} "
+        "--replace`",
+    )
+
+
+def _read(request: JoinRequest, token: StoredJoinToken) -> tuple[Identity, SigningRequest]:
+    """The identity and the certificate request of a join with a valid secret.
 
     Raises:
         FleetError: INVALID_ARGUMENT, or IDENTITY_MISMATCH.
@@ -301,16 +348,16 @@ def _read(request: JoinRequest, token: StoredJoinToken) -> tuple[Identity, ec.El
             check_id("gpu_uuids", uuid)
         if request.last_epoch > EPOCH_JUMP_LIMIT:
             raise invalid("last_epoch", f"epoch {request.last_epoch} is impossible: send the real one")
-    return identity, _public_key(request.csr)
+    return identity, _signing_request(request.csr)
 
 
-def _public_key(csr: bytes) -> ec.EllipticCurvePublicKey:
-    """The key of a signing request.
+def _signing_request(csr: bytes) -> SigningRequest:
+    """Reads a certificate request.
 
     Raises:
         FleetError: INVALID_ARGUMENT.
     """
     try:
-        return read_public_key(csr)
+        return read_request(csr)
     except ValueError as error:
         raise invalid("csr", f"the certificate signing request is not valid: {error}") from error

@@ -1,4 +1,4 @@
-"""A join whose answer is lost: each attempt signs a new request with the same key, and nothing repeats one."""
+"""A join whose answer is lost: each attempt signs a new request with the same key, and gRPC repeats none."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +87,8 @@ def test_each_attempt_signs_anew_with_the_same_key(
             attempt(ticket, folders[1])
             assert len(service.requests) == count, "gRPC repeats nothing"
     requests = [x509.load_der_x509_csr(csr) for csr in service.requests]
-    keys = {one.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for one in requests}
+    keys = {
+        one.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for one in requests
+    }
     assert len(keys) == 1
     assert len({one.tbs_certrequest_bytes for one in requests}) == ATTEMPTS

@@ -21,7 +21,7 @@ class SigningRequest:
 
     Attributes:
         key: The public key.
-        digest: SHA-256 of the signed part. The signature is left out: anybody can make a second valid signature
+        digest: SHA-256 of the signed part, without the signature: anybody can make a second valid signature
             from an ECDSA signature.
     """
 

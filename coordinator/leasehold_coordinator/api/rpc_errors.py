@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, final
 import grpc
 from google.protobuf.message import DecodeError, Message
 from leasehold.v1 import errors_pb2
-from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.named_resources import named_resources
@@ -58,9 +57,6 @@ LONG_CALLS: Final = (
 )
 """Unary calls that change nothing and wait for a worker. They end with the caller's role, as streams do."""
 
-WORKERS: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-"""The service for workers, which limits its calls itself."""
-
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
@@ -84,7 +80,7 @@ class Authenticator(Protocol):
 
 @final
 class Border(grpc.aio.ServerInterceptor):
-    """Intercepts calls of every service, except the service for workers.
+    """Intercepts the calls of a listener for clients.
 
     Args:
         authentication: Establishes the callers.
@@ -136,8 +132,8 @@ class Border(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if method not in self._handlers:
             found = await continuation(handler_call_details)
-            if found is None or method.startswith(f"/{WORKERS}/"):
-                return found
+            if found is None:
+                return None
             self._handlers[method] = self._within(method, found)
         return self._handlers[method]
 

@@ -223,7 +223,8 @@ def test_a_replayed_request_is_refused_and_audited(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
         secret, key = await office.token("worker/a*", uses=2), ec.generate_private_key(ec.SECP256R1())
         csr = signing_request(key)
-        assert x509.load_der_x509_csr(other := resigned(csr)).is_signature_valid
+        other = resigned(csr)
+        assert x509.load_der_x509_csr(other).is_signature_valid
         assert other != csr
         first = await office.join(secret, "worker/alpha", csr=csr)
         for replayed in (csr, other):

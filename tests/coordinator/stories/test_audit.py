@@ -68,8 +68,8 @@ from tests.coordinator.stories.test_owners import OWN
 
 SUSPENDED = workload_pb2.WORKLOAD_STATE_SUSPENDED
 SECRET = "hunter2"
-OF_WORKERS = {"RenewCertificate", "UnbindGpu"}
-"""These need an enrolled worker: see test_enrolment.py."""
+OF_WORKERS = {"Connect", "Join", "RenewCertificate", "UnbindGpu"}
+"""These need a worker that enrols or is enrolled: see test_enrolment.py and test_own_pki.py."""
 
 
 def entries(coordinator: CoordinatorProcess, filter_text: str = "") -> list[AuditEntry]:

@@ -286,9 +286,7 @@ def _one_request(
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def work(_: object, context: Context) -> object:
-        request = await _read(context, bounds)
-        if isinstance(request, Message):
-            note_request(method, request)  # a refusal names its resources
+        request = await _read(method, context, bounds)
         check_again(method)
         responses = respond(request, context)
         if not handler.response_streaming:
@@ -317,15 +315,17 @@ async def _write_all(responses: AsyncGenerator[object], context: Context) -> Non
             await context.write(response)
 
 
-async def _read(context: Context, bounds: CallerBounds) -> object:
+async def _read(method: str, context: Context, bounds: CallerBounds) -> object:
     """The request of a call.
 
     Raises:
         FleetError: INVALID_ARGUMENT, the request is late or malformed.
     """
     request = await _receive(context, bounds)
-    if isinstance(request, Message) and (problem := find_problem(request)):
-        raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
+    if isinstance(request, Message):
+        note_request(method, request)  # a refusal names its resources
+        if problem := find_problem(request):
+            raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
     return request
 
 

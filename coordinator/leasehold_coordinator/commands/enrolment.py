@@ -22,19 +22,19 @@ from leasehold_coordinator.access.authority import CLOCK_DIFFERENCE
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.access.failure_limits import FailureLimits
-from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.join_tokens import StoredJoinToken
-from leasehold_coordinator.access.signing_requests import (
-    SigningRequest,
-    certificate_key_digest,
-    key_digest,
-    read_request,
-)
+from leasehold_coordinator.access.signing_requests import certificate_key_digest, key_digest
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
-from leasehold_coordinator.core.field_rules import GPU_LIMIT
-from leasehold_coordinator.core.hello_rules import check_id, check_name
-from leasehold_coordinator.core.worker_registry import EPOCH_JUMP_LIMIT
-from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.commands.join_requests import (
+    REQUEST_LIMIT,
+    exhausted,
+    read_csr,
+    read_join,
+    replayed,
+    unknown_token,
+)
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import call_rows
 from leasehold_coordinator.fleet.bound_workers import check_own_id
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -54,9 +54,6 @@ RENEW_AT: Final = (0.45, 0.55)
 
 RENEW_FROM: Final = 0.4
 """The part of a certificate's life before which a renewal is refused. Nobody can collect certificates."""
-
-REQUEST_LIMIT: Final = 16
-"""Most certificate requests of one key by one join token: the first one, and those after lost answers."""
 
 
 @final
@@ -98,7 +95,7 @@ class Enrolment:
         """
         wait_s = self._failures.wait_s(address, time.monotonic())
         if wait_s and self._find(request.secret) is None:  # hosts behind one address keep out nobody
-            self._fleet.audit.note(_refusal(), JOIN, address, resources=[request.identity])
+            self._fleet.audit.note(unknown_token(), JOIN, address, resources=[request.identity])
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
                 f"too many joins from this address failed: try again in {wait_s:.0f} s",
@@ -122,8 +119,8 @@ class Enrolment:
         async with self._fleet.enrolling:
             token = self._find(request.secret)
             if token is None:
-                raise _refusal()
-            identity, signed = _read(request, token)
+                raise unknown_token()
+            identity, signed = read_join(request, token)
             digest = key_digest(signed.key)
             audited = call_rows(Caller(identity, address), JOIN, request, str(identity))
             if digest in token.joins:
@@ -133,7 +130,7 @@ class Enrolment:
                 self._fleet.join_tokens.put(repeated)
                 return identity, issued
             if token.token.uses_left < 1:
-                raise _refusal()
+                raise unknown_token()
             live = [one.serial for one in self._certificates.registry.of(identity) if self._is_live(one)]
             if live and not token.token.replace:
                 raise FleetError(
@@ -197,14 +194,14 @@ class Enrolment:
         """
         join = token.joins[digest]
         if request in join.requests:
-            raise _replayed(identity)
+            raise replayed(identity)
         if len(join.requests) >= REQUEST_LIMIT:
-            raise _exhausted(identity)
+            raise exhausted(identity)
         for one in self._certificates.registry.of(identity):
             is_same = join.identity == str(identity) and certificate_key_digest(one.der) == digest
             if is_same and self._is_live(one):
                 return one
-        raise _refusal()
+        raise unknown_token()
 
     def _is_live(self, certificate: ClientCertificate) -> bool:
         has_expired = certificate.not_after.timestamp() * 1e9 <= self._fleet.store.highest_time_ns
@@ -247,7 +244,7 @@ class Enrolment:
                     f"{caller.identity} did not call with a certificate of the coordinator's authority, and "
                     "only that can be renewed",
                 )
-            key = _signing_request(request.csr).key
+            key = read_csr(request.csr).key
             for successor in registry.successors(present.serial):
                 if certificate_key_digest(successor.der) == key_digest(key):
                     return successor
@@ -294,70 +291,3 @@ def _time_of_life_ns(certificate: ClientCertificate, part: float) -> int:
 
 def _renewable_from(certificate: ClientCertificate) -> int:
     return _time_of_life_ns(certificate, RENEW_FROM)
-
-
-def _refusal() -> FleetError:
-    """The one refusal of every secret that is not valid."""
-    return FleetError(
-        errors_pb2.ERROR_REASON_JOIN_REFUSED,
-        "the join token is unknown, expired or used up: create another one with `leasehold token create`",
-    )
-
-
-def _replayed(identity: Identity) -> FleetError:
-    """The refusal of a recorded request, or of a client that sends the same bytes again."""
-    return FleetError(
-        errors_pb2.ERROR_REASON_JOIN_REFUSED,
-        f"the certificate request of {identity} was sent before, and each one is accepted once: join again, "
-        "which signs a new request with the same key",
-    )
-
-
-def _exhausted(identity: Identity) -> FleetError:
-    return FleetError(
-        errors_pb2.ERROR_REASON_JOIN_REFUSED,
-        f"the key of {identity} has sent {REQUEST_LIMIT} certificate requests with this join token, which is "
-        f"the limit: create another one with `leasehold token create --{identity.kind} {identity.name} "
-        "--replace`",
-    )
-
-
-def _read(request: JoinRequest, token: StoredJoinToken) -> tuple[Identity, SigningRequest]:
-    """The identity and the certificate request of a join with a valid secret.
-
-    Raises:
-        FleetError: INVALID_ARGUMENT, or IDENTITY_MISMATCH.
-    """
-    try:
-        identity = parse_identity(request.identity)
-    except ValueError as error:
-        raise invalid("identity", str(error)) from error
-    if not token.permits(identity):
-        raise FleetError(
-            errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
-            f"the join token is for {token.token.identity}, and not for {identity}: use its own token",
-        )
-    if identity.kind is Kind.WORKER:
-        check_name(identity.name)
-        check_id("worker_id", request.worker_id)
-        if len(request.gpu_uuids) > GPU_LIMIT:
-            raise invalid(
-                "gpu_uuids", f"{len(request.gpu_uuids)} GPUs are too many: send at most {GPU_LIMIT}"
-            )
-        for uuid in request.gpu_uuids:
-            check_id("gpu_uuids", uuid)
-        if request.last_epoch > EPOCH_JUMP_LIMIT:
-            raise invalid("last_epoch", f"epoch {request.last_epoch} is impossible: send the real one")
-    return identity, _signing_request(request.csr)
-
-
-def _signing_request(csr: bytes) -> SigningRequest:
-    """Reads a certificate request.
-
-    Raises:
-        FleetError: INVALID_ARGUMENT.
-    """
-    try:
-        return read_request(csr)
-    except ValueError as error:
-        raise invalid("csr", f"the certificate signing request is not valid: {error}") from error

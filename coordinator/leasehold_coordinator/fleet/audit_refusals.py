@@ -85,7 +85,10 @@ OTHER_METHODS: Final = "(other methods)"
 
 ENTRIES_PER_S: Final = 8 / 60
 ENTRY_BURST: Final = 256
-"""Most entries of a sort, in the long run and at once: 2 GB in 400 days, and 4 GB with the longest texts."""
+"""Most entries of a sort, in the long run and at once.
+
+400 days of them take 2 GB, and 4 GB with the longest texts.
+"""
 
 RESOURCE_LIMIT: Final = 8
 """Most resources of an entry. An entry with more of them ends with :data:`MORE`."""

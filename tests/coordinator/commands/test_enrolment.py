@@ -36,7 +36,7 @@ from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
 from leasehold_coordinator.access.roles import Role
-from leasehold_coordinator.commands import enrolment, join_tokens
+from leasehold_coordinator.commands import enrolment, join_requests, join_tokens
 from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
@@ -254,7 +254,7 @@ def test_the_requests_of_a_key_are_bounded(tmp_path: Path) -> None:
         secret, key = await office.token("user/a*", uses=2), ec.generate_private_key(ec.SECP256R1())
         issued = {
             await office.join(secret, "user/anna", csr=signing_request(key))
-            for _ in range(enrolment.REQUEST_LIMIT)
+            for _ in range(join_requests.REQUEST_LIMIT)
         }
         assert len(issued) == 1
         error = await office.refuse(REFUSED, office.join(secret, "user/anna", csr=signing_request(key)))

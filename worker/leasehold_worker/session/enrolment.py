@@ -1,7 +1,7 @@
 """Enrolment: the worker's first certificate for a join token, and the renewal of its certificate.
 
 The worker stores a new key before it sends a request for the key. After a crash or a lost answer, a new
-request with the same key gets the same certificate. A request for another key would look like that of a clone.
+request with the same key gets the same certificate. A request for another key looks like that of a clone.
 """
 
 import base64

@@ -4,13 +4,15 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
+from leasehold.v1.enrolment_service_pb2 import JoinRequest
+from leasehold.v1.enrolment_service_pb2_grpc import JoinServiceStub
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 from leasehold_client.coordinator import login as client_login
@@ -20,7 +22,7 @@ from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.access.join_tokens import ticket_text
 from leasehold_worker.files.enrolment_file import Enrolment
 from leasehold_worker.files.state_directory import StateDirectory
-from leasehold_worker.session import enrolment
+from leasehold_worker.session import client_keys, enrolment
 
 from tests.coordinator.commands.test_enrolment import read_ticket
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
@@ -276,6 +278,33 @@ def test_a_login_whose_answer_was_lost_uses_the_same_token(
     assert client_login.login(ticket, "", "") == made
     with Client() as client:
         assert client.who_am_i().identity == "user/dora"
+
+
+@pytest.mark.parametrize(
+    ("name", "new_key", "sign"),
+    [
+        ("eve", client_login.new_key, client_login.signing_request),
+        ("eva", client_keys.new_key, client_keys.signing_request),
+    ],
+)
+def test_a_recorded_join_is_refused(
+    fleet: Fleet, name: str, new_key: Callable[[], str], sign: Callable[[str], bytes]
+) -> None:
+    """By the keys and requests of the client, and by those of the worker."""
+    ticket = client_login.read_ticket(fleet.cli("token", "create", "--user", name).stdout)
+    key, identity = new_key(), f"user/{name}"
+    first, again = (JoinRequest(secret=ticket.secret, identity=identity, csr=sign(key)) for _ in range(2))
+    roots = client_login.as_pem(ticket.ca_certificates).encode()
+    with grpc.secure_channel(ticket.address, grpc.ssl_channel_credentials(roots)) as channel:
+        join = JoinServiceStub(channel).Join
+        issued = [join(one, timeout=TIMEOUT_S).certificate.certificate for one in (first, again)]
+        assert issued[0] == issued[1]
+        for recorded in (first, again):
+            with pytest.raises(grpc.RpcError, match="was sent before, and each one is") as error:
+                join(recorded, timeout=TIMEOUT_S)
+            assert cast("grpc.Call", error.value).code() is grpc.StatusCode.PERMISSION_DENIED
+    wanted = f'method:Join AND resource = "{identity}" AND outcome = ALLOWED'
+    assert fleet.cli("get", "audit", "--filter", wanted).stdout.count(identity) >= 2
 
 
 def test_a_copy_of_a_state_directory_is_no_second_worker(fleet: Fleet) -> None:

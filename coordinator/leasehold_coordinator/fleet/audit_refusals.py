@@ -64,8 +64,6 @@ FAILURES: Final = frozenset(
         errors_pb2.ERROR_REASON_ISSUER_UNAVAILABLE,
         errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
         errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-        errors_pb2.ERROR_REASON_WORKER_DRAINING,
-        errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
     }
 )
 """Reasons of calls that failed and were not refused. They have no entry."""

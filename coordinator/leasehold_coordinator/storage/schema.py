@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0014"
+NEWEST: Final = "0015"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(

@@ -256,7 +256,7 @@ def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "worker.toml"
-    config.write_text("driver_call_floor_s = 0.3\n")
+    config.write_text("driver_call_floor_s = 3\n")
     start_worker(host, config=str(config))
     session = coordinator.next_session()
     pid = start(session, "w1")

@@ -29,9 +29,9 @@ def session(
     start_worker: Callable[..., object],
     coordinator: ScriptedCoordinator,
 ) -> Session:
-    """The session of a worker that gives a call up after a second or two."""
+    """The session of a worker that gives a call up after three seconds."""
     config = tmp_path / "worker.toml"
-    config.write_text("driver_call_floor_s = 1")
+    config.write_text("driver_call_floor_s = 3")
     start_worker(host, config=str(config))
     return coordinator.next_session()
 

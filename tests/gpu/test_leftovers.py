@@ -53,6 +53,7 @@ def test_a_stopped_process_is_ended(mark: str) -> None:
     ours.wait()
 
 
+@pytest.mark.long
 def test_one_controller_asks_for_all_processes(
     host: SimulatedHost, on_host: dict[str, str], mark: str
 ) -> None:

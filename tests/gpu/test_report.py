@@ -129,6 +129,7 @@ def test_a_kill_in_the_middle_leaves_a_readable_report(
     assert len(end_marked(mark + "/")) == 3  # as the kit's bootstrap ends them
 
 
+@pytest.mark.long
 def test_sigterm_ends_the_step_and_the_report(
     interrupted: subprocess.Popen[bytes], mark: str, tmp_path: Path
 ) -> None:

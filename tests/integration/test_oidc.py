@@ -282,6 +282,7 @@ def test_keys_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert client.workers() == []
 
 
+@pytest.mark.long
 def test_an_issuer_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text(sign(new_keys()["es"][1], "ES256", "es"))
     monkeypatch.setenv("LEASEHOLD_TOKEN_FILE", str(tmp_path / "token"))

@@ -35,6 +35,7 @@ def test_a_dry_run_tells_and_changes_nothing(fleet: Fleet) -> None:
     assert fleet.leases() == {}
 
 
+@pytest.mark.long
 def test_a_dry_run_names_all_that_is_in_the_way(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")

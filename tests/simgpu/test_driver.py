@@ -318,6 +318,7 @@ def test_cuda_visible_devices(host: SimulatedHost, start_program: StartProgram) 
         assert visible(host, start_program, value) == gpus, value
 
 
+@pytest.mark.long
 def test_an_index_of_cuda_visible_devices_is_read_like_atoi(
     host: SimulatedHost, start_program: StartProgram
 ) -> None:

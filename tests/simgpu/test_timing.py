@@ -121,6 +121,7 @@ def test_a_target_finishes_the_checkpoint_of_a_killed_controller(
     assert target.holds(address, MIB, 7)
 
 
+@pytest.mark.long
 def test_a_target_finishes_the_restore_of_a_killed_controller(
     host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
 ) -> None:

@@ -135,20 +135,23 @@ def write_certificate(folder: Path, age: datetime.timedelta, usage: x509.ObjectI
             ExtendedKeyUsageOID.CLIENT_AUTH,
             "client.pem has expired 2 hours ago: replace it",
         ),
-        (
+        pytest.param(
             -HOUR * 3.5,
             ExtendedKeyUsageOID.CLIENT_AUTH,
             "client.pem is not valid for another 2 hours",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             -HOUR / 2,
             ExtendedKeyUsageOID.SERVER_AUTH,
             "client.pem is not for clients: get one",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             -HOUR / 2,
             ExtendedKeyUsageOID.CLIENT_AUTH,
             "as a coordinator does that requires a client certificate",
+            marks=pytest.mark.long,
         ),
     ],
     ids=["expired", "early", "server", "other"],

@@ -71,7 +71,15 @@ class Recorder(grpc.GenericRpcHandler):
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
 
 
-@pytest.mark.parametrize("headers", [(), ("Bearer ",), ("Bearer wrong",), ("Basic wrong", "Bearer wrong")])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        pytest.param(("Bearer ",), marks=pytest.mark.long),
+        pytest.param(("Bearer wrong",), marks=pytest.mark.long),
+        ("Basic wrong", "Bearer wrong"),
+    ],
+)
 def test_without_the_token_no_method_answers(
     coordinator: CoordinatorProcess, headers: tuple[str, ...]
 ) -> None:

@@ -56,11 +56,18 @@ def test_a_time_that_json_cannot_say_is_refused(
     ("service", "method", "request_message"),
     [
         ("workloads", "GetWorkload", GetWorkloadRequest(workload=LONG)),
-        ("workloads", "GetWorkload", GetWorkloadRequest(workload="é" * 50_000)),
+        pytest.param(
+            "workloads", "GetWorkload", GetWorkloadRequest(workload="é" * 50_000), marks=pytest.mark.long
+        ),
         ("workloads", "CreateWorkload", CreateWorkloadRequest(spec=SPEC, name=LONG)),
-        ("workloads", "CreateWorkload", CreateWorkloadRequest(spec=SPEC, gpu_uuids=[LONG])),
-        ("fleet", "GetGpu", GetGpuRequest(uuid=LONG)),
-        ("fleet", "ListWorkers", ListWorkersRequest(page_token=LONG)),
+        pytest.param(
+            "workloads",
+            "CreateWorkload",
+            CreateWorkloadRequest(spec=SPEC, gpu_uuids=[LONG]),
+            marks=pytest.mark.long,
+        ),
+        pytest.param("fleet", "GetGpu", GetGpuRequest(uuid=LONG), marks=pytest.mark.long),
+        pytest.param("fleet", "ListWorkers", ListWorkersRequest(page_token=LONG), marks=pytest.mark.long),
     ],
 )
 def test_a_refusal_of_a_long_value_arrives(

@@ -167,6 +167,7 @@ BARE_PATHS: Final = (
 """Calls that send their headers and nothing else."""
 
 
+@pytest.mark.long
 def test_a_host_has_at_most_as_many_calls_without_requests_as_are_free(
     coordinator: CoordinatorProcess,
 ) -> None:

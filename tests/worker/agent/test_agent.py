@@ -218,6 +218,7 @@ def test_wrong_gpus_are_refused_and_nothing_is_changed(session: Session, host: S
     wait_counting(session, "w1", uuids[0])
 
 
+@pytest.mark.long
 def test_a_remap_whose_restore_fails_goes_back(session: Session, host: SimulatedHost) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
     started = session.run("c1", "w1", run=counter_run("one"))
@@ -298,6 +299,7 @@ def test_a_workload_that_ignores_sigterm_is_killed_after_the_grace(session: Sess
     assert stopped.workloads[0].status.exit.signal_number == signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_workload_whose_first_thread_has_ended_lives(session: Session, host: SimulatedHost) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
     assert session.run("c1", "w1", run=headless_run("one")).state == SUCCEEDED
@@ -364,6 +366,7 @@ def test_nothing_of_a_chain_of_forks_is_left(
     assert forks.stat().st_size == left, "it forks on"
 
 
+@pytest.mark.long
 def test_a_command_of_an_older_epoch_is_not_obeyed(session: Session) -> None:
     session.send(make_command("c1", "w1", run=counter_run("one")), epoch=session.epoch - 1)
     refused = session.outcome("c1")

@@ -100,14 +100,17 @@ def test_a_host_with_nothing_wrong(
 @pytest.mark.parametrize(
     ("capabilities", "permission"),
     [
-        (("sys_ptrace", "setuid"), "granted (uid 2000, with CAP_SYS_PTRACE"),
+        pytest.param(
+            ("sys_ptrace", "setuid"), "granted (uid 2000, with CAP_SYS_PTRACE", marks=pytest.mark.long
+        ),
         (
             ("sys_ptrace",),
             "granted for processes of the worker's own user only (uid 2000, with CAP_SYS_PTRACE",
         ),
-        (
+        pytest.param(
             ("setuid",),
             "granted for processes of the worker's own user only (uid 2000, without CAP_SYS_PTRACE",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -176,7 +179,12 @@ def test_gpus_of_unknown_memory_are_warned_of(host: SimulatedHost, configure: Ca
 
 
 @pytest.mark.parametrize(
-    ("call", "wrong"), [("cuInit", "libcuda"), ("nvmlInit", "nvml"), ("nvmlDeviceGetMemoryInfo", "nvml")]
+    ("call", "wrong"),
+    [
+        ("cuInit", "libcuda"),
+        pytest.param("nvmlInit", "nvml", marks=pytest.mark.long),
+        pytest.param("nvmlDeviceGetMemoryInfo", "nvml", marks=pytest.mark.long),
+    ],
 )
 def test_a_library_that_hangs(
     host: SimulatedHost, configure: Callable[..., Path], call: str, wrong: str

@@ -35,6 +35,7 @@ from leasehold_worker.gpus.facts import GpuFacts
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import ProcessIdentity, identify
 
+from tests.grids import grid
 from tests.worker.conftest import Counter
 from tests.worker.operations.test_handler import calls_of
 
@@ -243,6 +244,7 @@ async def test_a_member_that_was_held_up_is_asked_again_once_the_others_are_back
             await counter.wait_count()
 
 
+@pytest.mark.long
 async def test_a_member_that_hangs_alone_is_not_asked_again(
     host: SimulatedHost, start_counter: StartCounter
 ) -> None:
@@ -290,6 +292,7 @@ async def test_a_lock_that_kills_its_target_is_told_as_its_end(
     assert await states(driver, counters[:2]) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_target_that_dies_seconds_after_the_lock_is_told_as_its_end(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -435,7 +438,10 @@ async def test_a_helper_that_can_not_be_started_fails_its_member_and_leaves_nobo
 @SEQUENTIAL
 @pytest.mark.parametrize(
     ("error", "brought_back"),
-    [(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), 3), (RuntimeError("can't start new thread"), 2)],
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), 3),
+        pytest.param(RuntimeError("can't start new thread"), 2, marks=pytest.mark.long),
+    ],
     ids=["transient", "unforeseen"],
 )
 async def test_a_rollback_goes_through_all_members_whatever_one_does(
@@ -520,7 +526,7 @@ async def test_an_error_304_of_a_living_process_with_permission_is_told_as_unkno
 
 
 @pytest.mark.parametrize("reaped", [True, False], ids=["missing", "zombie"])
-@pytest.mark.parametrize("call", ["lock", "checkpoint", "restore", "unlock"])
+@pytest.mark.parametrize("call", grid(["lock", "checkpoint", "restore", "unlock"], "checkpoint"))
 async def test_a_member_that_ends_between_two_calls_has_ended_and_lacks_no_permission(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter, call: str, reaped: bool
 ) -> None:

@@ -151,7 +151,7 @@ async def test_a_suspend_that_is_cancelled_during_the_lock_leaves_it_running(
     await counter.wait_count()
 
 
-@pytest.mark.parametrize("call", ["lock", "checkpoint"])
+@pytest.mark.parametrize("call", ["lock", pytest.param("checkpoint", marks=pytest.mark.long)])
 async def test_a_suspend_past_its_deadline_leaves_it_running(
     host: SimulatedHost,
     driver: Driver,

@@ -135,6 +135,7 @@ def test_the_oldest_part_of_a_long_output_is_dropped_and_readers_go_on(tmp_path:
     assert read_kept(output, 10, 2**62) == (2**62, b"")
 
 
+@pytest.mark.long
 def test_a_reader_of_a_worker_is_told_where_what_is_kept_begins(
     start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

@@ -278,6 +278,7 @@ os._exit(0)
 """Opens calls on many connections, and never says what it asks."""
 
 
+@pytest.mark.long
 @needs_root
 def test_one_user_does_not_take_all_calls(serve: Serve, path: Path) -> None:
     serve(f'socket_group = "{GROUP}"')

@@ -219,6 +219,7 @@ def test_a_swap_that_fails_for_one_is_undone_for_both(session: Session, host: Si
     wait_counting(session, "w2", second)
 
 
+@pytest.mark.long
 def test_a_workload_of_a_swap_takes_no_other_command(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     start(session, "w2")
@@ -232,6 +233,7 @@ def test_a_workload_of_a_swap_takes_no_other_command(session: Session, host: Sim
     assert session.outcome("c3").state == SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_remap_that_can_go_nowhere_leaves_the_workload_parked(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -273,6 +275,7 @@ def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
     wait_counting(session, "w1")
 
 
+@pytest.mark.long
 def test_a_member_that_failed_on_a_lost_gpu_keeps_that_gpu(session: Session, host: SimulatedHost) -> None:
     """NVML says nothing of a lost GPU, which may have the memory of the member."""
     pid = start(session, "w1")
@@ -317,7 +320,15 @@ def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, hos
     leases(session, ["", "", "", ""])
 
 
-@pytest.mark.parametrize("call", ["get_restore_thread_id", "get_state", "lock", "checkpoint"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("get_restore_thread_id", marks=pytest.mark.long),
+        pytest.param("get_state", marks=pytest.mark.long),
+        "lock",
+        pytest.param("checkpoint", marks=pytest.mark.long),
+    ],
+)
 def test_a_member_that_is_killed_by_a_call_is_told_as_crashed(
     session: Session, host: SimulatedHost, call: str
 ) -> None:
@@ -337,6 +348,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.long
 def test_a_member_that_dies_during_the_proof_is_told_as_crashed(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -352,6 +364,7 @@ def test_a_member_that_dies_during_the_proof_is_told_as_crashed(
     leases(session, ["", "", "", ""])
 
 
+@pytest.mark.long
 def test_a_member_that_leaves_cuda_while_it_is_suspended_for_a_kill_is_killed(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -412,6 +425,7 @@ def test_a_rollback_is_among_the_phases(session: Session, host: SimulatedHost) -
     ]
 
 
+@pytest.mark.long
 def test_a_foreign_process_on_the_destination_stops_a_move_in_the_middle(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -430,6 +444,7 @@ def test_a_foreign_process_on_the_destination_stops_a_move_in_the_middle(
     wait_counting(session, "w1", first)
 
 
+@pytest.mark.long
 def test_no_lease_is_left_reserved(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     first, second = uuids(host)[:2]
@@ -471,6 +486,7 @@ def test_jobs_that_share_memory_are_called_one_after_the_other(session: Session,
     assert lock.duration.ToNanoseconds() >= 0.4e9
 
 
+@pytest.mark.long
 def test_a_workload_whose_members_ended_while_it_was_parked_runs_on_without_them(
     session: Session, host: SimulatedHost
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_plan_says_that_it_does_not_know_the_memory_of_its_gpus(
     wait_counting(session, "w1")
 
 
+@pytest.mark.long
 def test_a_gpu_with_a_stranger_and_unknown_memory_is_refused(session: Session, host: SimulatedHost) -> None:
     run = counter_run("w1")
     run.spec.resources.allow_foreign = True
@@ -162,6 +163,7 @@ def test_a_gpu_with_a_stranger_and_unknown_memory_is_refused(session: Session, h
         assert calls(host, "lock") == 0
 
 
+@pytest.mark.long
 def test_memory_that_nvml_does_not_tell_by_process_is_known_from_the_gpu(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -200,6 +202,7 @@ def test_members_of_unknown_size_are_not_parked(session: Session, host: Simulate
     assert calls_of(host, pid)["lock"] == 0
 
 
+@pytest.mark.long
 def test_helpers_make_room_where_a_stranger_is_on_the_gpu_of_a_parked_workload(
     start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

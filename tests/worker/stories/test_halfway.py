@@ -154,6 +154,7 @@ def test_a_workload_of_a_move_survives_the_other(
     assert again.run("c5", "w2", suspend=SuspendOperation()).state == SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_workload_that_a_remap_left_parked_keeps_its_gpu_until_it_runs_again(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_restore_of_what_a_remap_left_parked_that_fails_keeps_its_gpu(
     check_place(again, host, "w1", 0)
 
 
+@pytest.mark.long
 def test_a_refusal_that_passes_does_not_leave_a_workload_parked(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -304,6 +306,7 @@ def test_members_that_a_stopping_worker_left_locked_run_again(
     check_place(again, host, "w1", 0)
 
 
+@pytest.mark.long
 def test_a_command_that_is_cancelled_while_others_are_settled_is_not_begun(
     start_worker: Start,
     host: SimulatedHost,

@@ -117,6 +117,7 @@ def interrupted(mark: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         child.wait()
 
 
+@pytest.mark.long
 def test_a_kill_in_the_middle_leaves_a_readable_report(
     interrupted: subprocess.Popen[bytes], mark: str, tmp_path: Path
 ) -> None:

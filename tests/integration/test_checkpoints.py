@@ -202,6 +202,7 @@ def test_what_an_image_can_not_hold_is_said_beforehand(fleet: Fleet) -> None:
     assert fleet.client.workload("connected").status.state == WORKLOAD_STATE_RUNNING
 
 
+@pytest.mark.long
 @images_are_local
 def test_a_cancelled_image_leaves_the_workload_as_it_was(fleet: Fleet) -> None:
     require_images(fleet)

@@ -238,6 +238,7 @@ def test_a_new_key_is_fetched(issuer: Issuer, tmp_path: Path, monkeypatch: pytes
     issuer.server.document = before
 
 
+@pytest.mark.long
 def test_a_block_overrides_the_claim(issuer: Issuer) -> None:
     mallory = f"Bearer {issuer.token(email='mallory', groups='gpu-admins')}"
     with channel_with(issuer.address, mallory) as channel:

@@ -48,6 +48,7 @@ def test_a_dry_run_names_all_that_is_in_the_way(fleet: Fleet) -> None:
     fleet.wait_counting("one")
 
 
+@pytest.mark.long
 def test_two_workloads_swap_their_gpus(fleet: Fleet) -> None:
     uuids = [gpu.uuid for gpu in fleet.hosts["alpha"].gpus]
     fleet.run_counter("one")

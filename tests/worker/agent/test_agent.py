@@ -234,7 +234,16 @@ def test_a_remap_whose_restore_fails_goes_back(session: Session, host: Simulated
     pool_states(session, [LEASED, FREE, FREE, FREE])
 
 
-def test_a_remap_that_the_driver_ignores_is_found_out(session: Session, host: SimulatedHost) -> None:
+def test_a_remap_that_the_driver_ignores_is_found_out(
+    start_worker: Callable[..., WorkerProcess],
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "worker.toml"
+    config.write_text("proof_timeout_s = 1\n")
+    start_worker(host, config=str(config))
+    session = coordinator.next_session()
     uuids = [gpu.uuid for gpu in host.gpus]
     started = session.run("c1", "w1", run=counter_run("one"))
     wait_counting(session, "w1")
@@ -336,7 +345,7 @@ for number in range(50_000):
 @pytest.mark.parametrize(
     ("root", "sessions"),
     [
-        ("leaves", "own"),
+        pytest.param("leaves", "own", marks=pytest.mark.long),
         ("stays", "same"),
         pytest.param("leaves", "same", marks=pytest.mark.long),
         pytest.param("stays", "own", marks=pytest.mark.long),

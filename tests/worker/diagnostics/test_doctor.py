@@ -159,7 +159,12 @@ def test_an_old_driver(
 
 
 @pytest.mark.parametrize(
-    ("error", "remedy"), [(999, "dmesg"), (802, "nvidia-fabricmanager"), (803, "reboot")]
+    ("error", "remedy"),
+    [
+        (999, "dmesg"),
+        pytest.param(802, "nvidia-fabricmanager", marks=pytest.mark.long),
+        pytest.param(803, "reboot", marks=pytest.mark.long),
+    ],
 )
 def test_an_init_that_fails(
     host: SimulatedHost, configure: Callable[..., Path], error: int, remedy: str

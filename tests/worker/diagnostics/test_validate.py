@@ -52,7 +52,9 @@ def test_with_two_equal_gpus_everything_is_proved(tmp_path: Path) -> None:
     assert document["driver_version"] == host.driver_version
 
 
-@pytest.mark.parametrize("options", [{"gpus": 1}, {"gpus": 2, "chip": ["H100", "L4"]}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({"gpus": 1}, marks=pytest.mark.long), {"gpus": 2, "chip": ["H100", "L4"]}]
+)
 def test_without_an_equal_gpu_nothing_is_moved(tmp_path: Path, options: dict[str, Any]) -> None:
     document = validate(make_host(tmp_path, **options))
     assert len(document["steps"]) == 5
@@ -109,6 +111,7 @@ def test_a_host_that_can_not(tmp_path: Path) -> None:
     assert "has 0 B free" in validate(full, code=1)["error"]
 
 
+@pytest.mark.long
 def test_a_gpu_that_others_use_is_shared(
     tmp_path: Path, start_counter: Callable[..., Counter], host: SimulatedHost
 ) -> None:

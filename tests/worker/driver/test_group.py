@@ -132,6 +132,7 @@ async def test_a_suspend_that_fails_for_one_is_undone_for_all(
     assert parties.outcomes[0].rolled_back is True
 
 
+@pytest.mark.long
 async def test_a_restore_elsewhere_that_fails_leaves_all_parked_and_the_next_one_works(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -174,6 +175,7 @@ async def test_a_restore_out_of_memory_is_wedged_and_the_others_stay_parked(
     assert second.outcomes[1].rolled_back is False
 
 
+@pytest.mark.long
 async def test_a_member_that_can_not_be_parked_again_is_not_left_locked(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -277,6 +279,7 @@ async def test_a_member_that_dies_fails_the_group_and_frees_the_others(
     assert await states(driver, counters[:2]) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_lock_that_kills_its_target_is_told_as_its_end(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -384,6 +387,7 @@ async def test_a_pid_that_is_somebody_else_by_now_is_left_alone(
     assert await states(driver, counters) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_wedged_member_is_never_restored_again(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:

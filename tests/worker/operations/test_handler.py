@@ -468,6 +468,7 @@ def test_the_agent_itself_never_loads_the_driver(
     assert loaded_library(worker.process.pid, "libnvidia-ml.so") is not None
 
 
+@pytest.mark.long
 def test_jobs_that_share_memory_are_called_one_after_the_other(session: Session, host: SimulatedHost) -> None:
     """A lock of the second member begins only when that of the first has ended."""
     run = counter_run("w1")

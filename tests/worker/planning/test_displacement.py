@@ -68,7 +68,13 @@ def joined(host: SimulatedHost, *gpus: int) -> bool:
 
 @pytest.mark.parametrize(
     "moved",
-    [[], [hook_pb2.Hook(name="down", phase=hook_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
+    [
+        [],
+        pytest.param(
+            [hook_pb2.Hook(name="down", phase=hook_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)],
+            marks=pytest.mark.long,
+        ),
+    ],
     ids=["plain", "hooked"],
     indirect=True,
 )

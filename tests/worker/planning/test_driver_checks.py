@@ -133,6 +133,7 @@ def test_a_plan_changes_nothing(session: Session, host: SimulatedHost) -> None:
     assert process.calls["restore"] == 0
 
 
+@pytest.mark.long
 def test_what_is_so_already(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     assert plan_of(session, "w1", restore=RestoreOperation()).already_there
@@ -146,7 +147,7 @@ def test_what_is_so_already(session: Session, host: SimulatedHost) -> None:
     ("driver_version", "suspend", "remap"),
     [
         ("550.54.15", ["UNSUPPORTED_DRIVER"], ["UNSUPPORTED_DRIVER"]),
-        ("575.57.08", [], ["UNSUPPORTED_DRIVER"]),
+        pytest.param("575.57.08", [], ["UNSUPPORTED_DRIVER"], marks=pytest.mark.long),
     ],
 )
 def test_an_old_driver(

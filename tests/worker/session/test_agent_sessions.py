@@ -200,6 +200,7 @@ def test_a_welcome_with_impossible_times_is_refused(
     assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
 
 
+@pytest.mark.long
 def test_an_offset_beyond_every_file_is_refused_alone(
     start_worker: Start, coordinator: ScriptedCoordinator
 ) -> None:

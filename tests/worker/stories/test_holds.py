@@ -165,7 +165,7 @@ def test_a_run_that_fails_leaves_the_hold_for_another_attempt(
     assert not got.exists()
 
 
-@pytest.mark.parametrize("policy", [None, STOP])
+@pytest.mark.parametrize("policy", [None, pytest.param(STOP, marks=pytest.mark.long)])
 def test_a_restore_takes_a_hold_too(
     start_worker: Start,
     coordinator: ScriptedCoordinator,
@@ -245,6 +245,7 @@ def test_a_hold_survives_the_worker_wherever_the_suspend_is_killed(
     wait_counting(again, "w2")
 
 
+@pytest.mark.long
 def test_a_hold_keeps_its_end_over_a_restart_and_serves_who_waits_then(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, queue: Callable[[], Path]
 ) -> None:

@@ -41,6 +41,7 @@ def start_two(session: Session, host: SimulatedHost, go: Path) -> None:
     wait_until(lambda: len(counters(host)) == 1, "the first counter uses its GPU")
 
 
+@pytest.mark.long
 def test_a_process_that_nvml_lists_and_the_driver_does_not_know_stops_the_operation(
     session: Session, host: SimulatedHost, tmp_path: Path
 ) -> None:

@@ -73,7 +73,9 @@ def newest(session: Session) -> Workload:
     return told[-1] if told else found(session)
 
 
-@pytest.mark.parametrize("policy", [STOP, CHECKPOINT], ids=["stopped", "checkpointed"])
+@pytest.mark.parametrize(
+    "policy", [STOP, pytest.param(CHECKPOINT, marks=pytest.mark.long)], ids=["stopped", "checkpointed"]
+)
 def test_who_has_no_processes_is_ended_for_good_by_the_next_start_too(
     start_worker: Start,
     host: SimulatedHost,

@@ -278,6 +278,7 @@ def test_a_login_whose_answer_was_lost_uses_the_same_token(
         assert client.who_am_i().identity == "user/dora"
 
 
+@pytest.mark.long
 def test_a_copy_of_a_state_directory_is_no_second_worker(fleet: Fleet) -> None:
     join(fleet, "gpu-08")
     shutil.copytree(fleet.folder / "gpu-08", fleet.folder / "gpu-09", ignore=shutil.ignore_patterns("*.sock"))

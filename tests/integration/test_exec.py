@@ -175,6 +175,7 @@ def test_who_waits_is_told_its_place_and_goes_by_priority_and_in_order(local_hos
     assert set(places[3:]) <= {"1 of 2"}  # another reason
 
 
+@pytest.mark.long
 def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     holder = hold(local_host, "--gpus", "2")
     lacks = "1 GPU needed: 2 match, 0 free (2 leased)"

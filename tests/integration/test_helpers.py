@@ -76,6 +76,7 @@ def test_a_helper_that_gives_back_when_it_is_asked_is_left_alone(local_host: Loc
         local_host.wait(lambda: local_host.states() == ["FREE", "FREE"])
 
 
+@pytest.mark.long
 def test_a_helper_waits_behind_everybody(local_host: LocalHost) -> None:
     holders = [hold(local_host), hold(local_host)]
     helper = local_host.exec(

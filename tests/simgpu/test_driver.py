@@ -290,6 +290,7 @@ def visible(host: SimulatedHost, start_program: StartProgram, value: str) -> lis
     return [index[uuid] for uuid in program.device_uuids()]
 
 
+@pytest.mark.long
 def test_cuda_visible_devices(host: SimulatedHost, start_program: StartProgram) -> None:
     """Most entries were seen on 580.159.04 with one GPU."""
     uuids = [gpu.uuid for gpu in host.gpus]

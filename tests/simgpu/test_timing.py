@@ -104,6 +104,7 @@ def kill_in(call: str, host: SimulatedHost, controller: Program, target: Program
     controller.kill()
 
 
+@pytest.mark.long
 def test_a_target_finishes_the_checkpoint_of_a_killed_controller(
     host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
 ) -> None:

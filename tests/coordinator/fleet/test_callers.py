@@ -117,6 +117,7 @@ def watches(coordinator: CoordinatorProcess) -> bool:
         call.cancel()
 
 
+@pytest.mark.long
 def test_one_connection_has_a_bounded_number_of_streams(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

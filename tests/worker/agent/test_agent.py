@@ -177,13 +177,21 @@ def test_outcomes_are_told_again_until_they_are_acknowledged(
     ("operation", "reason"),
     [
         ({"run": counter_run("many", 5)}, errors_pb2.ERROR_REASON_NO_FREE_GPU),
-        ({"run": RunOperation(name="empty")}, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
+        pytest.param(
+            {"run": RunOperation(name="empty")},
+            errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+            marks=pytest.mark.long,
+        ),
         ({"run": counter_run("x", gpu_uuids=["GPU-1"])}, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
-        ({"suspend": SuspendOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD),
+        pytest.param(
+            {"suspend": SuspendOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, marks=pytest.mark.long
+        ),
         ({"restore": RestoreOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD),
-        ({"stop": StopOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD),
+        pytest.param(
+            {"stop": StopOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, marks=pytest.mark.long
+        ),
         ({"remap": RemapOperation()}, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
-        ({}, errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY),
+        pytest.param({}, errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY, marks=pytest.mark.long),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_reason(
@@ -453,6 +461,7 @@ def test_a_lost_gpu_is_reported_and_never_kills_the_worker(
     wait_counting(session, "w1", host.gpus[2].uuid)
 
 
+@pytest.mark.long
 def test_an_old_driver_is_refused_with_what_it_lacks(
     start_worker: Callable[..., WorkerProcess], tmp_path: Path, coordinator: ScriptedCoordinator
 ) -> None:

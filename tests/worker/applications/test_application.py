@@ -286,6 +286,7 @@ async def test_another_version_is_not_restored(served: Served) -> None:
     assert successor.said() == []
 
 
+@pytest.mark.long
 async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> None:
     older, _ = await saved_twice(served)
     successor, kernel = await served.restored("decode-fails")
@@ -390,6 +391,7 @@ async def test_there_is_room_for_so_many_kernels(tmp_path: Path, monkeypatch: py
         assert await stranger.wait_line("refused") == "refused INSUFFICIENT_RESOURCES"
 
 
+@pytest.mark.long
 async def test_an_end_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
     application, kernel = await served.serve()
     workload_id = kernel.workload.workload_id

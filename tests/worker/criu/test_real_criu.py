@@ -275,6 +275,7 @@ async def test_a_cancellation_before_the_image_is_final_leaves_the_process_runni
         end(root)
 
 
+@pytest.mark.long
 async def test_a_cancellation_in_the_middle_of_writing_leaves_the_process_running(
     criu: CriuFacts, store: ImageStore, folder: Path
 ) -> None:

@@ -87,7 +87,7 @@ validate.WorkerConfig = lambda: WorkerConfig(proof_timeout_s=1.0)
     ("call", "fault", "steps", "expected"),
     [
         pytest.param("checkpoint", {"error": 801}, 1, "UNSUPPORTED_STATE", marks=pytest.mark.long),
-        ("checkpoint", {"keep_memory": True}, 1, "MEMORY_NOT_FREED"),
+        pytest.param("checkpoint", {"keep_memory": True}, 1, "MEMORY_NOT_FREED", marks=pytest.mark.long),
         pytest.param("checkpoint", {"skip": True}, 1, "its state is LOCKED", marks=pytest.mark.long),
         pytest.param("restore", {"error": 2}, 2, "MEMBER_WEDGED", marks=pytest.mark.long),
         pytest.param("unlock", {"skip": True}, 2, "its state is LOCKED", marks=pytest.mark.long),

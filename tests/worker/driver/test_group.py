@@ -102,7 +102,7 @@ async def test_suspend_and_restore(driver: Driver, start_counter: StartCounter, 
 @pytest.mark.parametrize(
     ("call", "error", "reason"),
     [
-        ("lock", 600, errors_pb2.ERROR_REASON_LOCK_TIMEOUT),
+        pytest.param("lock", 600, errors_pb2.ERROR_REASON_LOCK_TIMEOUT, marks=pytest.mark.long),
         pytest.param("lock", 304, errors_pb2.ERROR_REASON_PERMISSION_OR_OS, marks=pytest.mark.long),
         pytest.param("checkpoint", 800, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, marks=pytest.mark.long),
         pytest.param("checkpoint", 801, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, marks=pytest.mark.long),

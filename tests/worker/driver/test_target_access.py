@@ -79,6 +79,7 @@ def test_the_target_of_the_own_user_needs_no_change() -> None:
     assert found == [{"users": [WORKER_UID] * 4, "signal": signal.SIGKILL, "obstacle": None}] * 3
 
 
+@pytest.mark.long
 def test_a_helper_with_the_right_to_all_files_needs_no_change() -> None:
     with target() as pid:
         found = access(pid, "sys_ptrace", "setuid", "dac_override")

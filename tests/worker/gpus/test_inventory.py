@@ -185,6 +185,7 @@ def run_on_host(scenario: Callable[[str], None], host: SimulatedHost) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_an_nvml_that_hangs_is_not_waited_for_and_nothing_is_made_up(host: SimulatedHost) -> None:
     run_on_host(ask_while_it_hangs, host)
 

@@ -131,6 +131,7 @@ def test_a_suspend_that_is_cancelled_later_is_finished_and_says_so(
     assert outcome.workloads[0].status.state == SUSPENDED
 
 
+@pytest.mark.long
 def test_a_timeout_during_the_lock_undoes_it(session: Session, host: SimulatedHost) -> None:
     host.set_busy(start(session, "w1"))
     command = make_command(

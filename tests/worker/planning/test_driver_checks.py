@@ -116,6 +116,7 @@ def test_a_plan_of_several_workloads_says_whose_each_check_is(session: Session, 
     assert {check.workload_id for check in plan.checks if check.name in ("driver", "mps", "chips")} == {""}
 
 
+@pytest.mark.long
 def test_a_plan_changes_nothing(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     for operation in ({"suspend": SuspendOperation()}, {"remap": remap_to(host, 1)}):

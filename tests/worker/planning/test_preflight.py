@@ -123,6 +123,7 @@ def is_known(plan: plan_pb2.Plan) -> bool:
     return check.result == plan_pb2.CHECK_RESULT_PASSED
 
 
+@pytest.mark.long
 def test_a_plan_says_that_it_does_not_know_the_memory_of_its_gpus(
     session: Session, host: SimulatedHost
 ) -> None:

@@ -283,6 +283,7 @@ def test_a_stop_is_finished_whatever_its_timeout(
     assert read_output(again, "w1").count("term") <= 1
 
 
+@pytest.mark.long
 def test_members_that_a_stopping_worker_left_locked_run_again(
     start_worker: Start,
     host: SimulatedHost,

@@ -233,6 +233,7 @@ def test_host_memory_that_is_only_passed_through_on_the_way_to_disk_is_not_count
     wait_counting(session, "a")
 
 
+@pytest.mark.long
 def test_what_is_not_there_is_not_deleted_and_what_saves_nothing_is_not_saved(session: Session) -> None:
     gone = session.run("d", "", delete_checkpoints=DeleteCheckpointsOperation(checkpoint_ids=["k-1-0"]))
     assert gone.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT

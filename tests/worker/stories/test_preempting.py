@@ -125,7 +125,6 @@ def test_whoever_was_suspended_before_stays_so(
             "outcome-journaled:5",
         ),
         "intent-checkpoint:2",
-        "outcome-journaled:5",
     ),
 )
 def test_all_or_nothing_wherever_the_worker_is_killed(

@@ -196,6 +196,7 @@ def test_a_process_of_another_user_without_cuda_is_no_member(
         os.kill(closed, signal.SIGKILL)  # the worker may not
 
 
+@pytest.mark.long
 def test_a_destination_whose_device_node_the_container_lacks(
     start_under: StartUnder, host: SimulatedHost, tmp_path: Path
 ) -> None:

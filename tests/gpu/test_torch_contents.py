@@ -41,6 +41,7 @@ def test_a_refused_checkpoint_is_told_and_not_expected(python: str, host: Simula
     assert not is_expected("tensor", found["tensor"])
 
 
+@pytest.mark.long
 def test_a_wrong_byte_after_a_restore_is_told(python: str, host: SimulatedHost) -> None:
     host.set_fault("restore", state=LOCKED, skip=True)
     assert results(python, ["tensor"]) == {"tensor": "does not work after its restore"}

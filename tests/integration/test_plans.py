@@ -107,6 +107,7 @@ def test_a_command_that_hangs_holds_up_nobody_else(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.leases() == {"alpha/1": "two"})
 
 
+@pytest.mark.long
 def test_a_creation_is_validated_on_its_worker(fleet: Fleet) -> None:
     def create(*hooks: Hook, **fields: Any) -> CreateWorkloadResponse:
         spec = WorkloadSpec(arguments=["true"], resources=Resources(gpu_count=1), hooks=hooks)

@@ -65,6 +65,7 @@ def test_a_workload_that_would_keep_most_of_its_gpu_stays_awake(empty_fleet: Fle
     assert reason(model.suspend("offload+cuda_suspend")) == "SUCCEEDED"
 
 
+@pytest.mark.long
 def test_offloaded_weights_count_as_parked_and_make_room_for_others(empty_fleet: Fleet) -> None:
     fleet = empty_fleet
     limit = FULL_BYTES + 2 * MIB  # of the second one, only the framework knows how little it would move

@@ -20,7 +20,6 @@ from leasehold.v1.operation_pb2 import (
 )
 from leasehold_simgpu import SimulatedHost, Timing
 
-from tests.grids import grid
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import (
     counter_run,
@@ -130,8 +129,9 @@ def test_a_swap_ends_on_one_side(
 
 @pytest.mark.parametrize(
     "crash_point",
-    grid(("phase-checkpoint", "phase-verify", "intent-restore", "phase-unlock"), "intent-restore"),
+    ["phase-checkpoint", "phase-verify", "intent-restore", "phase-unlock"],
 )
+@pytest.mark.long
 def test_a_workload_of_a_move_survives_the_other(
     start_worker: Start,
     host: SimulatedHost,

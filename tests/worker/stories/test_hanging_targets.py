@@ -58,7 +58,7 @@ def test_ranks_that_hold_up_each_others_calls_run_on(
     ("fault", "reason"),
     [
         ({"hang": True}, errors_pb2.ERROR_REASON_DRIVER_TIMEOUT),
-        ({"error": 999}, errors_pb2.ERROR_REASON_DRIVER_ERROR),
+        pytest.param({"error": 999}, errors_pb2.ERROR_REASON_DRIVER_ERROR, marks=pytest.mark.long),
     ],
     ids=["silent", "wrong"],
 )

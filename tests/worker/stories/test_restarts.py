@@ -390,7 +390,7 @@ Crash = Callable[..., tuple[Session, CommandUpdate]]
         pytest.param("phase-lock", False, marks=pytest.mark.long),
         pytest.param("intent-checkpoint", False, marks=pytest.mark.long),
         ("phase-checkpoint", False),
-        ("phase-verify", True),
+        pytest.param("phase-verify", True, marks=pytest.mark.long),
         pytest.param("operation-ended:2", True, marks=pytest.mark.long),
         pytest.param("outcome-journaled:2", True, marks=pytest.mark.long),
         pytest.param("outcome-told:2", True, marks=pytest.mark.long),

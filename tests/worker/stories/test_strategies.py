@@ -188,6 +188,7 @@ def test_hooks_that_an_earlier_suspend_has_undone_are_forgotten(
     ]
 
 
+@pytest.mark.long
 def test_hooks_of_a_suspend_that_died_are_undone_at_the_next_start(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

@@ -327,9 +327,7 @@ def play(name: str, directory: str, folder: str) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory), Path(folder))
 
 
-@pytest.mark.parametrize(
-    "scenario", grid(SCENARIOS, nvml_fails_as_a_claim_ends, a_process_that_can_not_be_read)
-)
+@pytest.mark.parametrize("scenario", grid(SCENARIOS, nvml_fails_as_a_claim_ends))
 def test_what_nvml_or_the_kernel_does_not_answer_is_not_known(
     scenario: Callable[[SimulatedHost, Path], Awaitable[None]], host: SimulatedHost, tmp_path: Path
 ) -> None:

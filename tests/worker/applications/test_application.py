@@ -33,11 +33,11 @@ HANGING = {
         ApplicationTimeouts(answer_s=0.2),
         "did not say whether it can save itself within 0.2 s",
     ),
-    "estimate": (ApplicationTimeouts(answer_s=1.0), "did not estimate its size within 1 s"),
+    "estimate": (ApplicationTimeouts(answer_s=3.0), "did not estimate its size within 3 s"),
     "prepare": (ApplicationTimeouts(quiescence_s=0.2, cancel_s=0.2), "did not become quiescent within 0.2 s"),
     "is_quiescent": (
-        ApplicationTimeouts(quiescence_s=1.0, cancel_s=0.2),
-        "did not become quiescent within 1 s",
+        ApplicationTimeouts(quiescence_s=3.0, cancel_s=0.2),
+        "did not become quiescent within 3 s",
     ),
     "checkpoint": (ApplicationTimeouts(checkpoint_s=0.2, cancel_s=0.2), "did not save itself within 0.2 s"),
 }

@@ -154,6 +154,8 @@ def test_a_command_that_waited_for_a_frozen_worker_is_not_carried_out_late(
     command.timeout.FromMilliseconds(1500)
     worker.process.send_signal(signal.SIGSTOP)
     session.send(command)
+    while not session.down.empty():
+        time.sleep(0.01)
     time.sleep(2)  # the timeout passes
     worker.process.send_signal(signal.SIGCONT)
     outcome = session.outcome("c2")

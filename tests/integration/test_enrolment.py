@@ -307,6 +307,7 @@ def test_a_recorded_join_is_refused(
     assert fleet.cli("get", "audit", "--filter", wanted).stdout.count(identity) >= 2
 
 
+@pytest.mark.long
 def test_a_copy_of_a_state_directory_is_no_second_worker(fleet: Fleet) -> None:
     join(fleet, "gpu-08")
     shutil.copytree(fleet.folder / "gpu-08", fleet.folder / "gpu-09", ignore=shutil.ignore_patterns("*.sock"))

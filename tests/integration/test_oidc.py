@@ -246,6 +246,7 @@ def test_a_new_key_is_fetched(issuer: Issuer, tmp_path: Path, monkeypatch: pytes
     issuer.server.document = before
 
 
+@pytest.mark.long
 def test_a_block_overrides_the_claim(issuer: Issuer) -> None:
     mallory = f"Bearer {issuer.token(email='mallory', groups='gpu-admins')}"
     with channel_with(issuer.address, mallory) as channel:
@@ -290,6 +291,7 @@ def test_keys_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert client.workers() == []
 
 
+@pytest.mark.long
 def test_an_issuer_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text(sign(new_keys()["es"][1], "ES256", "es"))
     monkeypatch.setenv("LEASEHOLD_TOKEN_FILE", str(tmp_path / "token"))

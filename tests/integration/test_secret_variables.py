@@ -89,6 +89,7 @@ def test_a_command_that_waits_keeps_its_values_across_a_restart(empty_fleet: Fle
     fleet.cli("stop", "one")
 
 
+@pytest.mark.long
 def test_what_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     program = ["--", "true"]
     fleet.refuse("run", "--env-secret", "NOT_SET_HERE", *program, code=2, match="not set in this environment")

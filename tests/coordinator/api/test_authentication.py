@@ -75,7 +75,15 @@ UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, "")
 OF_OTHER_LISTENERS = {Credential.WORKER, Credential.JOIN_TOKEN, Credential.HOST_USER}
 
 
-@pytest.mark.parametrize("headers", [(), ("Bearer ",), ("Bearer wrong",), ("Basic wrong", "Bearer wrong")])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        pytest.param(("Bearer ",), marks=pytest.mark.long),
+        pytest.param(("Bearer wrong",), marks=pytest.mark.long),
+        ("Basic wrong", "Bearer wrong"),
+    ],
+)
 def test_without_the_token_no_method_answers(
     coordinator: CoordinatorProcess, headers: tuple[str, ...]
 ) -> None:

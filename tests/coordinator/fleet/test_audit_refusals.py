@@ -116,6 +116,7 @@ def test_a_caller_of_many_methods_does_not_delay_the_entries_of_others(
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+@pytest.mark.long
 def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, minutes, hosts = Clock(monkeypatch), 30, 500
 

@@ -286,6 +286,7 @@ def test_a_revocation_is_effective_on_all_that_was_renewed(remote: Remote) -> No
         remote.admin.certificates.revoke("abc")
 
 
+@pytest.mark.long
 def test_a_block_is_effective_until_it_ends(remote: Remote) -> None:
     worker = remote.connect("worker/gamma", "gamma")
     worker.welcome()

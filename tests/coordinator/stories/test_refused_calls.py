@@ -41,7 +41,7 @@ from leasehold_coordinator.access.roles import Role
 
 from tests.coordinator.api.test_command_service import SPEC, refusal, start, suspend
 from tests.coordinator.api.test_roles import grant
-from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.conftest import SHORT_REQUESTS, CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker
 from tests.coordinator.stories.test_audit import entries
 from tests.coordinator.stories.test_lifecycle import until
@@ -193,6 +193,8 @@ def test_a_malformed_request_names_nothing(coordinator: CoordinatorProcess, ann:
 def test_a_caller_that_sends_no_request_is_refused_and_has_an_entry(
     coordinator: CoordinatorProcess, ann: grpc.Channel
 ) -> None:
+    coordinator.prelude = SHORT_REQUESTS
+    coordinator.restart()
     over = Event()
 
     def never() -> Iterator[bytes]:

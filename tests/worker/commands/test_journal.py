@@ -426,6 +426,7 @@ async def test_a_journal_that_is_deleted_under_a_worker_takes_nothing_more(path:
     assert rows(path).keys() == {"w1", "w3"}
 
 
+@pytest.mark.long
 def test_a_worker_whose_disk_is_full_takes_in_nothing_and_goes_on_afterwards(
     start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator
 ) -> None:

@@ -153,6 +153,7 @@ def start_beside(
     return session, closed
 
 
+@pytest.mark.long
 def test_a_cuda_process_of_another_user_stops_the_operation_of_a_worker_without_the_right(
     start_under: StartUnder, host: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_cuda_process_of_another_user_stops_the_operation_of_a_worker_without_
         os.kill(closed, signal.SIGKILL)  # the worker may not
 
 
+@pytest.mark.long
 def test_a_process_of_another_user_without_cuda_is_no_member(
     start_under: StartUnder, host: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_process_of_another_user_without_cuda_is_no_member(
         os.kill(closed, signal.SIGKILL)  # the worker may not
 
 
+@pytest.mark.long
 def test_a_destination_whose_device_node_the_container_lacks(
     start_under: StartUnder, host: SimulatedHost, tmp_path: Path
 ) -> None:

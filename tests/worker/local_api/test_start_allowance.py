@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import Workload
@@ -81,6 +81,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps=STEPS, restart=st.integers(0, 40), amount=st.sampled_from([1.0, 3.0, 17.5]))
 def test_all_users_together_stay_below_the_coordinators_bound(
     steps: list[tuple[int, float]], restart: int, amount: float

@@ -95,7 +95,7 @@ class StartAllowance:
         )
 
     def _regain(self, now_s: float) -> None:
-        """Reduces the debts by the time since the last call. Small debts leave a part of their share to others."""
+        """Reduces the debts by the time since the last call. What small debts leave goes to larger ones."""
         left = max(0.0, now_s - self._noted_s) * self._per_s
         self._noted_s = now_s
         smallest_first = sorted(self._debts.items(), key=lambda each: each[1])

@@ -38,6 +38,7 @@ except LeaseholdError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_flood_of_claims_is_refused_and_the_session_goes_on(
     new_host: Callable[[int], LocalHost], tmp_path: Path

@@ -76,6 +76,7 @@ def status_of_program(session: Session, owner: str) -> dict[str, str]:
     return dict(line.split(":\t") for line in read_output(session, "status-w").splitlines())
 
 
+@pytest.mark.long
 def test_a_worker_of_root_gives_up_what_no_part_of_it_needs(
     host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_worker_of_root_gives_up_what_no_part_of_it_needs(
         succeeded(session.run("c4", "w1", stop=StopOperation()))
 
 
+@pytest.mark.long
 def test_programs_of_root_keep_the_rights_of_their_callers_without_run_as(
     host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

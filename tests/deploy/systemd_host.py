@@ -20,6 +20,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SYSTEMD: Final = Path("/lib/systemd/systemd")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 DEADLINE_S: Final = 60.0
+FOLDERS: Final = ("/etc", "/usr", "/var/lib", "/opt", "/run/leasehold")
 
 ENVIRONMENT: Final = {
     "PATH": "/opt/leasehold/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -41,9 +42,9 @@ program.chmod(0o755)
 
 BOOT: Final = """
 set -eu
-folder=$1 checkout=$2
+folder=$1 checkout=$2 name=$3
 ip link set lo up
-hostname gpu-01
+hostname "$name"
 mkdir "$folder/layers"
 mount -t tmpfs tmpfs "$folder/layers"
 mkdir "$folder/layers/upper" "$folder/layers/work" "$folder/layers/root"
@@ -104,28 +105,38 @@ class SystemdHost:
     """The host while it runs.
 
     Attributes:
+        name: The name of the host.
         folder: A folder that this machine and the host share.
         console: What its systemd says.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
         self.folder = folder
         self.console = folder / "console"
-        self._name = f"leasehold-test-{uuid.uuid4().hex[:8]}"
+        self._group = f"leasehold-test-{uuid.uuid4().hex[:8]}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Boots, and waits until systemd takes commands."""
         open_to_others(self.folder)
         self.console.touch()
-        groups = [folder / self._name for folder in _hierarchies()]
+        groups = [folder / self._group for folder in _hierarchies()]
         for group in groups:
             group.mkdir()
         enter = "; ".join(f"echo $$ > {group}/cgroup.procs" for group in groups)
         unshare = "unshare --mount --pid --fork --kill-child --uts --ipc --net --cgroup"
         with self.console.open("wb") as console:
             self._process = subprocess.Popen(
-                ["bash", "-c", f'{enter}; exec {unshare} bash -c "$0" boot "$@"', BOOT, self.folder, ROOT],
+                [
+                    "bash",
+                    "-c",
+                    f'{enter}; exec {unshare} bash -c "$0" boot "$@"',
+                    BOOT,
+                    self.folder,
+                    ROOT,
+                    self.name,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -170,17 +181,17 @@ class SystemdHost:
                 self._process.kill()
             self._process.wait()
         for hierarchy in _hierarchies():
-            for folder, _, _ in os.walk(hierarchy / self._name, topdown=False):
+            for folder, _, _ in os.walk(hierarchy / self._group, topdown=False):
                 _remove_group(Path(folder))
 
     def _journal(self) -> str:
-        if self._pid() is None:
+        if self.pid() is None:
             return ""
         command = [*self._enter(), "journalctl", "--no-pager", "--lines", "60", "--output", "short-monotonic"]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     def _enter(self) -> list[str]:
-        pid = self._pid()
+        pid = self.pid()
         assert pid is not None, self.console.read_text()
         return [
             "nsenter",
@@ -188,7 +199,7 @@ class SystemdHost:
             *["--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--root", "--wd", "--"],
         ]
 
-    def _pid(self) -> int | None:
+    def pid(self) -> int | None:
         """The pid of the host's systemd on this machine."""
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
@@ -198,7 +209,7 @@ class SystemdHost:
             return None
 
     def _is_up(self) -> bool:
-        if (pid := self._pid()) is None or os.readlink(f"/proc/{pid}/exe") != os.path.realpath(SYSTEMD):
+        if (pid := self.pid()) is None or os.readlink(f"/proc/{pid}/exe") != os.path.realpath(SYSTEMD):
             return False
         asked = subprocess.run(
             [*self._enter(), "systemctl", "is-active", "basic.target"], capture_output=True, check=False
@@ -218,9 +229,9 @@ def _remove_group(folder: Path) -> None:
 
 
 @contextmanager
-def systemd_host(folder: Path) -> Iterator[SystemdHost]:
+def systemd_host(folder: Path, name: str = "gpu-01") -> Iterator[SystemdHost]:
     """A host while the block runs."""
-    host = SystemdHost(folder)
+    host = SystemdHost(folder, name)
     try:
         host.start()
         yield host
@@ -233,3 +244,10 @@ def drop_in(host: SystemdHost, unit: str, text: str, name: str = "test") -> None
     folder = f"/etc/systemd/system/{unit}.d"
     host.run("mkdir", "-p", folder)
     host.run("tee", f"{folder}/{name}.conf", text=textwrap.dedent(text))
+
+
+def installed_files(host: SystemdHost) -> set[str]:
+    """All files of a host that an installation may touch."""
+    found = host.run("sh", "-c", f"find {' '.join(FOLDERS)} -xdev 2>/dev/null || true")
+    # useradd(8) keeps the former content of its files under names with a hyphen.
+    return {line for line in found.splitlines() if "__pycache__" not in line and not line.endswith("-")}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from leasehold_simgpu import SimulatedHost, Timing
 
-from tests.deploy.systemd_host import SystemdHost, drop_in, needs_systemd, systemd_host
+from tests.deploy.systemd_host import SystemdHost, drop_in, installed_files, needs_systemd, systemd_host
 from tests.worker.conftest import COUNTER
 from tests.worker.unix_users import is_readable, share
 
@@ -18,7 +18,6 @@ pytestmark = [
 ]
 
 LISTEN = ("--listen", "0.0.0.0:7400", "--worker-listen", "0.0.0.0:7401")
-FOLDERS = ("/etc", "/usr", "/var/lib", "/opt", "/run/leasehold")
 PYTHON = "/opt/leasehold/bin/python3"
 DEADLINE_S = 60.0
 
@@ -34,13 +33,6 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
-
-
-def files(host: SystemdHost) -> set[str]:
-    """All files of a host that an installation may touch."""
-    found = host.run("sh", "-c", f"find {' '.join(FOLDERS)} -xdev 2>/dev/null || true")
-    # useradd(8) keeps the former content of its files under names with a hyphen.
-    return {line for line in found.splitlines() if "__pycache__" not in line and not line.endswith("-")}
 
 
 def main_pid(host: SystemdHost) -> int:
@@ -88,7 +80,7 @@ def install_all(host: SystemdHost, tmp_path: Path) -> dict[str, str]:
 
 
 def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path: Path) -> None:
-    before, users = files(host), host.run("cat", "/etc/passwd", "/etc/group")
+    before, users = installed_files(host), host.run("cat", "/etc/passwd", "/etc/group")
     install_all(host, tmp_path)
     pid = counter_pid(host)
     assert host.run("ps", "-o", "user=", str(pid)).strip() == "alice"
@@ -99,7 +91,7 @@ def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path
     host.run("leasehold", "uninstall", "worker", "--purge")
     host.run("leasehold", "uninstall", "coordinator", "--purge")
     host.run("sh", "-c", "userdel alice; rm -r /etc/systemd/system/leasehold-worker.service.d")
-    assert files(host) - before == set()
+    assert installed_files(host) - before == set()
     assert host.run("cat", "/etc/passwd", "/etc/group") == users
 
 

@@ -1,0 +1,45 @@
+"""Hosts with a systemd of their own, joined by a bridge, which find each other by their names."""
+
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.deploy.systemd_host import SystemdHost, systemd_host
+
+BRIDGE: Final = "leasehold-deploy"
+NET: Final = "10.173.92"
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], capture_output=True, check=True)
+
+
+@contextmanager
+def joined_hosts(folder: Path, names: Sequence[str]) -> Iterator[dict[str, SystemdHost]]:
+    """Hosts by their names while the block runs. Only one network of hosts can be up at once.
+
+    Args:
+        folder: A folder that this machine shares with the hosts.
+        names: Their names.
+    """
+    with ExitStack() as stack:
+        lock = stack.enter_context(socket.socket(socket.AF_UNIX))
+        lock.bind(f"\0{BRIDGE}")
+        _ip("link", "add", BRIDGE, "type", "bridge")
+        stack.callback(_ip, "link", "del", BRIDGE)
+        _ip("link", "set", BRIDGE, "up")
+        hosts: dict[str, SystemdHost] = {}
+        addresses = "".join(f"{NET}.{number} {name}\n" for number, name in enumerate(names, 1))
+        for number, name in enumerate(names, 1):
+            (folder / name).mkdir()
+            host = hosts[name] = stack.enter_context(systemd_host(folder / name, name))
+            end = f"lh-deploy{number}"
+            _ip("link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid()))
+            _ip("link", "set", end, "master", BRIDGE, "up")
+            host.run("ip", "addr", "add", f"{NET}.{number}/24", "dev", "eth0")
+            host.run("ip", "link", "set", "eth0", "up")
+            host.run("tee", "-a", "/etc/hosts", text=addresses)
+        yield hosts

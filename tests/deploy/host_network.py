@@ -9,7 +9,7 @@ from typing import Final
 
 from tests.deploy.systemd_host import SystemdHost, systemd_host
 
-BRIDGE: Final = "leasehold-deploy"
+BRIDGE: Final = "lh-deploy"
 NET: Final = "10.173.92"
 
 
@@ -36,7 +36,7 @@ def joined_hosts(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Syste
         for number, name in enumerate(names, 1):
             (folder / name).mkdir()
             host = hosts[name] = stack.enter_context(systemd_host(folder / name, name))
-            end = f"lh-deploy{number}"
+            end = f"lh-deploy-{number}"
             _ip("link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid()))
             _ip("link", "set", end, "master", BRIDGE, "up")
             host.run("ip", "addr", "add", f"{NET}.{number}/24", "dev", "eth0")

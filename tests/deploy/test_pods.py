@@ -1,0 +1,129 @@
+"""The daemons as the manifests start them: with the users, capabilities and settings of their containers."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from leasehold_coordinator.server.health_reports import LIVENESS
+from leasehold_simgpu import SimulatedHost, Timing
+
+from tests.deploy.manifests import BASE, Object, find, pod
+from tests.health_checks import SERVING, Prober
+from tests.ports import free_port
+from tests.worker.unix_users import is_readable, needs_root, open_to_others, share
+
+pytestmark = [
+    needs_root,
+    pytest.mark.skipif(not is_readable(), reason="other users can't read this checkout"),
+]
+
+LEASEHOLD: Final = ("sh", "-c", 'exec "$@"', "sh", sys.executable, "-m", "leasehold_client")
+"""The program. The shell starts the interpreter, because setpriv itself still has root's capabilities."""
+
+
+def container(kind: str, name: str) -> Object:
+    (only,) = pod(find(kind, name))["containers"]
+    return only
+
+
+def texts(value: Object) -> list[str]:
+    return [str(one.value) for one in value]
+
+
+def settings(name: str, folder: Path) -> tuple[Path, str]:
+    """A daemon's settings with free ports and directories of this run, and the address for health checks."""
+    text = (BASE / name / f"{name}.toml").read_text()
+    text = re.sub(r"0\.0\.0\.0:74\d\d", lambda _: f"0.0.0.0:{free_port()}", text)
+    text = re.sub(r'"/(var|run)/', rf'"{folder}/\1/', text)
+    file = folder / f"{name}.toml"
+    file.write_text(text)
+    port = re.search(r'health_listen = "0\.0\.0\.0:(\d+)"', text)
+    assert port
+    return file, f"127.0.0.1:{port[1]}"
+
+
+@contextmanager
+def running(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon, which must end well."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **variables})
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(tmp_path: Path) -> None:
+    context = pod(find("StatefulSet", "coordinator"))["securityContext"]
+    uid, group = (str(context[key].value) for key in ("runAsUser", "fsGroup"))
+    open_to_others(tmp_path)
+    volume = tmp_path / "var/lib/leasehold"
+    volume.mkdir(parents=True)
+    os.chown(volume, 0, int(group))
+    volume.chmod(0o2775)  # as the kubelet leaves it
+    file, address = settings("coordinator", tmp_path)
+    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={group}", "--bounding-set=-all"]
+    user += ["--inh-caps=-all", "--no-new-privs", "--"]
+    variables = {
+        "LEASEHOLD_COORDINATOR_CONFIG": str(file),
+        "LEASEHOLD_COORDINATOR": f"unix:{volume}/coordinator/coordinator.sock",
+        "HOME": "/nonexistent",
+    }
+    for _ in range(2):  # the second pod finds the state of the first
+        with running([*user, *LEASEHOLD, "coordinator"], tmp_path / "log", variables):
+            prober = Prober(address)
+            assert (prober.check(LIVENESS), prober.check()) == (SERVING, SERVING)
+            prober.channel.close()
+            verb = [*user, *LEASEHOLD, "token", "create", "--worker", "gpu-*", "--uses", "3"]
+            done = subprocess.run(
+                verb, capture_output=True, text=True, env={**os.environ, **variables}, check=False
+            )
+            assert done.stdout.startswith("leasehold-join-"), done.stderr
+
+
+def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(tmp_path: Path) -> None:
+    only = container("DaemonSet", "worker")
+    kept = ",".join(f"+{name.lower()}" for name in texts(only["securityContext"]["capabilities"]["add"]))
+    # What a container runtime leaves of root: its user, these capabilities, and no way to others.
+    runtime = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{kept}", "--no-new-privs", "--"]
+    command = texts(only["command"])
+    split = command.index("leasehold")
+    open_to_others(tmp_path)
+    host = share(SimulatedHost.create(tmp_path / "gpus", gpus=1, timing=Timing.instant()), tmp_path / "share")
+    file, address = settings("worker", tmp_path)
+    directories = [tmp_path / "var/lib/leasehold/worker", tmp_path / "run/leasehold/worker"]
+    for one in directories:
+        one.mkdir(parents=True)
+    (start,) = pod(find("DaemonSet", "worker"))["initContainers"]
+    owner = ["setpriv", "--inh-caps=-all", "--bounding-set=-all,+chown", "--no-new-privs", "--"]
+    subprocess.run([*owner, *texts(start["command"])[:2], *directories], check=True)
+    prepared = [*runtime, *command[:split], *LEASEHOLD, *command[split + 1 :]]
+    variables = {**host, "LEASEHOLD_WORKER_CONFIG": str(file), "LEASEHOLD_WORKER_NAME": "node-1"}
+    with running(prepared, tmp_path / "log", variables) as process:
+        prober = Prober(address)
+        assert prober.check() == SERVING
+        prober.channel.close()
+        found = status(process.pid)
+        assert found["Uid"].split() == ["10401"] * 4
+        assert found["NoNewPrivs"] == "1"
+        sets = {found[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")}
+        assert sets == {f"{sum(1 << number for number in (0, 5, 6, 7, 19)):016x}"}
+        assert (directories[1] / "worker.sock").is_socket()
+    shutil.rmtree(directories[0])

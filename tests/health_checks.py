@@ -5,7 +5,13 @@ from grpc_health.v1 import health_pb2
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-TIMEOUT_S = 20.0
+TIMEOUT_S = 40.0
+OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),  # the daemon may just start
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 50),
+]
 
 
 class Prober:
@@ -18,7 +24,7 @@ class Prober:
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.place = host, int(port)
-        self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self.channel = grpc.insecure_channel(address, OPTIONS)
         self._check: grpc.UnaryUnaryMultiCallable[
             health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
         ] = self.channel.unary_unary(

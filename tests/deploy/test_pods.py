@@ -12,13 +12,27 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED as SUCCEEDED
+from leasehold.v1.operation_pb2 import AdoptOperation, RestoreOperation, SuspendOperation
 from leasehold_coordinator.server.health_reports import LIVENESS
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.deploy.manifests import BASE, Object, find, pod
 from tests.health_checks import SERVING, Prober
 from tests.ports import free_port
-from tests.worker.unix_users import is_readable, needs_root, open_to_others, share
+from tests.worker.conftest import COUNTER
+from tests.worker.scripted_coordinator import ScriptedCoordinator
+from tests.worker.stories.test_membership import wait_until
+from tests.worker.unix_users import (
+    ALICE_UID,
+    UserWorker,
+    as_user,
+    is_readable,
+    needs_root,
+    open_to_others,
+    share,
+    user_worker,
+)
 
 pytestmark = [
     needs_root,
@@ -127,3 +141,56 @@ def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(tm
         assert sets == {f"{sum(1 << number for number in (0, 5, 6, 7, 19)):016x}"}
         assert (directories[1] / "worker.sock").is_socket()
     shutil.rmtree(directories[0])
+
+
+@contextmanager
+def worker_of_the_base(host: SimulatedHost, folder: Path) -> Iterator[UserWorker]:
+    """A worker with the users that the base permits to adopt."""
+    folder.mkdir()
+    (adopted,) = re.findall(r"^adopt_users.*\n", (BASE / "worker/worker.toml").read_text(), re.MULTILINE)
+    coordinator = ScriptedCoordinator()
+    try:
+        with user_worker(host, coordinator, folder, adopted) as started:
+            yield started
+    finally:
+        coordinator.stop()
+
+
+@contextmanager
+def process_of_another_pod(
+    worker: UserWorker, host: SimulatedHost, output: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A counter in namespaces of its own. Its pids are those of the host, as the simulated driver needs."""
+    namespaces = ["unshare", "--mount", "--net", "--ipc", "--uts", "--cgroup"]
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*namespaces, *as_user(ALICE_UID), sys.executable, str(COUNTER), "--bytes", "1MiB"],
+            env={**worker.variables, "CUDA_VISIBLE_DEVICES": host.gpus[0].uuid},
+            stdout=file,
+            stderr=file,
+            cwd="/",
+        )
+    try:
+        wait_until(lambda: b"count=2" in output.read_bytes(), "it counts")
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def test_a_process_of_another_pod_is_adopted_and_outlives_the_worker(tmp_path: Path) -> None:
+    """The worker is killed while the process is suspended. The next worker restores the process."""
+    host = SimulatedHost.create(tmp_path / "gpus", gpus=2, timing=Timing.instant())
+    output = tmp_path / "output"
+    with (
+        worker_of_the_base(host, tmp_path / "worker") as worker,
+        process_of_another_pod(worker, host, output) as process,
+    ):
+        adopt = AdoptOperation(name="pod", pid=process.pid)
+        assert worker.session.run("c-1", "w-1", adopt=adopt).state == SUCCEEDED
+        assert worker.session.run("c-2", "w-1", suspend=SuspendOperation()).state == SUCCEEDED
+        worker.restart()
+        count = len(output.read_bytes())
+        assert worker.session.run("c-3", "w-1", restore=RestoreOperation()).state == SUCCEEDED
+        wait_until(lambda: len(output.read_bytes()) > count, "it counts on")
+        assert process.poll() is None

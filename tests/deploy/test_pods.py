@@ -2,10 +2,10 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from leasehold.v1.operation_pb2 import AdoptOperation, RestoreOperation, Suspend
 from leasehold_coordinator.server.health_reports import LIVENESS
 from leasehold_simgpu import SimulatedHost, Timing
 
+from tests import environment
 from tests.deploy.manifests import BASE, Object, find, pod
 from tests.health_checks import SERVING, Prober
 from tests.ports import free_port
@@ -41,6 +42,15 @@ pytestmark = [
 
 LEASEHOLD: Final = ("sh", "-c", 'exec "$@"', "sh", sys.executable, "-m", "leasehold_client")
 """The program. The shell starts the interpreter, because setpriv itself still has root's capabilities."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name, since sockets lie deep below."""
+    with tempfile.TemporaryDirectory(dir=os.environ[environment.MARK]) as name:
+        path = Path(name)
+        open_to_others(path)
+        yield path
 
 
 def container(kind: str, name: str) -> Object:
@@ -84,15 +94,14 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(tmp_path: Path) -> None:
+def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(folder: Path) -> None:
     context = pod(find("StatefulSet", "coordinator"))["securityContext"]
     uid, group = (str(context[key].value) for key in ("runAsUser", "fsGroup"))
-    open_to_others(tmp_path)
-    volume = tmp_path / "var/lib/leasehold"
+    volume = folder / "var/lib/leasehold"
     volume.mkdir(parents=True)
     os.chown(volume, 0, int(group))
     volume.chmod(0o2775)  # as the kubelet leaves it
-    file, address = settings("coordinator", tmp_path)
+    file, address = settings("coordinator", folder)
     user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={group}", "--bounding-set=-all"]
     user += ["--inh-caps=-all", "--no-new-privs", "--"]
     variables = {
@@ -101,7 +110,7 @@ def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(tmp_pat
         "HOME": "/nonexistent",
     }
     for _ in range(2):  # the second pod finds the state of the first
-        with running([*user, *LEASEHOLD, "coordinator"], tmp_path / "log", variables):
+        with running([*user, *LEASEHOLD, "coordinator"], folder / "log", variables):
             prober = Prober(address)
             assert (prober.check(LIVENESS), prober.check()) == (SERVING, SERVING)
             prober.channel.close()
@@ -112,17 +121,16 @@ def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(tmp_pat
             assert done.stdout.startswith("leasehold-join-"), done.stderr
 
 
-def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(tmp_path: Path) -> None:
+def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(folder: Path) -> None:
     only = container("DaemonSet", "worker")
     kept = ",".join(f"+{name.lower()}" for name in texts(only["securityContext"]["capabilities"]["add"]))
     # What a container runtime leaves of root: its user, these capabilities, and no way to others.
     runtime = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{kept}", "--no-new-privs", "--"]
     command = texts(only["command"])
     split = command.index("leasehold")
-    open_to_others(tmp_path)
-    host = share(SimulatedHost.create(tmp_path / "gpus", gpus=1, timing=Timing.instant()), tmp_path / "share")
-    file, address = settings("worker", tmp_path)
-    directories = [tmp_path / "var/lib/leasehold/worker", tmp_path / "run/leasehold/worker"]
+    host = share(SimulatedHost.create(folder / "gpus", gpus=1, timing=Timing.instant()), folder / "share")
+    file, address = settings("worker", folder)
+    directories = [folder / "var/lib/leasehold/worker", folder / "run/leasehold/worker"]
     for one in directories:
         one.mkdir(parents=True)
     (start,) = pod(find("DaemonSet", "worker"))["initContainers"]
@@ -130,7 +138,7 @@ def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(tm
     subprocess.run([*owner, *texts(start["command"])[:2], *directories], check=True)
     prepared = [*runtime, *command[:split], *LEASEHOLD, *command[split + 1 :]]
     variables = {**host, "LEASEHOLD_WORKER_CONFIG": str(file), "LEASEHOLD_WORKER_NAME": "node-1"}
-    with running(prepared, tmp_path / "log", variables) as process:
+    with running(prepared, folder / "log", variables) as process:
         prober = Prober(address)
         assert prober.check() == SERVING
         prober.channel.close()
@@ -140,7 +148,6 @@ def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(tm
         sets = {found[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")}
         assert sets == {f"{sum(1 << number for number in (0, 5, 6, 7, 19)):016x}"}
         assert (directories[1] / "worker.sock").is_socket()
-    shutil.rmtree(directories[0])
 
 
 @contextmanager

@@ -67,11 +67,21 @@ def settings(name: str, folder: Path) -> tuple[Path, str]:
     text = (BASE / name / f"{name}.toml").read_text()
     text = re.sub(r"0\.0\.0\.0:74\d\d", lambda _: f"0.0.0.0:{free_port()}", text)
     text = re.sub(r'"/(var|run)/', rf'"{folder}/\1/', text)
-    file = folder / f"{name}.toml"
-    file.write_text(text)
+    file = volume_of_map(folder / "settings", f"{name}.toml", text)
     port = re.search(r'health_listen = "0\.0\.0\.0:(\d+)"', text)
     assert port
     return file, f"127.0.0.1:{port[1]}"
+
+
+def volume_of_map(volume: Path, name: str, text: str) -> Path:
+    """The file of a ConfigMap or a Secret, which the kubelet replaces by two links."""
+    version = volume / "..2026_11_26"
+    version.mkdir(parents=True)
+    (version / name).write_text(text)
+    (volume / "..data").symlink_to(version.name)
+    file = volume / name
+    file.symlink_to(f"..data/{name}")
+    return file
 
 
 @contextmanager
@@ -138,6 +148,17 @@ def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(fo
     subprocess.run([*owner, *texts(start["command"])[:2], *directories], check=True)
     prepared = [*runtime, *command[:split], *LEASEHOLD, *command[split + 1 :]]
     variables = {**host, "LEASEHOLD_WORKER_CONFIG": str(file), "LEASEHOLD_WORKER_NAME": "node-1"}
+    token = volume_of_map(folder / "join", "token", "leasehold-join-e30")
+    option, file_name = texts(only["args"])
+    assert file_name.endswith(f"/{token.name}")
+    refused = subprocess.run(
+        [*prepared, option, token],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        check=False,
+    )
+    assert "what was given is no join token" in refused.stderr, "the file of a Secret is read"
     with running(prepared, folder / "log", variables) as process:
         prober = Prober(address)
         assert prober.check() == SERVING

@@ -1,5 +1,6 @@
 """The port for health checks, such as those of Kubernetes: without TLS and without identities."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -10,6 +11,8 @@ import trio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from leasehold_worker.errors import StartError
+
+logger = logging.getLogger(__name__)
 
 SESSION: Final = "leasehold.session"
 """Name in the health service for the session with the coordinator."""
@@ -92,6 +95,7 @@ async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncI
             f"can't listen on {address} for health checks: {error}; choose another with --health-listen"
         ) from error
     server.start()
+    logger.info("listening on %s for health checks", address)
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu foreign-client check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist protos lock clean
+.PHONY: demo prepared test test-long criu foreign-client check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -110,6 +110,11 @@ dist: $(VENV)/.installed
 	umask 022; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build -d dist
 	cd dist && sha256sum *
 
+# The software bill of materials of each extra (CycloneDX), of an environment that is made from its lock.
+sbom:
+	mkdir -p dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .ci/extras dist
+
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write
 	$(BIN)/python protos/generate.py
@@ -128,6 +133,7 @@ lock:
 	$(PYTHON) -c "import tomllib; from pathlib import Path; \
 		print(*tomllib.loads(Path('pyproject.toml').read_text())['build-system']['requires'], sep='\n')" | \
 		$(UV_LOCK) - --upgrade --constraint requirements.txt --output-file requirements/build.txt
+	$(UV_LOCK) --group sbom --upgrade --output-file requirements/sbom.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

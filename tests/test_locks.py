@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -65,8 +66,25 @@ def test_a_lock_is_complete(name: str) -> None:
     assert closure(WANTED[name]) <= locked
 
 
-def test_each_lock_is_for_an_extra_and_made_by_make_lock() -> None:
-    assert {path.stem for path in (ROOT / "requirements").iterdir()} == set(WANTED)
+def test_the_lock_of_the_bill_of_materials_is_complete() -> None:
+    (wanted,) = PROJECT["dependency-groups"]["sbom"]
+    locked = {canonicalize_name(pin.partition("==")[0]) for pin in pins(ROOT / "requirements/sbom.txt")}
+    assert canonicalize_name(Requirement(wanted).name) in locked
+
+
+def test_each_lock_has_a_purpose_and_is_made_by_make_lock() -> None:
+    assert {path.stem for path in (ROOT / "requirements").iterdir()} == {*WANTED, "sbom"}
     extras = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert extras is not None
     assert {*extras[1].split(), "build"} == set(WANTED)
+
+
+def test_the_page_of_dependencies_has_each_distribution_of_each_extra() -> None:
+    page = (ROOT / "docs/dependencies.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+) \| [\d.]+ \| (yes)? ?\| (yes)? ?\| (yes)? ?\|", page, re.MULTILINE)
+    for place, extra in enumerate(("worker", "coordinator", "client"), 1):
+        told = {canonicalize_name(row[0]) for row in rows if row[place]}
+        lock = (ROOT / f"requirements/{extra}.txt").read_text()
+        here = re.findall(r"^([\w.-]+)==\S+(?: ; (.*?))? *\\$", lock, re.MULTILINE)
+        needed = {canonicalize_name(name) for name, marker in here if not marker or Marker(marker).evaluate()}
+        assert told == needed

@@ -37,13 +37,8 @@ def fleet(tmp_path: Path) -> Iterator[ChaosFleet]:
         yield started
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "outcome-stored",
-        *(pytest.param(point, marks=pytest.mark.long) for point in CRASH_POINTS if point != "outcome-stored"),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_coordinator_that_dies_anywhere_loses_and_doubles_nothing(fleet: ChaosFleet, point: str) -> None:
     reached: set[str] = set()
     assert not play(fleet, crash_at("coordinator", point, reached), 1, COMMANDS).wrong

@@ -101,7 +101,9 @@ def test_an_error_that_nobody_can_be_told_keeps_its_exit_code() -> None:
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("line", ["--help", "exec --gpus 0 -- true", "get gpus"])
+@pytest.mark.parametrize(
+    "line", ["--help", "exec --gpus 0 -- true", pytest.param("get gpus", marks=pytest.mark.long)]
+)
 def test_a_closed_output_gives_no_traceback(line: str, tmp_path: Path) -> None:
     command = f"exec {sys.executable} -m leasehold_client {line} >&-"
     environment = {**os.environ, "LEASEHOLD_COORDINATOR": "127.0.0.1:1", "LEASEHOLD_SOCKET": "none.sock"}

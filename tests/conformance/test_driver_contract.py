@@ -51,16 +51,28 @@ WORKER = (
 )
 
 
+IN_SHORT = (
+    "a_process_without_cuda_is_not_initialized",
+    "a_missing_process_is_an_error_of_the_operating_system",
+    "calls_in_the_wrong_state_are_illegal_and_change_nothing",
+    "device_calls_wait_and_data_survives",
+    "nvml_follows_the_state",
+    "an_incomplete_map_is_refused_and_changes_nothing",
+    "an_identity_map_is_accepted",
+)
+"""Scenarios of the third group that are not long."""
+
+
 @pytest.mark.parametrize("scenario", grid(CUDA_CORE, *CUDA_CORE[8:]))
 def test_cuda_core(driver_host: DriverHost, scenario: str) -> None:
     driver_host.run(scenario)
 
 
-@pytest.mark.parametrize("scenario", NVIDIA_SAMPLES)
+@pytest.mark.parametrize("scenario", grid(NVIDIA_SAMPLES, *NVIDIA_SAMPLES[1:]))
 def test_nvidia_samples(driver_host: DriverHost, scenario: str) -> None:
     driver_host.run(scenario)
 
 
-@pytest.mark.parametrize("scenario", WORKER)
+@pytest.mark.parametrize("scenario", grid(WORKER, *IN_SHORT))
 def test_worker(driver_host: DriverHost, scenario: str) -> None:
     driver_host.run(scenario)

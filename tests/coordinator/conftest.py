@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import pytest
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
@@ -17,6 +18,12 @@ from tests.channels import LISTENING, open_channel, open_worker_channel
 from tests.prefork import COORDINATOR, Forked, run
 
 from .scripted_worker import ScriptedWorker, make_hello
+
+SHORT_REQUESTS: Final = """
+from leasehold_coordinator.api import rpc_errors
+rpc_errors.REQUEST_TIMEOUT_S = 2.0
+"""
+"""Prelude of a coordinator that waits two seconds for the request of a call."""
 
 
 def run_coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:

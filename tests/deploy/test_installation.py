@@ -67,8 +67,12 @@ def wait_for_another(host: SystemdHost, pid: int) -> None:
     wait_for(lambda: "CONNECTED" in host.run("leasehold", "get", "workers"), "the worker is connected")
 
 
-def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path: Path) -> None:
-    before, users = files(host), host.run("cat", "/etc/passwd", "/etc/group")
+def install_all(host: SystemdHost, tmp_path: Path) -> dict[str, str]:
+    """Installs a coordinator and a worker, and runs a counting workload of the user alice.
+
+    Returns:
+        The environment in which programs find the GPUs of the host.
+    """
     host.run("leasehold", "install", "coordinator", *LISTEN)
     assert host.run("leasehold", "whoami") == "local/root: admin\n"
     ticket = host.run("leasehold", "token", "create", "--worker", "gpu-01")
@@ -80,22 +84,16 @@ def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path
     host.run(*install, text=ticket, env=gpus)
     assert "gpu-01" in host.run("leasehold", "get", "workers")
     host.run("leasehold", "run", "--gpus", "1", "--name", "counter", "--", PYTHON, str(COUNTER))
+    return gpus
+
+
+def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path: Path) -> None:
+    before, users = files(host), host.run("cat", "/etc/passwd", "/etc/group")
+    install_all(host, tmp_path)
     pid = counter_pid(host)
     assert host.run("ps", "-o", "user=", str(pid)).strip() == "alice"
-
-    for end in (("systemctl", "restart", "leasehold-worker"), ("kill", "-KILL"), ("kill", "-STOP")):
-        worker = main_pid(host)
-        host.run(*end, *([str(worker)] if end[0] == "kill" else []))
-        wait_for_another(host, worker)
-        assert counter_pid(host) == pid
-        wait_for(lambda: is_counting(host), "the workload counts on")
-
     refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
     assert "processes of workloads run on" in refused
-    assert counter_pid(host) == pid
-    host.run("leasehold", "suspend", "counter")
-    host.run("leasehold", "install", "worker", env=gpus)  # such as after an upgrade
-    host.run("leasehold", "restore", "counter")
     assert counter_pid(host) == pid
     host.run("leasehold", "stop", "counter")
     host.run("leasehold", "uninstall", "worker", "--purge")
@@ -103,3 +101,20 @@ def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path
     host.run("sh", "-c", "userdel alice; rm -r /etc/systemd/system/leasehold-worker.service.d")
     assert files(host) - before == set()
     assert host.run("cat", "/etc/passwd", "/etc/group") == users
+
+
+@pytest.mark.long
+def test_a_workload_outlives_its_worker_and_an_upgrade(host: SystemdHost, tmp_path: Path) -> None:
+    gpus = install_all(host, tmp_path)
+    pid = counter_pid(host)
+    for end in (("systemctl", "restart", "leasehold-worker"), ("kill", "-KILL"), ("kill", "-STOP")):
+        worker = main_pid(host)
+        host.run(*end, *([str(worker)] if end[0] == "kill" else []))
+        wait_for_another(host, worker)
+        assert counter_pid(host) == pid
+        wait_for(lambda: is_counting(host), "the workload counts on")
+    host.run("leasehold", "suspend", "counter")
+    host.run("leasehold", "install", "worker", env=gpus)  # such as after an upgrade
+    host.run("leasehold", "restore", "counter")
+    assert counter_pid(host) == pid
+    host.run("leasehold", "stop", "counter")

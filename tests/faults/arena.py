@@ -1,11 +1,14 @@
 """Workloads on a simulated host under the worker's own operations, with faults put in their way."""
 
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import trio
 from leasehold.v1 import gpu_pb2, operation_pb2, workload_pb2
@@ -13,6 +16,7 @@ from leasehold_simgpu import SimulatedHost, SimulatedProcess
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
+from leasehold_worker.driver.helper_protocol import Reply, Request
 from leasehold_worker.errors import OperationError
 from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDED
 from leasehold_worker.workloads.workload import Workload
@@ -21,6 +25,11 @@ from .cases import Kind
 from .member import PROGRAM, PROGRESS_ROUNDS, Members
 
 CALL_FLOOR_S: Final = 1.5
+"""Deadline of calls on members that may hang."""
+UNDISTURBED_S: Final = 20.0
+"""Further time for the calls on all other members. They take long only where the machine is busy."""
+LOCK_TIMEOUT_S: Final = 0.2
+"""Timeout of locks that may wait for work that never drains."""
 PROOF_TIMEOUT_S: Final = 0.4
 MEMBER_INTERVAL_S: Final = 0.02
 SETUP_TIMEOUT_S: Final = 30.0
@@ -100,6 +109,8 @@ class Arena:
         self.termination = parts.termination
         self.health = parts.health
         self.cordons = parts.cordons
+        self.hanging: Counter[int] = Counter()
+        """Members on which a call may hang at present, with the number of reasons."""
         self.looking = trio.Lock()
         """Held by whoever has the worker look at the GPUs: a look may not bring back what was just mended."""
         self._folder = folder
@@ -140,7 +151,7 @@ class Arena:
         match kind:
             case Kind.SUSPEND:
                 suspend = operation_pb2.SuspendOperation()
-                suspend.lock_timeout.FromMilliseconds(200)
+                suspend.lock_timeout.FromTimedelta(self._lock_timeout(stage))
                 return await _attempted(
                     lambda progress: self.operations.suspend(workload_id, suspend, progress)
                 )
@@ -151,8 +162,13 @@ class Arena:
                 )
             case Kind.REMAP | Kind.SWAP:
                 remap = operation_pb2.RemapOperation(moves=moves(stage))
-                remap.lock_timeout.FromMilliseconds(200)
+                remap.lock_timeout.FromTimedelta(self._lock_timeout(stage))
                 return await _attempted(lambda progress: self.operations.remap(remap, progress))
+
+    def _lock_timeout(self, stage: Stage) -> timedelta:
+        """Short if a lock of a member of the stage may wait for ever."""
+        is_short = any(self.hanging[pid] for pid in stage.pids)
+        return timedelta(seconds=LOCK_TIMEOUT_S if is_short else UNDISTURBED_S)
 
     def live(self, actor: Actor) -> list[SimulatedProcess]:
         """The members of an actor that live, as the simulated driver has them."""
@@ -261,8 +277,14 @@ async def open_arena(host: SimulatedHost, folder: Path) -> AsyncIterator[Arena]:
     async with open_parts(config, folder, lambda _: None) as parts:
         assert parts.inventory.unavailable_reason is None, "start this process with the host's environment"
         arena = Arena(host, parts, folder)
-        try:
-            yield arena
-        finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(SETUP_TIMEOUT_S):
-                await arena.end_all()
+        call = parts.driver.call
+
+        async def patient(request: Request, extra_s: float = 0.0) -> Reply:
+            return await call(request, extra_s + (0.0 if arena.hanging[request.pid] else UNDISTURBED_S))
+
+        with patch.object(parts.driver, "call", patient):
+            try:
+                yield arena
+            finally:
+                with trio.CancelScope(shield=True), trio.move_on_after(SETUP_TIMEOUT_S):
+                    await arena.end_all()

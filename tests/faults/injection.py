@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import trio
@@ -40,9 +40,29 @@ async def inject(
             for destination in (False, True)
             if gpu_uuids & gpus_of(arena, kind, stage, other, destination=destination)
         )
+    with _may_hang(arena, fault, pid):
+        async with _injected(arena, fault, stage, position, pid, gpu_uuids):
+            yield hit
+
+
+@contextmanager
+def _may_hang(arena: Arena, fault: CaseFault, pid: int) -> Iterator[None]:
+    """Has calls on a member end at their deadline soon, if the fault can make them wait for ever."""
+    hangs = fault.hang or fault.condition in (Condition.BUSY, Condition.MULTICAST)
+    arena.hanging[pid] += hangs
+    try:
+        yield
+    finally:
+        arena.hanging[pid] -= hangs
+
+
+@asynccontextmanager
+async def _injected(
+    arena: Arena, fault: CaseFault, stage: Stage, position: int, pid: int, gpu_uuids: frozenset[str]
+) -> AsyncIterator[None]:
     if not fault.call:
         async with _held(arena, fault, pid, gpu_uuids):
-            yield hit
+            yield
         return
     before = _calls(arena, pid, fault.call)
     late = fault.condition is not None or fault.victim is not Victim.NOBODY
@@ -67,7 +87,7 @@ async def inject(
             elif late:
                 root = stage.pid(0 if position < stage.actors[0].size else stage.actors[0].size)
                 nursery.start_soon(_kill_in_call, arena, fault, pid, root, before)
-            yield hit
+            yield
             nursery.cancel_scope.cancel()
     finally:
         arena.host.clear_faults(pid=pid)

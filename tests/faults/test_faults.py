@@ -15,7 +15,7 @@ from .runner import explored
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 2026
-CASES = 16
+CASES = 8
 SEQUENCES = 4
 LONG_CASES = 400
 LONG_SEQUENCES = 100

@@ -12,7 +12,7 @@ Examples: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """A decorator of what ``given`` returns."""
 
 _FEW: Final = settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 _MANY: Final = settings(_FEW, max_examples=400, derandomize=False, database=None)
 

@@ -59,6 +59,7 @@ def test_every_probe_names_its_assumption() -> None:
     assert [(one.__doc__ or "").partition(":")[0] for one in PROBES.values()] == list(map(str, PROBES))
 
 
+@pytest.mark.long
 def test_a_probe_needs_room_on_its_own_gpu_only(host: SimulatedHost, on_host: dict[str, str]) -> None:
     arguments_and_masks = 10
     host.hog(1, MEMORY_BYTES)

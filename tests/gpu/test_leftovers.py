@@ -53,6 +53,7 @@ def test_a_stopped_process_is_ended(mark: str) -> None:
     ours.wait()
 
 
+@pytest.mark.long
 def test_one_controller_asks_for_all_processes(
     host: SimulatedHost, on_host: dict[str, str], mark: str
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_call_that_hangs_leaves_its_process_and_the_others_are_ended(
     assert not restored.has_ended()
 
 
+@pytest.mark.long
 def test_no_driver_call_begins_after_the_deadline(host: SimulatedHost, restored: Program) -> None:
     calls = host.process(restored.pid)
     assert calls is not None

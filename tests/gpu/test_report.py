@@ -117,6 +117,7 @@ def interrupted(mark: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         child.wait()
 
 
+@pytest.mark.long
 def test_a_kill_in_the_middle_leaves_a_readable_report(
     interrupted: subprocess.Popen[bytes], mark: str, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_kill_in_the_middle_leaves_a_readable_report(
     assert len(end_marked(mark + "/")) == 3  # as the kit's bootstrap ends them
 
 
+@pytest.mark.long
 def test_sigterm_ends_the_step_and_the_report(
     interrupted: subprocess.Popen[bytes], mark: str, tmp_path: Path
 ) -> None:

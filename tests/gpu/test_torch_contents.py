@@ -26,12 +26,14 @@ def test_a_process_with_a_tensor_is_restored(python: str) -> None:
     assert results(python, ["tensor"]) == {"tensor": RESTORED}
 
 
+@pytest.mark.long
 def test_what_can_not_be_set_up_is_not_tested(python: str) -> None:
     found = results(python, ["CUDA graph"])
     assert found == {"CUDA graph": "not tested: the program does not start"}
     assert is_expected("CUDA graph", found["CUDA graph"])
 
 
+@pytest.mark.long
 def test_a_refused_checkpoint_is_told_and_not_expected(python: str, host: SimulatedHost) -> None:
     host.set_fault("checkpoint", error=801)
     found = results(python, ["tensor"])
@@ -39,6 +41,7 @@ def test_a_refused_checkpoint_is_told_and_not_expected(python: str, host: Simula
     assert not is_expected("tensor", found["tensor"])
 
 
+@pytest.mark.long
 def test_a_wrong_byte_after_a_restore_is_told(python: str, host: SimulatedHost) -> None:
     host.set_fault("restore", state=LOCKED, skip=True)
     assert results(python, ["tensor"]) == {"tensor": "does not work after its restore"}

@@ -28,6 +28,9 @@ from tests.worker.conftest import end_leftovers
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
 LEASEHOLD = [sys.executable, "-m", "leasehold_client"]
 TIMEOUT_S = 30
+ROOMS = ("protos/gen", "worker", "coordinator", "client", "simgpu")
+"""The folders of a checkout that have packages."""
+
 CRASH_POINT = "LEASEHOLD_CRASH_POINT"
 
 
@@ -40,6 +43,8 @@ class Fleet:
     """Further options of the coordinator."""
     mutual: MutualTls | None = None
     """Certificates. None: the fleet uses tokens on loopback."""
+    checkout: Path | None = None
+    """The checkout whose daemons are started. None: this one."""
     address: str = ""
     worker_address: str = ""
     hosts: dict[str, SimulatedHost] = field(default_factory=dict)
@@ -65,14 +70,10 @@ class Fleet:
 
     def kill_coordinator(self) -> None:
         """Kills it, as a crash would."""
-        process = self.processes.pop("coordinator")
-        process.kill()
-        process.wait(TIMEOUT_S)
-        assert process.stdout is not None
-        process.stdout.close()
+        self.end("coordinator")
 
-    def end_worker(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Ends a worker by a signal."""
+    def end(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Ends a daemon by a signal."""
         process = self.processes.pop(name)
         process.send_signal(number)
         process.wait(TIMEOUT_S)
@@ -184,14 +185,18 @@ class Fleet:
     def _start(
         self, name: str, *arguments: str, environment: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
+        variables = {**os.environ, **(environment or {})}
         with (self.folder / f"{name}.log").open("a") as log:
-            self.processes[name] = Forked(
-                COMMAND_LINE,
-                arguments,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **(environment or {})},
-            )
+            started: subprocess.Popen[str]
+            if self.checkout is None:
+                started = Forked(COMMAND_LINE, arguments, stdout=subprocess.PIPE, stderr=log, env=variables)
+            else:
+                variables["PYTHONPATH"] = os.pathsep.join(str(self.checkout / room) for room in ROOMS)
+                command = [*LEASEHOLD, *arguments]
+                started = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables
+                )
+        self.processes[name] = started
         return self.processes[name]
 
     def log(self, name: str) -> str:
@@ -284,16 +289,19 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def make_fleet(folder: Path, *options: str, is_mutual: bool = False) -> Iterator[Fleet]:
+def make_fleet(
+    folder: Path, *options: str, is_mutual: bool = False, checkout: Path | None = None
+) -> Iterator[Fleet]:
     """A coordinator without workers.
 
     Args:
         folder: A folder for the files of all daemons.
         options: Further options of the coordinator.
         is_mutual: Enrol the workers and the caller.
+        checkout: The checkout whose daemons are started. None: this one.
     """
     mutual = MutualTls(folder, folder / "store.sqlite3") if is_mutual else None
-    started = Fleet(folder, options, mutual)
+    started = Fleet(folder, options, mutual, checkout)
     started.start_coordinator()
     try:
         yield started

@@ -26,7 +26,7 @@ from .fleets import COUNTER, LEASEHOLD, TIMEOUT_S, Fleet
 
 @dataclass
 class LocalHost:
-    """A worker without a coordinator, and the programs that its local API serves."""
+    """A worker, usually without a coordinator, and the programs that its local API serves."""
 
     folder: Path
     simulated: SimulatedHost | None
@@ -38,6 +38,8 @@ class LocalHost:
     """The worker's state directory, where another fixture started it."""
     variables: dict[str, str] | None = None
     """The variables of the worker's host, where another fixture started it."""
+    coordinator: str = "127.0.0.1:1"
+    """The worker's coordinator. Nobody serves at the default."""
 
     @property
     def state(self) -> Path:
@@ -65,7 +67,7 @@ class LocalHost:
         config = self.folder / "worker.toml"
         config.write_text(settings)
         code = f"{self.patch}\n{WORKER}"
-        options = ["--coordinator=127.0.0.1:1", f"--state-dir={self.state}", f"--config={config}"]
+        options = [f"--coordinator={self.coordinator}", f"--state-dir={self.state}", f"--config={config}"]
         with (self.folder / "worker.log").open("a") as log:
             self.worker = Forked(code, options, stdout=log, stderr=log, env=self.environment)
         self.wait(self.is_served)

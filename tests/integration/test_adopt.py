@@ -136,7 +136,7 @@ def test_processes_of_other_users_are_adopted_where_the_settings_say_so(
     fleet: Fleet, alpha: LocalHost
 ) -> None:
     assert alpha.simulated is not None
-    fleet.end_worker("alpha", signal.SIGTERM)
+    fleet.end("alpha", signal.SIGTERM)
     fleet.start_worker("alpha", settings='adopt_users = ["1", "nobody"]\n')
     counter = start_counter(alpha, 0)
     refuse(fleet, counter.pid, "runs as root, and only processes of .*1, nobody may.*NOT_PERMITTED")
@@ -154,7 +154,7 @@ def test_an_adopted_process_goes_on_when_its_worker_restarts(fleet: Fleet, alpha
     counter = start_counter(alpha, 1)
     adopt(fleet, counter, "stray")
     before = alpha.workloads()["stray"]
-    fleet.end_worker("alpha")
+    fleet.end("alpha")
     alpha.wait_counting(counter)
     fleet.start_worker("alpha")
     after = alpha.workloads()["stray"]

@@ -80,6 +80,7 @@ def test_what_was_done_since_the_backup_is_found(fleet: Fleet) -> None:
     fleet.cli("audit", "verify")
 
 
+@pytest.mark.long
 def test_a_worker_that_joined_since_the_backup_comes_back(folder: Path) -> None:
     with make_fleet(folder, "--listen", "0.0.0.0:0", "--worker-listen", "0.0.0.0:0") as fleet:
         port = fleet.worker_address.rpartition(":")[2]

@@ -188,6 +188,7 @@ def test_a_bare_suspend_is_by_the_policy_and_the_ladder_that_were_declared(fleet
     model.require_running()
 
 
+@pytest.mark.long
 @images_are_local
 def test_what_an_image_can_not_hold_is_said_beforehand(fleet: Fleet) -> None:
     run = ["run", "--name", "connected", "--worker", WORKER, "--gpus", "0"]
@@ -202,6 +203,7 @@ def test_what_an_image_can_not_hold_is_said_beforehand(fleet: Fleet) -> None:
     assert fleet.client.workload("connected").status.state == WORKLOAD_STATE_RUNNING
 
 
+@pytest.mark.long
 @images_are_local
 def test_a_cancelled_image_leaves_the_workload_as_it_was(fleet: Fleet) -> None:
     require_images(fleet)

@@ -17,7 +17,7 @@ def hold(host: LocalHost, *options: str) -> subprocess.Popen[str]:
 
 
 def restart(fleet: Fleet) -> None:
-    fleet.end_worker("alpha")
+    fleet.end("alpha")
     fleet.start_worker("alpha")
 
 

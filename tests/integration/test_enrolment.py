@@ -4,14 +4,16 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
+from leasehold.v1.enrolment_service_pb2 import JoinRequest
+from leasehold.v1.enrolment_service_pb2_grpc import JoinServiceStub
 from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 from leasehold_client.coordinator import login as client_login
@@ -21,7 +23,7 @@ from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.access.join_tokens import ticket_text
 from leasehold_worker.files.enrolment_file import Enrolment
 from leasehold_worker.files.state_directory import StateDirectory
-from leasehold_worker.session import enrolment
+from leasehold_worker.session import client_keys, enrolment
 
 from tests.coordinator.commands.test_enrolment import read_ticket
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
@@ -100,7 +102,7 @@ def test_a_worker_joins_and_needs_the_token_once(fleet: Fleet) -> None:
     (worker,) = [one for one in fleet.client.workers() if one.name == "gpu-01"]
     credential = fleet.folder / "gpu-01" / "enrolment.json"
     assert credential.stat().st_mode & 0o777 == 0o600
-    fleet.end_worker("gpu-01")
+    fleet.end("gpu-01")
     fleet.join_worker("gpu-01")
     fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
     assert [one.worker_id for one in fleet.client.workers() if one.name == "gpu-01"] == [worker.worker_id]
@@ -116,17 +118,16 @@ def test_hosts_share_the_file_of_a_token_with_a_pattern(fleet: Fleet) -> None:
     fleet.join_worker("node-01", first, "--name", "node-01")
     fleet.wait(partial(connected, fleet, "node-01"))
     before = credential(fleet, "node-01")["certificate"]
-    fleet.end_worker("node-01", signal.SIGTERM)
+    fleet.end("node-01", signal.SIGTERM)
     later = fleet.cli("token", "create", *options).stdout
     for name in ("node-01", "node-02"):  # the file has the token for new hosts meanwhile
         fleet.join_worker(name, later, "--name", name)
         fleet.wait(partial(connected, fleet, name))
     assert credential(fleet, "node-01")["certificate"] == before
-    fleet.end_worker("node-01", signal.SIGTERM)
+    fleet.end("node-01", signal.SIGTERM)
     exact = fleet.cli("token", "create", "--worker", "node-01", "--replace").stdout
     fleet.join_worker("node-01", exact)
-    fleet.wait(partial(connected, fleet, "node-01"))
-    assert credential(fleet, "node-01")["certificate"] != before
+    fleet.wait(lambda: credential(fleet, "node-01")["certificate"] != before)
 
 
 def credential(fleet: Fleet, name: str) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def test_a_certificate_gives_nothing_of_another_worker(fleet: Fleet) -> None:
     workers = {worker.name: worker for worker in fleet.client.workers()}
     own, other = workers["gpu-02"].worker_id, workers["gpu-03"].worker_id
     (foreign,) = (gpu.gpu for gpu in fleet.client.gpus() if gpu.worker_name == "gpu-03")
-    fleet.end_worker("gpu-02", signal.SIGTERM)
+    fleet.end("gpu-02", signal.SIGTERM)
     assert refusal(fleet, "gpu-02", make_hello("gpu-03", 0, worker_id=other)) == "IDENTITY_MISMATCH"
     assert refusal(fleet, "gpu-02", make_hello("gpu-02", 0, worker_id=other)) == "IDENTITY_MISMATCH"
     stolen = make_hello("gpu-02", 0, worker_id=own, gpus=[foreign])
@@ -248,11 +249,11 @@ def test_the_server_is_verified_before_it_gets_the_secret(fleet: Fleet, tmp_path
 
 def test_a_deleted_worker_is_out_and_its_name_is_free(fleet: Fleet) -> None:
     join(fleet, "gpu-06")
-    fleet.end_worker("gpu-06", signal.SIGTERM)
+    fleet.end("gpu-06", signal.SIGTERM)
     fleet.cli("rm", "worker", "gpu-06")
     fleet.join_worker("gpu-06")
     fleet.wait(lambda: "is revoked" in fleet.log("gpu-06"))
-    fleet.end_worker("gpu-06", signal.SIGTERM)
+    fleet.end("gpu-06", signal.SIGTERM)
     (fleet.folder / "gpu-06" / "worker_id").write_text("worker-reinstalled\n")
     join(fleet, "gpu-06")
 
@@ -302,10 +303,38 @@ def test_a_login_whose_answer_was_lost_uses_the_same_token(
         assert client.who_am_i().identity == "user/dora"
 
 
+@pytest.mark.parametrize(
+    ("name", "new_key", "sign"),
+    [
+        ("eve", client_login.new_key, client_login.signing_request),
+        ("eva", client_keys.new_key, client_keys.signing_request),
+    ],
+)
+def test_a_recorded_join_is_refused(
+    fleet: Fleet, name: str, new_key: Callable[[], str], sign: Callable[[str], bytes]
+) -> None:
+    """By the keys and requests of the client, and by those of the worker."""
+    ticket = client_login.read_ticket(fleet.cli("token", "create", "--user", name).stdout)
+    key, identity = new_key(), f"user/{name}"
+    first, again = (JoinRequest(secret=ticket.secret, identity=identity, csr=sign(key)) for _ in range(2))
+    roots = client_login.as_pem(ticket.ca_certificates).encode()
+    with grpc.secure_channel(ticket.address, grpc.ssl_channel_credentials(roots)) as channel:
+        join = JoinServiceStub(channel).Join
+        issued = [join(one, timeout=TIMEOUT_S).certificate.certificate for one in (first, again)]
+        assert issued[0] == issued[1]
+        for recorded in (first, again):
+            with pytest.raises(grpc.RpcError, match="was sent before, and each one is") as error:
+                join(recorded, timeout=TIMEOUT_S)
+            assert cast("grpc.Call", error.value).code() is grpc.StatusCode.PERMISSION_DENIED
+    wanted = f'method:Join AND resource = "{identity}" AND outcome = ALLOWED'
+    assert fleet.cli("get", "audit", "--filter", wanted).stdout.count(identity) >= 2
+
+
+@pytest.mark.long
 def test_a_copy_of_a_state_directory_is_no_second_worker(fleet: Fleet) -> None:
     join(fleet, "gpu-08")
     shutil.copytree(fleet.folder / "gpu-08", fleet.folder / "gpu-09", ignore=shutil.ignore_patterns("*.sock"))
     fleet.join_worker("gpu-09")
     fleet.wait(lambda: "another instance of worker" in fleet.log("gpu-09"))
     assert fleet.worker_state("gpu-08") == "WORKER_STATE_CONNECTED"
-    fleet.end_worker("gpu-09")
+    fleet.end("gpu-09")

@@ -175,6 +175,7 @@ def test_who_waits_is_told_its_place_and_goes_by_priority_and_in_order(local_hos
     assert set(places[3:]) <= {"1 of 2"}  # another reason
 
 
+@pytest.mark.long
 def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     holder = hold(local_host, "--gpus", "2")
     lacks = "1 GPU needed: 2 match, 0 free (2 leased)"
@@ -188,6 +189,7 @@ def test_what_is_not_granted_in_time_is_refused(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "2", "--wait", "0", "--", "echo", "done") == "done\n"
 
 
+@pytest.mark.long
 def test_a_command_that_forks_and_exits_all_the_time_is_ended(local_host: LocalHost, tmp_path: Path) -> None:
     forks = tmp_path / "forks"
     forking = local_host.exec("--gpus", "1", "--", sys.executable, "-c", CHAIN, str(forks))
@@ -202,6 +204,7 @@ def test_disk_is_had_before_the_first_run(local_host: LocalHost) -> None:
     assert local_host.run("--gpus", "0", "--disk", "1MB", "--", "echo", "done") == "done\n"
 
 
+@pytest.mark.long
 def test_who_waits_for_memory_keeps_no_more_than_it_asks_for(new_host: Callable[[int], LocalHost]) -> None:
     host = new_host(2)
     host.start_worker('memory_limit = "1GiB"')
@@ -328,6 +331,7 @@ def test_an_interrupt_while_a_line_is_put_off_ends_the_wait(monkeypatch: pytest.
     lines.close()
 
 
+@pytest.mark.long
 def test_a_claim_that_does_not_wait_passes_nobody(local_host: LocalHost) -> None:
     holder = hold(local_host)
     large = queue(local_host, "--gpus", "2")
@@ -362,6 +366,7 @@ def test_what_can_never_be_had_is_refused_at_once(
     assert re.search(text, refused), refused
 
 
+@pytest.mark.long
 def test_a_name_belongs_to_one_workload_that_has_not_ended(local_host: LocalHost) -> None:
     holders = [hold(local_host, "--name", "one"), hold(local_host)]
     waiting = queue(local_host, "--name", "two")
@@ -399,6 +404,7 @@ def test_who_gives_up_waiting_leaves_the_queue(local_host: LocalHost) -> None:
     local_host.wait(lambda: not local_host.look().waiting)
 
 
+@pytest.mark.long
 def test_an_executed_command_can_not_claim_for_itself(local_host: LocalHost) -> None:
     inner = [*LEASEHOLD, "exec", "--", "true"]
     refused = local_host.run("--", "sh", "-c", f"{' '.join(inner)}; echo $?")
@@ -436,6 +442,7 @@ def test_a_command_outlives_its_worker_and_who_waits_goes_on_waiting(
     restarting_host.wait_line(waiting, "holding")
 
 
+@pytest.mark.long
 def test_a_command_whose_first_thread_has_ended_keeps_its_gpus(restarting_host: LocalHost) -> None:
     threads = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); "
     program = f"{threads} print('up', flush=True); ctypes.CDLL(None).pthread_exit(None)"
@@ -483,6 +490,7 @@ def test_a_host_without_gpus_serves_commands_and_keeps_account(
     assert host.run(*options, "--", "printenv", "CUDA_VISIBLE_DEVICES") == "-1\n"
 
 
+@pytest.mark.long
 def test_a_foreign_process_keeps_others_off_its_gpu(local_host: LocalHost) -> None:
     gpu_uuid = local_host.look().gpus[0].gpu_uuid
     foreign = local_host.start(*COUNTING, CUDA_VISIBLE_DEVICES=gpu_uuid)

@@ -62,6 +62,7 @@ def test_a_helper_is_stopped_for_others_if_it_said_so(local_host: LocalHost) -> 
     local_host.end(helper)
 
 
+@pytest.mark.long
 def test_a_helper_that_gives_back_when_it_is_asked_is_left_alone(local_host: LocalHost) -> None:
     terms = ["--gpus", "2", "--helper", "suspend", "--yield-grace", "30", "--yield-signal", "USR1"]
     for by_signal in (False, True):
@@ -75,6 +76,7 @@ def test_a_helper_that_gives_back_when_it_is_asked_is_left_alone(local_host: Loc
         local_host.wait(lambda: local_host.states() == ["FREE", "FREE"])
 
 
+@pytest.mark.long
 def test_a_helper_waits_behind_everybody(local_host: LocalHost) -> None:
     holders = [hold(local_host), hold(local_host)]
     helper = local_host.exec(
@@ -141,6 +143,7 @@ with local.claim(gpus=2, name="helper", helper=terms) as lease:
 """
 
 
+@pytest.mark.long
 def test_a_claim_is_asked_again_after_it_was_woken(local_host: LocalHost) -> None:
     helper = local_host.start(sys.executable, "-c", TWICE)
     local_host.wait_line(helper, "held")

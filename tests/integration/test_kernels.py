@@ -2,6 +2,8 @@
 
 import subprocess
 
+import pytest
+
 from tests.worker.kernel_programs import SAVING
 
 from .local_hosts import LocalHost
@@ -26,6 +28,7 @@ def asks(host: LocalHost, process: subprocess.Popen[str], wanted: str) -> bool:
     return host.out(process).splitlines()[-1] == wanted
 
 
+@pytest.mark.long
 def test_a_kernel_comes_back_to_the_next_start_of_the_worker(restarting_host: LocalHost) -> None:
     host = restarting_host
     process = host.python(WATCHED, "", "1000")

@@ -35,6 +35,7 @@ def test_a_dry_run_tells_and_changes_nothing(fleet: Fleet) -> None:
     assert fleet.leases() == {}
 
 
+@pytest.mark.long
 def test_a_dry_run_names_all_that_is_in_the_way(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")
@@ -47,6 +48,7 @@ def test_a_dry_run_names_all_that_is_in_the_way(fleet: Fleet) -> None:
     fleet.wait_counting("one")
 
 
+@pytest.mark.long
 def test_two_workloads_swap_their_gpus(fleet: Fleet) -> None:
     uuids = [gpu.uuid for gpu in fleet.hosts["alpha"].gpus]
     fleet.run_counter("one")
@@ -105,6 +107,7 @@ def test_a_command_that_hangs_holds_up_nobody_else(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.leases() == {"alpha/1": "two"})
 
 
+@pytest.mark.long
 def test_a_creation_is_validated_on_its_worker(fleet: Fleet) -> None:
     def create(*hooks: Hook, **fields: Any) -> CreateWorkloadResponse:
         spec = WorkloadSpec(arguments=["true"], resources=Resources(gpu_count=1), hooks=hooks)

@@ -20,32 +20,63 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
     ("arguments", "code", "match"),
     [
         ("suspend nobody", 1, r"no workload has the id or name 'nobody'.*\(UNKNOWN_WORKLOAD\)"),
-        ("restore nobody", 1, "UNKNOWN_WORKLOAD"),
-        ("stop nobody", 1, "UNKNOWN_WORKLOAD"),
-        ("logs nobody", 1, "UNKNOWN_WORKLOAD"),
-        ("get workloads nobody", 1, "UNKNOWN_WORKLOAD"),
+        pytest.param("restore nobody", 1, "UNKNOWN_WORKLOAD", marks=pytest.mark.long),
+        pytest.param("stop nobody", 1, "UNKNOWN_WORKLOAD", marks=pytest.mark.long),
+        pytest.param("logs nobody", 1, "UNKNOWN_WORKLOAD", marks=pytest.mark.long),
+        pytest.param("get workloads nobody", 1, "UNKNOWN_WORKLOAD", marks=pytest.mark.long),
         ("get workers nobody", 1, r"the known workers are alpha \(UNKNOWN_WORKER\)"),
-        ("get commands c-1", 1, "UNKNOWN_COMMAND"),
-        ("run --worker nobody -- true", 1, "UNKNOWN_WORKER"),
+        pytest.param("get commands c-1", 1, "UNKNOWN_COMMAND", marks=pytest.mark.long),
+        pytest.param("run --worker nobody -- true", 1, "UNKNOWN_WORKER", marks=pytest.mark.long),
         ("run --gpus 3 -- true", 1, r"alpha: 2 GPUs, 1 free, 1 leased.*\(NO_FREE_GPU\)"),
         ("run --name 1bad -- true", 1, r"invalid name '1bad'.*\(INVALID_ARGUMENT\)"),
         ("run --name one -- true", 1, r"with the name or id 'one' has not ended.*\(WORKLOAD_EXISTS\)"),
         ("run --env NOVALUE -- true", 2, "invalid variable 'NOVALUE': write NAME=VALUE"),
         ("run --name x -- /no/such/program", 1, r"could not be started.*\(SPAWN_FAILED\)"),
-        ("suspend", 2, "give either a workload, or --worker without --dry-run"),
+        pytest.param(
+            "suspend", 2, "give either a workload, or --worker without --dry-run", marks=pytest.mark.long
+        ),
         ("suspend one --worker alpha", 2, "give either a workload, or --worker"),
-        ("suspend --worker alpha --dry-run", 2, "give either a workload, or --worker"),
-        ("suspend --worker nobody", 1, r"no worker has the id or name 'nobody'.*\(UNKNOWN_WORKER\)"),
-        ("remap one", 2, "either --pair OLD=NEW or --to"),
-        ("remap one --pair alpha/0", 2, "'alpha/0' is not a pair: write OLD=NEW"),
+        pytest.param(
+            "suspend --worker alpha --dry-run",
+            2,
+            "give either a workload, or --worker",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "suspend --worker nobody",
+            1,
+            r"no worker has the id or name 'nobody'.*\(UNKNOWN_WORKER\)",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("remap one", 2, "either --pair OLD=NEW or --to", marks=pytest.mark.long),
+        pytest.param(
+            "remap one --pair alpha/0", 2, "'alpha/0' is not a pair: write OLD=NEW", marks=pytest.mark.long
+        ),
         ("remap one --pair alpha/0=alpha/9", 2, "no GPU is at 'alpha/9'"),
-        ("remap one --pair alpha/0=alpha/x", 2, "write the slot as a number"),
-        (f"remap one --pair alpha/0={NOWHERE}", 2, "no GPU has a UUID that begins with"),
-        ("remap one --pair alpha/0=GPU-", 2, "is a prefix of 2 UUIDs"),
-        ("remap one --to alpha/0,alpha/1", 2, "the list has 2 GPUs, and the workload holds 1"),
+        pytest.param(
+            "remap one --pair alpha/0=alpha/x", 2, "write the slot as a number", marks=pytest.mark.long
+        ),
+        pytest.param(
+            f"remap one --pair alpha/0={NOWHERE}",
+            2,
+            "no GPU has a UUID that begins with",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("remap one --pair alpha/0=GPU-", 2, "is a prefix of 2 UUIDs", marks=pytest.mark.long),
+        pytest.param(
+            "remap one --to alpha/0,alpha/1",
+            2,
+            "the list has 2 GPUs, and the workload holds 1",
+            marks=pytest.mark.long,
+        ),
         ("remap one --to alpha/1,alpha/1", 2, "names a GPU twice"),
-        ("remap one --pair alpha/1=alpha/0", 1, "INVALID_ARGUMENT"),
-        ("remap one --pair alpha/0=alpha/1 --pair alpha/0=alpha/1", 1, "DUPLICATE_GPU"),
+        pytest.param("remap one --pair alpha/1=alpha/0", 1, "INVALID_ARGUMENT", marks=pytest.mark.long),
+        pytest.param(
+            "remap one --pair alpha/0=alpha/1 --pair alpha/0=alpha/1",
+            1,
+            "DUPLICATE_GPU",
+            marks=pytest.mark.long,
+        ),
         ("restore one --to alpha/1", 1, r"one is RUNNING: only one that is .*SUSPENDED.*\(WRONG_STATE\)"),
     ],
 )
@@ -64,6 +95,7 @@ def small_fleet(tmp_path_factory: pytest.TempPathFactory, is_mutual: bool) -> It
         yield fleet
 
 
+@pytest.mark.long
 def test_a_fleet_of_two_chips(empty_fleet: Fleet) -> None:
     mixed = SimulatedHost.create(
         empty_fleet.folder / "mixed-host", gpus=2, chip=["H100", "L4"], timing=Timing.instant()
@@ -75,6 +107,7 @@ def test_a_fleet_of_two_chips(empty_fleet: Fleet) -> None:
     empty_fleet.wait_counting("one")
 
 
+@pytest.mark.long
 def test_a_busy_destination(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")
@@ -96,6 +129,7 @@ def test_a_suspend_that_the_driver_refuses_says_what_became_of_each_member(fleet
     fleet.wait_counting("one")
 
 
+@pytest.mark.long
 def test_no_coordinator() -> None:
     fleet = Fleet(Path(), address="127.0.0.1:1")
     refuse = partial(fleet.refuse, code=3, waits=True)
@@ -106,6 +140,7 @@ def test_no_coordinator() -> None:
         asked.result()
 
 
+@pytest.mark.long
 def test_a_worker_out_of_contact(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.processes["alpha"].kill()

@@ -68,7 +68,7 @@ def test_who_was_away_for_too_long_joins_again(fleet: Fleet) -> None:
     join(fleet, "gpu-02")
     login(fleet, "user/bob")
     (before,) = (worker.worker_id for worker in fleet.client.workers() if worker.name == "gpu-02")
-    fleet.end_worker("gpu-02", signal.SIGTERM)
+    fleet.end("gpu-02", signal.SIGTERM)
     time.sleep(LIFE_S + 1)
     fleet.join_worker("gpu-02")
     fleet.wait(lambda: "the certificate of worker/gpu-02 expired" in fleet.log("gpu-02"))
@@ -76,6 +76,6 @@ def test_who_was_away_for_too_long_joins_again(fleet: Fleet) -> None:
     assert "expired" in by_context(fleet, "whoami", "--context", "bob", code=2)
     with pytest.raises(LeaseholdError, match="token create --user bob --replace"):
         Client(context="bob")
-    fleet.end_worker("gpu-02", signal.SIGTERM)
+    fleet.end("gpu-02", signal.SIGTERM)
     join(fleet, "gpu-02", "--replace")
     assert [worker.worker_id for worker in fleet.client.workers() if worker.name == "gpu-02"] == [before]

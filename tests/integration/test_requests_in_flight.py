@@ -47,6 +47,7 @@ def test_a_suspend_waits_for_requests(model: Model) -> None:
     model.require_running()
 
 
+@pytest.mark.long
 def test_a_suspend_that_is_cancelled_while_requests_end_leaves_the_server_awake(model: Model) -> None:
     with request_in_flight(model):
         command = model.client.suspend(model.name, policy=parse_policy("offload+keep_running"))

@@ -48,6 +48,6 @@ def test_a_worker_stores_the_authorities_and_its_session_goes_on(fleet: Fleet) -
     fleet.wait_counting("one")
     assert fleet.log("gpu-01").count("connected to") == 1
     fleet.cli("stop", "one")
-    fleet.end_worker("gpu-01")
+    fleet.end("gpu-01")
     fleet.join_worker("gpu-01")
     fleet.wait(lambda: fleet.log("gpu-01").count("connected to") == 2)

@@ -54,7 +54,7 @@ def test_a_value_reaches_the_program_and_nothing_else(fleet: Fleet, tmp_path: Pa
     assert {"TOKEN", "FROM_FILE"} <= set(str(told).replace("'", " ").split())
     logs = [fleet.log("coordinator"), fleet.log("alpha")]
     require_nowhere(tmp_path, said.stdout, said.stderr, *answers(fleet), *logs)
-    fleet.end_worker("alpha")
+    fleet.end("alpha")
     fleet.start_worker("alpha")  # its hello tells of the workload again
     fleet.cli("stop", "one")
     require_nowhere(tmp_path, *answers(fleet), fleet.log("alpha"))
@@ -72,7 +72,7 @@ def test_a_command_that_waits_keeps_its_values_across_a_restart(empty_fleet: Fle
     assert dict(workload.spec.secret_environment) == {"TOKEN": "", "FROM_FILE": ""}
     assert dict(command.operation.run.spec.secret_environment) == {"TOKEN": "", "FROM_FILE": ""}
     fleet.processes["alpha"].wait(30)
-    fleet.end_worker("alpha")
+    fleet.end("alpha")
     fleet.kill_coordinator()
     require_nowhere(tmp_path)
     fleet.start_coordinator()
@@ -89,6 +89,7 @@ def test_a_command_that_waits_keeps_its_values_across_a_restart(empty_fleet: Fle
     fleet.cli("stop", "one")
 
 
+@pytest.mark.long
 def test_what_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     program = ["--", "true"]
     fleet.refuse("run", "--env-secret", "NOT_SET_HERE", *program, code=2, match="not set in this environment")

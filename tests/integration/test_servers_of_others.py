@@ -76,6 +76,7 @@ def test_it_sleeps_and_wakes_by_its_own_policy_and_hooks(model: Model) -> None:
     model.require_running()
 
 
+@pytest.mark.long
 def test_a_hook_that_can_not_be_called_is_refused_at_once(alpha: LocalHost, hooks: Path) -> None:
     hooks.write_text(json.dumps([{"name": "engine", "vllm": {"url": "https://127.0.0.1"}}]))
     refused = alpha.exec("--gpus", "0", "--hooks", str(hooks), "--", "true")

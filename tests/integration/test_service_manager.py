@@ -59,10 +59,11 @@ def test_a_worker_says_when_it_serves_lives_and_ends(fleet: Fleet, told: Queue[s
     fleet.cli("wait", "show", "--for", "ended")
     output = b"".join(fleet.client.output("show")).decode()
     assert output.strip() == str({"NOTIFY_SOCKET": None, "WATCHDOG_USEC": None})
-    fleet.end_worker("beta", signal.SIGTERM)
+    fleet.end("beta", signal.SIGTERM)
     expect(told, "STOPPING=1")
 
 
+@pytest.mark.long
 def test_a_stopped_worker_shows_no_life(empty_fleet: Fleet, told: Queue[str]) -> None:
     empty_fleet.start_worker("alpha", 1)
     process = empty_fleet.processes["alpha"]

@@ -34,7 +34,7 @@ def test_a_gpu_offers_what_a_sleeping_workload_leaves(empty_fleet: Fleet, restar
     model.start()
     assert reason(model.suspend("offload+keep_running")) == "SUCCEEDED"
     if restarts:
-        fleet.end_worker(WORKER)
+        fleet.end(WORKER)
         fleet.start_worker(WORKER)
     fleet.wait(lambda: fleet.client.gpus()[0].lease.asleep_bytes == CONTEXT_BYTES)
     sleep = ["--", "sleep", "60"]
@@ -53,6 +53,7 @@ def test_a_gpu_offers_what_a_sleeping_workload_leaves(empty_fleet: Fleet, restar
     fleet.wait(lambda: not fleet.client.gpus()[0].lease.HasField("asleep_bytes"))
 
 
+@pytest.mark.long
 def test_a_workload_that_would_keep_most_of_its_gpu_stays_awake(empty_fleet: Fleet) -> None:
     worker_with(empty_fleet, 3 * CONTEXT_BYTES // 2)
     model = Model(empty_fleet, "chat")
@@ -64,6 +65,7 @@ def test_a_workload_that_would_keep_most_of_its_gpu_stays_awake(empty_fleet: Fle
     assert reason(model.suspend("offload+cuda_suspend")) == "SUCCEEDED"
 
 
+@pytest.mark.long
 def test_offloaded_weights_count_as_parked_and_make_room_for_others(empty_fleet: Fleet) -> None:
     fleet = empty_fleet
     limit = FULL_BYTES + 2 * MIB  # of the second one, only the framework knows how little it would move
@@ -82,6 +84,7 @@ def test_offloaded_weights_count_as_parked_and_make_room_for_others(empty_fleet:
     assert models["a"].state_name in ("CHECKPOINTED", "STOPPED")
 
 
+@pytest.mark.long
 def test_offloaded_weights_do_not_exceed_the_limit_of_parked_memory(empty_fleet: Fleet) -> None:
     empty_fleet.start_worker(WORKER, settings=f'parked_memory_limit = "{FULL_BYTES - 1}B"')
     model = Model(empty_fleet, "chat")

@@ -295,7 +295,7 @@ def test_a_restarted_worker_wakes_whatever_was_parked(
         del models["offload+checkpoint"]
     for policy, model in models.items():
         assert model.suspend(policy).result.policy
-    fleet.end_worker(WORKER, number)
+    fleet.end(WORKER, number)
     fleet.start_worker(WORKER, settings=leave)
     for policy, model in models.items():
         weights, process = policy.split("+")
@@ -305,7 +305,7 @@ def test_a_restarted_worker_wakes_whatever_was_parked(
             model.wait_served()
             model.require_running()
             assert (model.state()["pid"] == model.pid) == (process != "stop")
-    fleet.end_worker(WORKER, signal.SIGTERM)
+    fleet.end(WORKER, signal.SIGTERM)
     fleet.start_worker(WORKER)
 
 

@@ -91,6 +91,7 @@ def test_a_suspend_right_after_a_run_waits_until_the_workload_is_ready(fleet: Fl
     assert "workload one is RUNNING and ready" in fleet.cli("get", "events", "one").stdout
 
 
+@pytest.mark.long
 def test_a_workload_of_several_gpus_moves_as_one(fleet: Fleet) -> None:
     fleet.run_counter("pair", gpus=2)
     fleet.cli("remap", "pair", "--to", "alpha/2,alpha/3")

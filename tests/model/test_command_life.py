@@ -460,7 +460,7 @@ class CommandLife(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=50,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,

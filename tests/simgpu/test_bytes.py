@@ -370,7 +370,7 @@ def test_on_an_exclusive_gpu_a_gpu_that_is_given_away_before_the_checkpoint_corr
     assert not first.holds(mine, MIB, 1), "the newcomer had overwritten it"
 
 
-@pytest.mark.parametrize("call", ["checkpoint", "restore"])
+@pytest.mark.parametrize("call", ["checkpoint", pytest.param("restore", marks=pytest.mark.long)])
 def test_a_controller_killed_while_bytes_move_leaves_a_whole_process(
     host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram, call: str
 ) -> None:
@@ -589,6 +589,7 @@ def test_a_stopped_target_keeps_its_bytes_and_the_call_waits(controller: Program
     assert target.holds(address, MIB, 7)
 
 
+@pytest.mark.long
 def test_moves_in_parallel_on_one_gpu_keep_all_bytes(
     host: SimulatedHost, start_program: StartProgram
 ) -> None:

@@ -225,6 +225,7 @@ def test_a_stopped_target_answers_no_call_until_it_goes_on(controller: Program, 
     assert controller.answer() == [SUCCESS, RUNNING]
 
 
+@pytest.mark.long
 def test_a_killed_controller_of_a_stopped_target_holds_nobody_up(
     host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
 ) -> None:
@@ -250,7 +251,14 @@ def test_a_stopped_target_that_is_killed_ends_the_call(controller: Program, targ
     assert controller.answer()[0] == OPERATING_SYSTEM
 
 
-@pytest.mark.parametrize("call", ["get_state", "lock", "unlock"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("get_state", marks=pytest.mark.long),
+        "lock",
+        pytest.param("unlock", marks=pytest.mark.long),
+    ],
+)
 def test_a_frozen_target_answers_no_call_until_it_is_thawed(
     controller: Program, target: Program, freezer: ControlGroup, call: str
 ) -> None:

@@ -150,6 +150,7 @@ def test_processes_are_marked_by_command(host: SimulatedHost, controller: Progra
     assert controller.checkpoint(target.pid) == 0
 
 
+@pytest.mark.long
 def test_processes_become_peers_by_command(
     host: SimulatedHost, target: Program, start_program: StartProgram
 ) -> None:
@@ -162,6 +163,7 @@ def test_processes_become_peers_by_command(
     assert "peers" not in simgpu("show", *where).stdout
 
 
+@pytest.mark.long
 def test_a_target_can_be_made_to_die_later_by_command(
     host: SimulatedHost, controller: Program, target: Program
 ) -> None:

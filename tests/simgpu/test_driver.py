@@ -10,6 +10,8 @@ import pytest
 from cuda.bindings import driver
 from leasehold_simgpu import CHIPS, SimulatedHost
 
+from tests.grids import grid
+
 from .conftest import MakeHost, StartProgram
 from .programs import (
     COUNTER,
@@ -38,7 +40,7 @@ def test_cuda_ends_at_a_fork(target: Program) -> None:
     target.memory_info()
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", grid(CHIPS, "H100", "L4"))
 def test_every_chip_is_told_as_it_is(make_host: MakeHost, start_program: StartProgram, chip: str) -> None:
     host = make_host(gpus=1, chip=chip)
     program = start_program(host)
@@ -288,6 +290,7 @@ def visible(host: SimulatedHost, start_program: StartProgram, value: str) -> lis
     return [index[uuid] for uuid in program.device_uuids()]
 
 
+@pytest.mark.long
 def test_cuda_visible_devices(host: SimulatedHost, start_program: StartProgram) -> None:
     """Most entries were seen on 580.159.04 with one GPU."""
     uuids = [gpu.uuid for gpu in host.gpus]
@@ -318,6 +321,7 @@ def test_cuda_visible_devices(host: SimulatedHost, start_program: StartProgram) 
         assert visible(host, start_program, value) == gpus, value
 
 
+@pytest.mark.long
 def test_an_index_of_cuda_visible_devices_is_read_like_atoi(
     host: SimulatedHost, start_program: StartProgram
 ) -> None:
@@ -330,6 +334,7 @@ def test_an_index_of_cuda_visible_devices_is_read_like_atoi(
     assert visible(host, start_program, "1x,02 y") == [1, 2]
 
 
+@pytest.mark.long
 def test_a_gpu_that_is_named_twice_is_an_invalid_device(
     host: SimulatedHost, start_program: StartProgram
 ) -> None:

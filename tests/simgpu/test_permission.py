@@ -63,11 +63,11 @@ def call_all(controller: Program, pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("capabilities", "permitted"),
     [
-        ((), {NOBODY}),
+        pytest.param((), {NOBODY}, marks=pytest.mark.long),
         (("sys_ptrace",), {NOBODY}),
-        (("dac_override",), {NOBODY}),
-        (("sys_ptrace", "dac_read_search"), {NOBODY}),
-        (("sys_ptrace", "kill", "setuid", "setgid", "chown"), {NOBODY}),
+        pytest.param(("dac_override",), {NOBODY}, marks=pytest.mark.long),
+        pytest.param(("sys_ptrace", "dac_read_search"), {NOBODY}, marks=pytest.mark.long),
+        pytest.param(("sys_ptrace", "kill", "setuid", "setgid", "chown"), {NOBODY}, marks=pytest.mark.long),
         (("sys_ptrace", "dac_override"), {NOBODY, DAEMON, ROOT}),
     ],
 )

@@ -139,7 +139,15 @@ def test_memory_that_was_closed_before_the_suspend_does_no_harm(
 
 
 @pytest.mark.parametrize(
-    "call", ["get_state", "restore_thread_id", "lock", "checkpoint", "restore", "unlock"]
+    "call",
+    [
+        "get_state",
+        pytest.param("restore_thread_id", marks=pytest.mark.long),
+        "lock",
+        pytest.param("checkpoint", marks=pytest.mark.long),
+        pytest.param("restore", marks=pytest.mark.long),
+        pytest.param("unlock", marks=pytest.mark.long),
+    ],
 )
 def test_every_call_on_a_process_waits_while_a_peer_is_locked(
     host: SimulatedHost, controller: Program, target: Program, peer: Program, call: str
@@ -168,6 +176,7 @@ def test_a_call_is_carried_out_once_the_peer_runs(
     assert controller.answer() == SUCCESS
 
 
+@pytest.mark.long
 def test_peers_that_were_locked_at_once_can_not_be_called_any_more(
     host: SimulatedHost, controller: Program, target: Program, peer: Program, start_program: StartProgram
 ) -> None:
@@ -199,6 +208,7 @@ def test_a_target_can_die_seconds_after_the_call_that_killed_it(
     assert target.is_waiting()
 
 
+@pytest.mark.long
 def test_a_target_dies_in_its_time_although_the_controller_has_ended(
     host: SimulatedHost, controller: Program, target: Program
 ) -> None:

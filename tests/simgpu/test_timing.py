@@ -104,6 +104,7 @@ def kill_in(call: str, host: SimulatedHost, controller: Program, target: Program
     controller.kill()
 
 
+@pytest.mark.long
 def test_a_target_finishes_the_checkpoint_of_a_killed_controller(
     host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_target_finishes_the_checkpoint_of_a_killed_controller(
     assert target.holds(address, MIB, 7)
 
 
+@pytest.mark.long
 def test_a_target_finishes_the_restore_of_a_killed_controller(
     host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
 ) -> None:

@@ -7,7 +7,6 @@ requests is in :mod:`.vllm_engine`.
 
 import json
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -48,7 +47,8 @@ class ScriptedServer:
         calls: What was asked, in order, as "METHOD TARGET", and " BODY" where there was one.
         answers: Statuses that the next calls of a path get instead, one each; 0 breaks the connection.
         held: Paths whose calls are not answered before the server stops.
-        slow: Seconds that calls of a path take. Others wait meanwhile, as they would for a scheduler.
+        slow: Paths whose calls are carried out once the next call has arrived. The next call waits meanwhile,
+            as it would for a scheduler.
         deaf_to: Paths whose calls are carried out, and whose answer is lost.
         device_bytes: What NVML would list for it.
     """
@@ -59,9 +59,10 @@ class ScriptedServer:
         self.answers: dict[str, list[int]] = {}
         self.held: set[str] = set()
         self.deaf_to: set[str] = set()
-        self.slow: dict[str, float] = {}
+        self.slow: set[str] = set()
         self.device_bytes = TOTAL_BYTES
-        self._lock = threading.Lock()
+        self._arrived = threading.Condition()
+        self._serving = threading.Lock()
         self._called = threading.Event()
         self._released = threading.Event()
         self._pending_answers: list[Pending] = []
@@ -100,8 +101,10 @@ class ScriptedServer:
     def answer(self, method: str, target: str, body: bytes) -> "Answer":
         """The status and body of an answer. None: the connection breaks."""
         path = urlsplit(target).path
-        with self._lock:
+        with self._arrived:
             self.calls.append(" ".join([method, target, *([body.decode()] if body else [])]))
+            number = len(self.calls)
+            self._arrived.notify_all()
             scripted = self.answers.get(path)
             status = scripted.pop(0) if scripted else None
         self._called.set()
@@ -110,8 +113,10 @@ class ScriptedServer:
             return None
         if status is not None:
             return (status, {"detail": "as scripted"}) if status else None
-        with self._lock:
-            time.sleep(self.slow.get(path, 0.0))
+        with self._serving:
+            if path in self.slow:
+                with self._arrived:
+                    self._arrived.wait_for(lambda: len(self.calls) > number, 60)
             answer = self.serve(method, target, body)
             if isinstance(answer, Pending):
                 self._pending_answers.append(answer)

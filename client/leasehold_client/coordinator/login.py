@@ -1,12 +1,13 @@
 """The first certificate of a user or a service, by a join token, and the renewal of a certificate.
 
-A new key is stored before a request for it is sent. After a lost answer, the same key gets the same
-certificate. A request for another key would look like that of a thief.
+A new key is stored before a request for it is sent. After a lost answer, a new request with the same key gets
+the same certificate. A request for another key would look like that of a thief.
 """
 
 import base64
 import binascii
 import hashlib
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar, cast
@@ -16,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import AttributeOID
 from google.protobuf.message import DecodeError
 from leasehold.v1.enrolment_service_pb2 import (
     IssuedCertificate,
@@ -34,6 +36,9 @@ TICKET_LIMIT: Final = 65_536
 """Most characters of a join token."""
 
 CALL_TIMEOUT_S: Final = 10.0
+NONCE_BYTES: Final = 16
+OPTIONS: Final = (("grpc.enable_retries", 0),)
+"""gRPC repeats no join by itself: it would send the same certificate request again."""
 
 Answer = TypeVar("Answer")
 
@@ -106,7 +111,7 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
         write(contexts.put(context))
         request = JoinRequest(secret=ticket.secret, identity=identity, csr=signing_request(context.next_key))
         credentials = grpc.ssl_channel_credentials(as_pem(ticket.ca_certificates).encode())
-        with grpc.secure_channel(ticket.address, credentials) as channel:
+        with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
             response = _call(
                 lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S), ticket.address
             )
@@ -181,7 +186,9 @@ def new_key() -> str:
 
 
 def signing_request(key: str) -> bytes:
-    """A certificate signing request in DER. It proves the possession of the key, and has no name.
+    """A new certificate signing request in DER. It proves the possession of the key, and has no name.
+
+    Each request has a random nonce, since the coordinator accepts a request of a join only once.
 
     Raises:
         UsageError: The key is damaged.
@@ -193,6 +200,8 @@ def signing_request(key: str) -> bytes:
     except ValueError as error:
         raise UsageError(f"a key of the contexts is damaged ({error}): delete the context") from None
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    nonce = secrets.token_hex(NONCE_BYTES).encode()
+    request = request.add_attribute(AttributeOID.UNSTRUCTURED_NAME, nonce)
     return request.sign(loaded, hashes.SHA256()).public_bytes(Encoding.DER)
 
 

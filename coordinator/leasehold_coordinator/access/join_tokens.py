@@ -24,18 +24,31 @@ _PATTERN: Final = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._@*?-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """The join of one key.
+
+    Attributes:
+        identity: Who joined.
+        requests: Digests of the certificate requests that got the certificate, each of which got it once.
+    """
+
+    identity: str
+    requests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredJoinToken:
     """A join token.
 
     Attributes:
         token: What clients see of the token.
         secret_digest: SHA-256 of the secret.
-        joins: The identities that joined, by SHA-256 of their public keys.
+        joins: The joins, by SHA-256 of their public keys.
     """
 
     token: JoinToken
     secret_digest: bytes
-    joins: Mapping[bytes, str] = field(default_factory=dict)
+    joins: Mapping[bytes, Join] = field(default_factory=dict)
 
     def permits(self, identity: Identity) -> bool:
         """Whether the identity may join by the token."""
@@ -45,12 +58,19 @@ class StoredJoinToken:
         """Whether the token is refused at a time, in nanoseconds of the Unix epoch."""
         return self.token.expire_time.ToNanoseconds() <= now_ns
 
-    def used(self, key_digest: bytes, identity: Identity) -> "StoredJoinToken":
-        """The token after a join."""
+    def used(self, key_digest: bytes, identity: Identity, request: bytes) -> "StoredJoinToken":
+        """The token after a join by a request with this digest."""
         token = JoinToken()
         token.CopyFrom(self.token)
         token.uses_left -= 1
-        return replace(self, token=token, joins={**self.joins, key_digest: str(identity)})
+        return replace(self, token=token, joins={**self.joins, key_digest: Join(str(identity), (request,))})
+
+    def repeated(self, key_digest: bytes, request: bytes) -> "StoredJoinToken":
+        """The token after a further request of a key that has joined."""
+        join = self.joins[key_digest]
+        return replace(
+            self, joins={**self.joins, key_digest: replace(join, requests=(*join.requests, request))}
+        )
 
 
 @final

@@ -1,10 +1,10 @@
-"""The role that each method needs, and the fields that name resources. A method without a row is refused."""
+"""Who may call each method, and the fields that name resources. A method without a row is refused."""
 
 from typing import Final
 
-from leasehold_coordinator.access.roles import Role
+from leasehold_coordinator.access.roles import Credential, Role
 
-_ROWS: Final[dict[str, dict[str, tuple[Role, *tuple[str, ...]]]]] = {
+_ROWS: Final[dict[str, dict[str, tuple[Role | Credential, *tuple[str, ...]]]]] = {
     "leasehold.v1.FleetService": {
         "GetWorker": (Role.VIEWER, "worker/worker"),
         "ListWorkers": (Role.VIEWER,),
@@ -80,7 +80,10 @@ _ROWS: Final[dict[str, dict[str, tuple[Role, *tuple[str, ...]]]]] = {
         "DeleteJoinToken": (Role.ADMIN, "join_token/join_token_id"),
         "UnbindGpu": (Role.ADMIN, "gpu/gpu_uuid"),
     },
-    "leasehold.v1.RenewalService": {"RenewCertificate": (Role.NONE,)},
+    "leasehold.v1.JoinService": {
+        "Join": (Credential.JOIN_TOKEN, "identity/identity", "worker/worker_id", "gpu/gpu_uuids"),
+    },
+    "leasehold.v1.RenewalService": {"RenewCertificate": (Credential.IDENTITY,)},
     "leasehold.v1.CertificateService": {
         "ListCertificates": (Role.ADMIN,),
         "RevokeCertificate": (Role.ADMIN, "certificate/serial"),
@@ -97,6 +100,13 @@ _ROWS: Final[dict[str, dict[str, tuple[Role, *tuple[str, ...]]]]] = {
         "ListBindings": (Role.ADMIN,),
         "WhoAmI": (Role.NONE,),
     },
+    "leasehold.worker.v1.SessionService": {"Connect": (Credential.WORKER,)},
+    "leasehold.local.v1.LocalService": {
+        "Claim": (Credential.HOST_USER,),
+        "List": (Credential.HOST_USER,),
+        "Release": (Credential.HOST_USER,),
+        "ServeKernel": (Credential.HOST_USER,),
+    },
     "grpc.health.v1.Health": {
         "Check": (Role.VIEWER,),
         "List": (Role.VIEWER,),
@@ -108,12 +118,18 @@ _ROWS: Final[dict[str, dict[str, tuple[Role, *tuple[str, ...]]]]] = {
 METHODS: Final = {
     f"/{service}/{method}": row[0] for service, methods in _ROWS.items() for method, row in methods.items()
 }
-"""The weakest role that may call a method, by the method's full name."""
+"""The weakest role or the credential that may call a method, by the method's full name."""
 
 NAMES: Final = {
-    f"/{service}/{method}": row[1:] for service, methods in _ROWS.items() for method, row in methods.items()
+    f"/{service}/{method}": row[1:]
+    for service, methods in _ROWS.items()
+    for method, row in methods.items()
+    if row[0] is not Credential.HOST_USER
 }
-"""The fields of a method's request that name resources, each as KIND/PATH, by the method's full name."""
+"""The fields of a method's request that name resources, each as KIND/PATH, by the method's full name.
+
+Every method of the coordinator is a key.
+"""
 
 _READING_VERBS: Final = ("Get", "List", "Watch")
 _READING: Final = frozenset(
@@ -123,7 +139,22 @@ _READING: Final = frozenset(
 
 CHANGES: Final = frozenset(
     method
-    for method in METHODS
+    for method in NAMES
     if not (name := method.rpartition("/")[2]).startswith(_READING_VERBS) and name not in _READING
 )
-"""The methods that change something, by full name. Each change writes a row of the audit."""
+"""The methods of the coordinator that change something, by full name. Each change writes an audit row."""
+
+
+def permits(method: str, held: Role | Credential) -> bool:
+    """Whether a caller with a role or a credential may call a method.
+
+    Args:
+        method: Full name of the method. A method without a row is permitted to nobody.
+        held: The role of a client, or the credential of another caller.
+    """
+    needed = METHODS.get(method)
+    if needed is Credential.IDENTITY:
+        return isinstance(held, Role) or held is Credential.WORKER
+    if isinstance(needed, Role):
+        return isinstance(held, Role) and held >= needed
+    return held is needed

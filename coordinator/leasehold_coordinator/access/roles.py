@@ -1,6 +1,6 @@
-"""The roles of callers."""
+"""The roles of clients, and the credentials of other callers."""
 
-from enum import IntEnum, unique
+from enum import Enum, IntEnum, unique
 
 
 @unique
@@ -13,3 +13,17 @@ class Role(IntEnum):
     USER = 2
     OPERATOR = 3
     ADMIN = 4
+
+
+@unique
+class Credential(Enum):
+    """What a method requires of its caller instead of a role of clients."""
+
+    IDENTITY = "identity"
+    """Any identity, of a client or a worker. No role is needed."""
+    WORKER = "worker"
+    """A worker's certificate, or the token of workers. This is the role ``worker`` of docs/security.md."""
+    JOIN_TOKEN = "join token"  # noqa: S105 - the name of the credential
+    """A join token. The caller has no identity yet."""
+    HOST_USER = "user of a worker's host"
+    """A Unix user at the socket of a worker. No listener of the coordinator has these methods."""

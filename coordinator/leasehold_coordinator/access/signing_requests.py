@@ -1,6 +1,10 @@
-"""Certificate signing requests (PKCS #10), of which only the public key is used. Pure."""
+"""Certificate signing requests (PKCS #10). Pure.
+
+Only the public key of a request gets into a certificate. The digest of a request tells a repeated one.
+"""
 
 import hashlib
+from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -11,8 +15,22 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 SIZE_LIMIT_BYTES: Final = 4_096
 
 
-def read_public_key(csr: bytes) -> ec.EllipticCurvePublicKey:
-    """The public key of a request, which proves that its sender has the private key.
+@dataclass(frozen=True, slots=True)
+class SigningRequest:
+    """A request whose signer has the private key.
+
+    Attributes:
+        key: The public key.
+        digest: SHA-256 of the signed part, without the signature: anybody can make a second valid signature
+            from an ECDSA signature.
+    """
+
+    key: ec.EllipticCurvePublicKey
+    digest: bytes
+
+
+def read_request(csr: bytes) -> SigningRequest:
+    """Reads a request.
 
     Args:
         csr: The request, in DER.
@@ -27,12 +45,12 @@ def read_public_key(csr: bytes) -> ec.EllipticCurvePublicKey:
         key = request.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise ValueError("its key is not on the curve P-256")  # noqa: TRY004 - as for malformed bytes
-        is_signed = request.is_signature_valid
+        is_signed, digest = request.is_signature_valid, hashlib.sha256(request.tbs_certrequest_bytes).digest()
     except (UnsupportedAlgorithm, InvalidSignature) as error:
         raise ValueError("its algorithm is not supported") from error
     if not is_signed:
         raise ValueError("its own key did not sign it")
-    return key
+    return SigningRequest(key, digest)
 
 
 def key_digest(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -9,7 +9,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
-from leasehold_coordinator.access.methods import METHODS
+from leasehold_coordinator.access.methods import METHODS, permits
 from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.errors import FleetError, invalid
 
@@ -70,11 +70,11 @@ def require_role(method: str, caller: Caller) -> None:
     Raises:
         FleetError: NOT_PERMITTED.
     """
-    needed = METHODS.get(method)
     # A service without permission learns nothing of the user, not even by a method that needs no role.
     may_act = caller.on_behalf_of is None or caller.role is not Role.NONE
-    if needed is not None and caller.role >= needed and may_act:
+    if permits(method, caller.role) and may_act:
         return
+    needed = METHODS.get(method)
     if caller.on_behalf_of is not None and caller.role is Role.NONE:
         message = (
             f"{caller.identity} may not act for {caller.on_behalf_of}, or one of them has no role: an admin "
@@ -85,7 +85,7 @@ def require_role(method: str, caller: Caller) -> None:
         message = (
             f"{caller.identity} has no role: ask an admin for `leasehold access grant user {caller.identity}`"
         )
-    elif needed is None:
+    elif not isinstance(needed, Role):
         message = f"no role may call {method}"
     else:
         name, role = method.rpartition("/")[2], needed.name.lower()

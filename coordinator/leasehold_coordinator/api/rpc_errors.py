@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, final
 import grpc
 from google.protobuf.message import DecodeError, Message
 from leasehold.v1 import errors_pb2
-from leasehold.worker.v1 import session_pb2
 
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.named_resources import named_resources
@@ -58,9 +57,6 @@ LONG_CALLS: Final = (
 )
 """Unary calls that change nothing and wait for a worker. They end with the caller's role, as streams do."""
 
-WORKERS: Final = session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name
-"""The service for workers, which limits its calls itself."""
-
 Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Work: TypeAlias = Callable[[Any, Context], Awaitable[object]]
@@ -84,7 +80,7 @@ class Authenticator(Protocol):
 
 @final
 class Border(grpc.aio.ServerInterceptor):
-    """Intercepts calls of every service, except the service for workers.
+    """Intercepts the calls of a listener for clients.
 
     Args:
         authentication: Establishes the callers.
@@ -136,8 +132,8 @@ class Border(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if method not in self._handlers:
             found = await continuation(handler_call_details)
-            if found is None or method.startswith(f"/{WORKERS}/"):
-                return found
+            if found is None:
+                return None
             self._handlers[method] = self._within(method, found)
         return self._handlers[method]
 
@@ -290,9 +286,7 @@ def _one_request(
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def work(_: object, context: Context) -> object:
-        request = await _read(context, bounds)
-        if isinstance(request, Message):
-            note_request(method, request)  # a refusal names its resources
+        request = await _read(method, context, bounds)
         check_again(method)
         responses = respond(request, context)
         if not handler.response_streaming:
@@ -321,15 +315,17 @@ async def _write_all(responses: AsyncGenerator[object], context: Context) -> Non
             await context.write(response)
 
 
-async def _read(context: Context, bounds: CallerBounds) -> object:
+async def _read(method: str, context: Context, bounds: CallerBounds) -> object:
     """The request of a call.
 
     Raises:
         FleetError: INVALID_ARGUMENT, the request is late or malformed.
     """
     request = await _receive(context, bounds)
-    if isinstance(request, Message) and (problem := find_problem(request)):
-        raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
+    if isinstance(request, Message):
+        note_request(method, request)  # a refusal names its resources
+        if problem := find_problem(request):
+            raise invalid(problem.path, f"invalid {problem.path}: {problem.text}")
     return request
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, final
 
-from cryptography.hazmat.primitives.asymmetric import ec
 from leasehold.v1 import errors_pb2
 from leasehold.v1.enrolment_service_pb2 import (
     IssuedCertificate,
@@ -23,14 +22,19 @@ from leasehold_coordinator.access.authority import CLOCK_DIFFERENCE
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.access.failure_limits import FailureLimits
-from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.join_tokens import StoredJoinToken
-from leasehold_coordinator.access.signing_requests import certificate_key_digest, key_digest, read_public_key
+from leasehold_coordinator.access.signing_requests import certificate_key_digest, key_digest
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
-from leasehold_coordinator.core.field_rules import GPU_LIMIT
-from leasehold_coordinator.core.hello_rules import check_id, check_name
-from leasehold_coordinator.core.worker_registry import EPOCH_JUMP_LIMIT
-from leasehold_coordinator.errors import FleetError, invalid
+from leasehold_coordinator.commands.join_requests import (
+    REQUEST_LIMIT,
+    exhausted,
+    read_csr,
+    read_join,
+    replayed,
+    unknown_token,
+)
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import call_rows
 from leasehold_coordinator.fleet.bound_workers import check_own_id
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -91,7 +95,7 @@ class Enrolment:
         """
         wait_s = self._failures.wait_s(address, time.monotonic())
         if wait_s and self._find(request.secret) is None:  # hosts behind one address keep out nobody
-            self._fleet.audit.note(_refusal(), JOIN, address, resources=[request.identity])
+            self._fleet.audit.note(unknown_token(), JOIN, address, resources=[request.identity])
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
                 f"too many joins from this address failed: try again in {wait_s:.0f} s",
@@ -115,13 +119,18 @@ class Enrolment:
         async with self._fleet.enrolling:
             token = self._find(request.secret)
             if token is None:
-                raise _refusal()
-            identity, key = _read(request, token)
-            digest = key_digest(key)
+                raise unknown_token()
+            identity, signed = read_join(request, token)
+            digest = key_digest(signed.key)
+            audited = call_rows(Caller(identity, address), JOIN, request, str(identity))
             if digest in token.joins:
-                return identity, self._issued_before(token, identity, digest)
+                issued = self._issued_before(token, identity, digest, signed.digest)
+                repeated = token.repeated(digest, signed.digest)
+                await self._fleet.store.write(join_token_row(repeated), *audited)
+                self._fleet.join_tokens.put(repeated)
+                return identity, issued
             if token.token.uses_left < 1:
-                raise _refusal()
+                raise unknown_token()
             live = [one.serial for one in self._certificates.registry.of(identity) if self._is_live(one)]
             if live and not token.token.replace:
                 raise FleetError(
@@ -129,16 +138,16 @@ class Enrolment:
                     f"{identity} has a valid certificate: take another name, or replace the certificate with "
                     f"a token of `leasehold token create --{identity.kind} {identity.name} --replace`",
                 )
-            used = token.used(digest, identity)
+            used = token.used(digest, identity, signed.digest)
             rows: list[Change] = [join_token_row(used)]
             binding = self._bind(request, identity.name) if identity.kind is Kind.WORKER else None
             if binding is not None:
                 rows.append(binding_row(binding))
             event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
             rows.append(event_row(event))
-            rows += call_rows(Caller(identity, address), JOIN, request, str(identity))
+            rows += audited
             with self._bound(binding):
-                issued = await self._certificates.issue(key, identity, replaced=live, rows=rows)
+                issued = await self._certificates.issue(signed.key, identity, replaced=live, rows=rows)
             self._fleet.join_tokens.put(used)
             self._fleet.events.publish(event)
             return identity, issued
@@ -169,13 +178,30 @@ class Enrolment:
                 bindings.put(before)
             raise
 
-    def _issued_before(self, token: StoredJoinToken, identity: Identity, digest: bytes) -> ClientCertificate:
-        """The certificate that an earlier join with the same secret and key got."""
+    def _issued_before(
+        self, token: StoredJoinToken, identity: Identity, digest: bytes, request: bytes
+    ) -> ClientCertificate:
+        """The certificate that an earlier join with the same secret and key got.
+
+        Args:
+            token: The token.
+            identity: Who joins.
+            digest: SHA-256 of the public key.
+            request: The digest of the certificate request.
+
+        Raises:
+            FleetError: JOIN_REFUSED, for example of a request that got the certificate before.
+        """
+        join = token.joins[digest]
+        if request in join.requests:
+            raise replayed(identity)
+        if len(join.requests) >= REQUEST_LIMIT:
+            raise exhausted(identity)
         for one in self._certificates.registry.of(identity):
-            is_same = token.joins[digest] == str(identity) and certificate_key_digest(one.der) == digest
+            is_same = join.identity == str(identity) and certificate_key_digest(one.der) == digest
             if is_same and self._is_live(one):
                 return one
-        raise _refusal()
+        raise unknown_token()
 
     def _is_live(self, certificate: ClientCertificate) -> bool:
         has_expired = certificate.not_after.timestamp() * 1e9 <= self._fleet.store.highest_time_ns
@@ -218,7 +244,7 @@ class Enrolment:
                     f"{caller.identity} did not call with a certificate of the coordinator's authority, and "
                     "only that can be renewed",
                 )
-            key = _public_key(request.csr)
+            key = read_csr(request.csr).key
             for successor in registry.successors(present.serial):
                 if certificate_key_digest(successor.der) == key_digest(key):
                     return successor
@@ -265,52 +291,3 @@ def _time_of_life_ns(certificate: ClientCertificate, part: float) -> int:
 
 def _renewable_from(certificate: ClientCertificate) -> int:
     return _time_of_life_ns(certificate, RENEW_FROM)
-
-
-def _refusal() -> FleetError:
-    """The one refusal of every secret that is not valid."""
-    return FleetError(
-        errors_pb2.ERROR_REASON_JOIN_REFUSED,
-        "the join token is unknown, expired or used up: create another one with `leasehold token create`",
-    )
-
-
-def _read(request: JoinRequest, token: StoredJoinToken) -> tuple[Identity, ec.EllipticCurvePublicKey]:
-    """The identity and the key of a request with a valid secret.
-
-    Raises:
-        FleetError: INVALID_ARGUMENT, or IDENTITY_MISMATCH.
-    """
-    try:
-        identity = parse_identity(request.identity)
-    except ValueError as error:
-        raise invalid("identity", str(error)) from error
-    if not token.permits(identity):
-        raise FleetError(
-            errors_pb2.ERROR_REASON_IDENTITY_MISMATCH,
-            f"the join token is for {token.token.identity}, and not for {identity}: use its own token",
-        )
-    if identity.kind is Kind.WORKER:
-        check_name(identity.name)
-        check_id("worker_id", request.worker_id)
-        if len(request.gpu_uuids) > GPU_LIMIT:
-            raise invalid(
-                "gpu_uuids", f"{len(request.gpu_uuids)} GPUs are too many: send at most {GPU_LIMIT}"
-            )
-        for uuid in request.gpu_uuids:
-            check_id("gpu_uuids", uuid)
-        if request.last_epoch > EPOCH_JUMP_LIMIT:
-            raise invalid("last_epoch", f"epoch {request.last_epoch} is impossible: send the real one")
-    return identity, _public_key(request.csr)
-
-
-def _public_key(csr: bytes) -> ec.EllipticCurvePublicKey:
-    """The key of a signing request.
-
-    Raises:
-        FleetError: INVALID_ARGUMENT.
-    """
-    try:
-        return read_public_key(csr)
-    except ValueError as error:
-        raise invalid("csr", f"the certificate signing request is not valid: {error}") from error

@@ -1,22 +1,27 @@
-"""Refusals and logins in the audit: one entry per minute for each caller and method, with a count.
+"""Refusals and logins in the audit: one entry per minute for each caller, method and reason, with a count.
 
 Anybody who reaches a listener can be counted a thousand times per second. So the first refusal of a caller by
-a method becomes an entry at the next tick, and all such refusals of the next minute become the next entry.
-Memory, and the number of entries over time, have bounds. Refusals of further callers count as those of one,
-and those by further methods as those by one. An entry names the first resources of its minute.
+a method for a reason becomes an entry at the next tick, and all such refusals of the next minute become the
+next entry. Memory, and the number of entries over time, have bounds. Refusals of further callers count as
+those of one, and those by further methods as those by one. An entry names the first resources of its minute.
+
+Refusals for lack of a right have places and entries of their own: nobody hides them behind others.
 """
 
 import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto, unique
 from operator import itemgetter
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from leasehold.v1 import audit_pb2, errors_pb2
 from leasehold.v1.audit_pb2 import AuditEntry
+from leasehold.v1.errors_pb2 import ErrorReason
 
 from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.methods import CHANGES
 from leasehold_coordinator.core.allowance import Allowance
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import TEXT_LIMIT, audited_text
@@ -24,7 +29,7 @@ from leasehold_coordinator.storage.rows import AuditRow
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import now_timestamp
 
-REASONS: Final = frozenset(
+RIGHTS: Final = frozenset(
     {
         errors_pb2.ERROR_REASON_UNAUTHENTICATED,
         errors_pb2.ERROR_REASON_NOT_PERMITTED,
@@ -40,12 +45,35 @@ REASONS: Final = frozenset(
 )
 """Reasons of refusals for lack of identity, role or ownership, and of workers that break a rule."""
 
+BOUNDS: Final = frozenset(
+    {
+        errors_pb2.ERROR_REASON_TOO_MANY_BINDINGS,
+        errors_pb2.ERROR_REASON_TOO_MANY_BLOCKS,
+        errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
+        errors_pb2.ERROR_REASON_TOO_MANY_COMMANDS,
+        errors_pb2.ERROR_REASON_TOO_MANY_JOIN_TOKENS,
+        errors_pb2.ERROR_REASON_TOO_MANY_WORKERS,
+    }
+)
+"""Reasons of refusals by a bound of the coordinator."""
+
+FAILURES: Final = frozenset(
+    {
+        errors_pb2.ERROR_REASON_CALL_TIMEOUT,
+        errors_pb2.ERROR_REASON_INTERNAL,
+        errors_pb2.ERROR_REASON_ISSUER_UNAVAILABLE,
+        errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
+        errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+    }
+)
+"""Reasons of calls that failed and were not refused. They have no entry."""
+
 PERIOD_S: Final = 60.0
 CALLER_LIMIT: Final = 64
-"""Callers with an identity, and without one, that are counted apart. All further callers count as one."""
+"""Callers of one sort of entries that are counted apart. All further callers count as one."""
 
 METHOD_LIMIT: Final = 32
-"""Methods of one caller that are counted apart. All further methods count as one."""
+"""Methods and reasons of one caller that are counted apart. Further methods count as one for each reason."""
 
 LOGIN: Final = "login"
 """The method of a login by a token of an issuer, which is no call of its own."""
@@ -55,7 +83,10 @@ OTHER_METHODS: Final = "(other methods)"
 
 ENTRIES_PER_S: Final = 8 / 60
 ENTRY_BURST: Final = 256
-"""Most entries, in the long run and at once, with and without an identity: 2 GB each in 400 days."""
+"""Most entries of a sort, in the long run and at once.
+
+400 days of them take 2 GB, and 4 GB with the longest texts.
+"""
 
 RESOURCE_LIMIT: Final = 8
 """Most resources of an entry. An entry with more of them ends with :data:`MORE`."""
@@ -64,9 +95,22 @@ MORE: Final = "…"
 """Stands for the resources of an entry above a limit."""
 
 
+@unique
+class _Sort(Enum):
+    """The sorts of entries. None takes places of another."""
+
+    UNKNOWN = auto()
+    """Refusals for lack of a right, of callers without an identity."""
+    RIGHTS = auto()
+    """Refusals for lack of a right, of callers with an identity."""
+    LOGINS = auto()
+    REQUESTS = auto()
+    """Refusals for other reasons, of callers with an identity."""
+
+
 @dataclass(slots=True)
 class _Counted:
-    """The refusals or logins of one caller by one method that have no entry yet.
+    """The refusals or logins of one key that have no entry yet.
 
     Attributes:
         entry: The entry of the next write, without the count.
@@ -75,9 +119,9 @@ class _Counted:
         resources: The first of its resources, each once.
     """
 
-    entry: AuditEntry
-    count: int
-    due_s: float
+    entry: AuditEntry = field(default_factory=AuditEntry)
+    count: int = 0
+    due_s: float = 0.0
     resources: dict[str, None] = field(default_factory=dict)
 
     def add_resources(self, resources: Iterable[str]) -> None:
@@ -85,6 +129,13 @@ class _Counted:
         for resource in resources:
             if resource not in self.resources and len(self.resources) <= RESOURCE_LIMIT:
                 self.resources[resource] = None
+
+
+_Who: TypeAlias = tuple[str, str]
+"""Identity and address."""
+
+_What: TypeAlias = tuple[str, str, ErrorReason.ValueType]
+"""Method, the user for whom the caller acted, and the reason."""
 
 
 def _entry_allowance() -> Allowance:
@@ -101,10 +152,9 @@ class AuditRefusals:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._callers: dict[tuple[str, str, int], dict[tuple[str, str], _Counted]] = {}
-        """By identity, address and outcome, then by method and the user for whom the caller acted."""
-        self._allowances = {has_identity: _entry_allowance() for has_identity in (False, True)}
-        """Of callers with and without an identity: nobody without one holds up the others."""
+        self._callers: dict[_Sort, dict[_Who, dict[_What, _Counted]]] = {sort: {} for sort in _Sort}
+        self._allowances = {sort: _entry_allowance() for sort in _Sort}
+        self._allowances[_Sort.LOGINS] = self._allowances[_Sort.RIGHTS]
 
     def note(
         self,
@@ -115,7 +165,10 @@ class AuditRefusals:
         caller: Caller | None = None,
         resources: Iterable[str] = (),
     ) -> None:
-        """Counts a refusal, if its reason is one of :data:`REASONS`. Never waits.
+        """Counts a refusal, unless it needs no entry. Never waits.
+
+        Refusals for :data:`RIGHTS` have entries. So have all refusals of a caller with an identity by a
+        method that changes something, and those for :data:`BOUNDS` by other methods.
 
         Args:
             error: The refusal. Its ``audited`` goes first.
@@ -125,49 +178,54 @@ class AuditRefusals:
             resources: What the caller named, as KIND/NAME each.
         """
         error = error.audited or error
-        if error.reason not in REASONS:
+        if error.reason in RIGHTS:
+            sort = _Sort.RIGHTS if caller is not None else _Sort.UNKNOWN
+        elif caller is not None and (
+            error.reason in BOUNDS or (method in CHANGES and error.reason not in FAILURES)
+        ):
+            sort = _Sort.REQUESTS
+        else:
             return
-        self._count(
-            AuditEntry(
-                identity=str(caller.identity) if caller is not None else "",
-                on_behalf_of=str(caller.on_behalf_of or "") if caller is not None else "",
-                address=address,
-                method=audited_text(method),
-                outcome=audit_pb2.AUDIT_OUTCOME_REFUSED,
-                reason=error.reason,
-                message=audited_text(error.message),
-            ),
-            # A comma ends a resource.
-            (audited_text(resource).replace(",", "\\x2c") for resource in resources),
-        )
+        counted = self._count(sort, caller, address, method, error)
+        # A comma ends a resource.
+        counted.add_resources(audited_text(resource).replace(",", "\\x2c") for resource in resources)
 
     def note_login(self, caller: Caller) -> None:
         """Counts the first call with a token of an issuer. Never waits."""
-        self._count(
-            AuditEntry(
-                identity=str(caller.identity),
-                address=caller.address,
-                method=LOGIN,
-                outcome=audit_pb2.AUDIT_OUTCOME_ALLOWED,
-            )
-        )
+        self._count(_Sort.LOGINS, caller, caller.address, LOGIN, None)
 
-    def _count(self, entry: AuditEntry, resources: Iterable[str] = ()) -> None:
-        """Counts something. The first of its kind gives the entry."""
-        key = (entry.identity, entry.address, entry.outcome)
-        alike = sum(bool(identity) == bool(entry.identity) for identity, _, _ in self._callers)
-        if key not in self._callers and alike >= CALLER_LIMIT:
-            key = ("", OTHERS, entry.outcome)
-            entry.identity, entry.address, entry.on_behalf_of = "", OTHERS, ""
-        methods = self._callers.setdefault(key, {})
-        if (entry.method, entry.on_behalf_of) not in methods and len(methods) >= METHOD_LIMIT:
-            entry.method, entry.on_behalf_of = OTHER_METHODS, ""
-        counted = methods.setdefault((entry.method, entry.on_behalf_of), _Counted(AuditEntry(), 0, 0.0))
+    def _count(
+        self, sort: _Sort, caller: Caller | None, address: str, method: str, error: FleetError | None
+    ) -> _Counted:
+        """Counts something. Only the first of its key makes an entry: a flood must stay cheap."""
+        who = str(caller.identity) if caller is not None else "", address
+        user = str(caller.on_behalf_of or "") if caller is not None else ""
+        reason = error.reason if error is not None else errors_pb2.ERROR_REASON_UNSPECIFIED
+        callers = self._callers[sort]
+        if who not in callers and len(callers) >= CALLER_LIMIT:
+            who, user = ("", OTHERS), ""
+        methods = callers.setdefault(who, {})
+        what = audited_text(method), user, reason
+        if what not in methods and len(methods) >= METHOD_LIMIT:
+            what = OTHER_METHODS, "", reason
+        counted = methods.get(what)
+        if counted is None:
+            counted = methods[what] = _Counted()
         if not counted.count:
-            entry.time.CopyFrom(now_timestamp())
-            counted.entry = entry
+            identity, host = who
+            allowed, refused = audit_pb2.AUDIT_OUTCOME_ALLOWED, audit_pb2.AUDIT_OUTCOME_REFUSED
+            counted.entry = AuditEntry(
+                time=now_timestamp(),
+                identity=identity,
+                address=host,
+                method=what[0],
+                on_behalf_of=what[1],
+                outcome=allowed if error is None else refused,
+                reason=reason,
+                message=audited_text(error.message) if error is not None else "",
+            )
         counted.count += 1
-        counted.add_resources(resources)
+        return counted
 
     async def flush(self, *, is_last: bool = False) -> None:
         """Stores the entries that are due.
@@ -182,8 +240,8 @@ class AuditRefusals:
         due: list[tuple[_Counted, int, dict[str, None]]] = []
         rows: list[AuditRow] = []
         self._forget_idle(now)
-        for has_identity, counted in self._waiting(math.inf if is_last else now):
-            if is_last or self._allowances[has_identity].take(1, now) == 0:
+        for sort, counted in self._waiting(math.inf if is_last else now):
+            if is_last or self._allowances[sort].take(1, now) == 0:
                 counted.entry.count, counted.entry.resource = counted.count, _joined(counted.resources)
                 rows.append(AuditRow(counted.entry))
                 due.append((counted, counted.count, counted.resources))
@@ -201,23 +259,25 @@ class AuditRefusals:
 
     def _forget_idle(self, now: float) -> None:
         """Forgets what had no refusal for a minute."""
-        for key, methods in list(self._callers.items()):
-            for method, counted in list(methods.items()):
-                if not counted.count and counted.due_s <= now:
-                    del methods[method]
-            if not methods:
-                del self._callers[key]
+        for callers in self._callers.values():
+            for who, methods in list(callers.items()):
+                for what, counted in list(methods.items()):
+                    if not counted.count and counted.due_s <= now:
+                        del methods[what]
+                if not methods:
+                    del callers[who]
 
-    def _waiting(self, until: float) -> list[tuple[bool, _Counted]]:
-        """The entries that are due until then, and whether each has an identity: each caller in turn.
+    def _waiting(self, until: float) -> list[tuple[_Sort, _Counted]]:
+        """The entries that are due until then, with their sorts: each caller in turn.
 
         So a caller of many methods does not delay the entries of others.
         """
-        waiting: list[tuple[int, bool, _Counted]] = []
-        for (identity, _, _), methods in self._callers.items():
-            due = (one for one in methods.values() if one.count and one.due_s <= until)
-            waiting += ((place, bool(identity), counted) for place, counted in enumerate(due))
-        return [(has_identity, counted) for _, has_identity, counted in sorted(waiting, key=itemgetter(0))]
+        waiting: list[tuple[int, _Sort, _Counted]] = []
+        for sort, callers in self._callers.items():
+            for methods in callers.values():
+                due = (one for one in methods.values() if one.count and one.due_s <= until)
+                waiting += ((place, sort, counted) for place, counted in enumerate(due))
+        return [(sort, counted) for _, sort, counted in sorted(waiting, key=itemgetter(0))]
 
 
 def _joined(resources: Iterable[str]) -> str:

@@ -8,7 +8,9 @@ import grpc
 
 from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.identities import Kind
+from leasehold_coordinator.access.roles import Credential
 from leasehold_coordinator.api.join_service import JoinService
+from leasehold_coordinator.api.method_gate import MethodGate
 from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
@@ -48,7 +50,9 @@ class EnrolmentListener:
         self.tokens = JoinTokenChanges(fleet, bundle, is_admin)
         self.enrolment = Enrolment(fleet, certificates, bundle, is_admin)
         self._server = grpc.aio.server(
-            options=server_options(CONNECTIONS), maximum_concurrent_rpcs=CONNECTIONS
+            interceptors=[MethodGate(Credential.JOIN_TOKEN, fleet.audit)],
+            options=server_options(CONNECTIONS),
+            maximum_concurrent_rpcs=CONNECTIONS,
         )
         JoinService(self.enrolment).add_to(self._server)
 

@@ -31,6 +31,7 @@ from leasehold.v1 import (
 from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.local_tokens import LocalTokens
+from leasehold_coordinator.access.roles import Credential
 from leasehold_coordinator.api.access_service import AccessService
 from leasehold_coordinator.api.audit_service import AuditService
 from leasehold_coordinator.api.authentication import Authentication
@@ -41,6 +42,7 @@ from leasehold_coordinator.api.enrolment_service import EnrolmentService
 from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.fleet_service import FleetService
 from leasehold_coordinator.api.live_streams import LiveStreams
+from leasehold_coordinator.api.method_gate import MethodGate
 from leasehold_coordinator.api.renewal_service import RenewalService, WorkerRenewals
 from leasehold_coordinator.api.rpc_errors import Border
 from leasehold_coordinator.api.session_service import SessionService
@@ -176,7 +178,9 @@ class Listeners:
             user_priority_limit,
         )
         self._workers = grpc.aio.server(
-            options=server_options(WORKER_CONNECTIONS), maximum_concurrent_rpcs=RPC_LIMIT
+            interceptors=[MethodGate(Credential.WORKER, fleet.audit)],
+            options=server_options(WORKER_CONNECTIONS),
+            maximum_concurrent_rpcs=RPC_LIMIT,
         )
         SessionService(fleet, dispatcher, authentication).add_to(self._workers)
         WorkerRenewals(enrolment.enrolment, authentication, fleet.audit).add_to(self._workers)

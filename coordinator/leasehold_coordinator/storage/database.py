@@ -14,8 +14,8 @@ from typing import Any, Final, final
 
 import sqlalchemy as sa
 
-from leasehold_coordinator.storage.schema import METADATA, NEWEST
 from leasehold_coordinator.storage.store_file import BUSY_TIMEOUT_S, IN_USE, StoreFile, open_file, unusable
+from leasehold_coordinator.storage.tables import make_tables
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ class Database:
                 store_file = undone.enter_context(closing(open_file(path))) if path is not None else None
                 if engine.dialect.name == "sqlite":
                     sa.event.listen(engine, "connect", _set_pragmas)
-                writer = undone.enter_context(closing(_prepare(engine)))
+                writer = undone.enter_context(
+                    closing(_prepare(engine, store_file.path if store_file else None))
+                )
                 if store_file is not None:
                     store_file.found = store_file.identify()
             except (sa.exc.SQLAlchemyError, OSError, ImportError) as error:
@@ -108,13 +110,13 @@ class Database:
             self.file.close()
 
 
-def _prepare(engine: sa.Engine) -> sa.Connection:
+def _prepare(engine: sa.Engine, path: Path | None) -> sa.Connection:
     """The writer's connection to the locked and migrated database."""
     connection = engine.connect()
     try:
         with connection.begin():
             _take_for_us(connection)
-            _migrate(connection)
+            make_tables(connection, path)
     except BaseException:
         connection.close()
         raise
@@ -180,20 +182,3 @@ def _set_pragmas(connection: Any, _record: object) -> None:
 
 def _text(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
-
-
-_VERSION: Final = sa.table("alembic_version", sa.column("version_num"))
-
-
-def _migrate(connection: sa.Connection) -> None:
-    """Creates the tables of a new database, and migrates those of an older release."""
-    tables = sa.inspect(connection).get_table_names()
-    if not tables:
-        METADATA.create_all(connection)
-        connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
-        connection.execute(sa.insert(_VERSION).values(version_num=NEWEST))
-    elif connection.scalar(sa.select(_VERSION.c.version_num)) != NEWEST:
-        # Imported late: the import takes as long as the rest of the start.
-        from leasehold_coordinator.storage.migrate import migrate
-
-        migrate(connection)

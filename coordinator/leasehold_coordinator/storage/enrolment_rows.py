@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError
 from leasehold.v1.enrolment_service_pb2 import JoinToken
 
-from leasehold_coordinator.access.join_tokens import StoredJoinToken
+from leasehold_coordinator.access.join_tokens import Join, StoredJoinToken
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.read_errors import damaged
@@ -16,7 +16,10 @@ from leasehold_coordinator.storage.store import Store
 
 def join_token_row(stored: StoredJoinToken) -> Row:
     """A join token's row."""
-    joins = " ".join(f"{key_digest.hex()}:{identity}" for key_digest, identity in stored.joins.items())
+    joins = " ".join(
+        ":".join((key_digest.hex(), join.identity, *(one.hex() for one in join.requests)))
+        for key_digest, join in stored.joins.items()
+    )
     return Row(
         schema.join_tokens,
         {
@@ -65,11 +68,10 @@ async def read_bindings(store: Store) -> list[WorkerBinding]:
 def _join_token(row: sa.Row[Any]) -> StoredJoinToken:
     try:
         token = JoinToken.FromString(row.record)
-        joins = dict(join.split(":") for join in row.joins.split())
-        return StoredJoinToken(
-            token,
-            row.secret_digest,
-            {bytes.fromhex(key_digest): identity for key_digest, identity in joins.items()},
-        )
+        joins: dict[bytes, Join] = {}
+        for word in row.joins.split():
+            key_digest, identity, *requests = word.split(":")
+            joins[bytes.fromhex(key_digest)] = Join(identity, tuple(map(bytes.fromhex, requests)))
+        return StoredJoinToken(token, row.secret_digest, joins)
     except (DecodeError, ValueError) as error:
         raise damaged(schema.join_tokens, row) from error

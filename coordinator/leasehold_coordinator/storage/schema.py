@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0014"
+NEWEST: Final = "0015"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -142,7 +142,8 @@ join_tokens: Final = Table(
 )
 """Join tokens as ``leasehold.v1.JoinToken``, with the SHA-256 of each secret.
 
-``joins`` has one word for each join: the SHA-256 of the public key, a colon, the identity.
+``joins`` has one word for each join: the SHA-256 of the public key, the identity, and the digest of each
+certificate request, with colons between them. A word of an older version has no digests.
 """
 
 worker_bindings: Final = Table(

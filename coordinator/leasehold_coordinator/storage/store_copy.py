@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from leasehold_coordinator.storage.store_file import BUSY_TIMEOUT_S, unusable
@@ -22,16 +22,29 @@ def copy_store(path: Path, copy: Path) -> tuple[int, str]:
         StartError: The store can't be read, or is damaged.
         OSError: The copy can't be written.
     """
-    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        # Not "mode=ro", which can't read the write-ahead log of a store that nobody serves.
-        source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)
-        with closing(source), closing(sqlite3.connect(copy)) as target:
-            source.backup(target)
-            target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+        with closing(copy_file(path, copy)) as target:
             return check_copy(target)
     except sqlite3.Error as error:
         raise unusable(path, str(error)) from error
+
+
+def copy_file(path: Path, copy: Path) -> sqlite3.Connection:
+    """As :func:`copy_store`, for a store of any release. Returns a connection to the copy.
+
+    Raises:
+        sqlite3.Error: The store can't be read, or is damaged.
+        OSError: The copy can't be written.
+    """
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    # Not "mode=ro", which can't read the write-ahead log of a store that nobody serves.
+    source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)
+    with closing(source), ExitStack() as undone:
+        target = undone.enter_context(closing(sqlite3.connect(copy)))
+        source.backup(target)
+        target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+        undone.pop_all()
+        return target
 
 
 def check_copy(connection: sqlite3.Connection) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from leasehold_client.errors import NoCoordinatorError
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, command
+from tests.grids import grid
 
 DISPATCHED, SUCCEEDED, UNKNOWN = (
     command_pb2.COMMAND_STATE_DISPATCHED,
@@ -107,7 +108,10 @@ def test_an_outcome_counts_whatever_its_revision() -> None:
 
 
 @pytest.mark.usefixtures("short_outages")
-@pytest.mark.parametrize("code", [None, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize(
+    "code",
+    grid([None, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED], grpc.StatusCode.UNAVAILABLE),
+)
 @pytest.mark.parametrize("limit", [(), ("--wait-timeout", "60")])
 def test_a_coordinator_that_ends_each_watch_early_is_given_up(
     leasehold: CommandLine,

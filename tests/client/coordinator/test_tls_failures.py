@@ -92,6 +92,7 @@ def test_a_server_without_tls(state: Path) -> None:
         assert told(address).startswith("the server does not speak TLS: correct the port, or")
 
 
+@pytest.mark.usefixtures("short_outages")
 def test_nobody_there_is_no_failure_of_tls(state: Path) -> None:
     with Client(f"127.0.0.1:{free_port()}") as client, pytest.raises(NoCoordinatorError):
         client.workers()
@@ -127,6 +128,7 @@ def write_certificate(folder: Path, age: datetime.timedelta, usage: x509.ObjectI
     return folder / "client.pem"
 
 
+@pytest.mark.usefixtures("short_outages")
 @pytest.mark.parametrize(
     ("age", "usage", "expected"),
     [
@@ -135,20 +137,23 @@ def write_certificate(folder: Path, age: datetime.timedelta, usage: x509.ObjectI
             ExtendedKeyUsageOID.CLIENT_AUTH,
             "client.pem has expired 2 hours ago: replace it",
         ),
-        (
+        pytest.param(
             -HOUR * 3.5,
             ExtendedKeyUsageOID.CLIENT_AUTH,
             "client.pem is not valid for another 2 hours",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             -HOUR / 2,
             ExtendedKeyUsageOID.SERVER_AUTH,
             "client.pem is not for clients: get one",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             -HOUR / 2,
             ExtendedKeyUsageOID.CLIENT_AUTH,
             "as a coordinator does that requires a client certificate",
+            marks=pytest.mark.long,
         ),
     ],
     ids=["expired", "early", "server", "other"],

@@ -118,6 +118,7 @@ def test_the_sdist_has_what_git_tracks_and_nothing_else(tmp_path: Path) -> None:
     assert packed - {"PKG-INFO"} == tracked
 
 
+@pytest.mark.long
 @needs_git
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_two_builds_of_a_commit_have_the_same_bytes(

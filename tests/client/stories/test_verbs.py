@@ -63,7 +63,14 @@ def test_a_coordinator_that_stays_away_is_named_with_the_command(
 
 @pytest.mark.usefixtures("short_outages")
 @pytest.mark.parametrize(
-    "arguments", ["get workers", "suspend one", "logs -f one", "remap one --to alpha/0", "run -- true"]
+    "arguments",
+    [
+        "get workers",
+        "suspend one",
+        pytest.param("logs -f one", marks=pytest.mark.long),
+        pytest.param("remap one --to alpha/0", marks=pytest.mark.long),
+        pytest.param("run -- true", marks=pytest.mark.long),
+    ],
 )
 def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
     verb, *others = arguments.split()

@@ -33,13 +33,15 @@ UNNAMED = {
 }
 """Fields that sound like a resource, and name none that the audit has to show."""
 
+OF_OTHER_LISTENERS = {"leasehold.v1.JoinService", "leasehold.worker.v1.SessionService"}
+
 BELOW = ("operation", "binding", "workload", "suspend", "restore", "remap", "moves", "pairs")
 """Fields whose messages are searched. Others, such as a specification, name no resource of the fleet."""
 
 
 def input_of(method: str) -> Descriptor:
     service, name = method.strip("/").split("/")
-    assert service.startswith("grpc.") or service in listeners.SERVICES
+    assert service.startswith("grpc.") or service in {*listeners.SERVICES, *OF_OTHER_LISTENERS}
     return default_pool().FindServiceByName(service).methods_by_name[name].input_type
 
 

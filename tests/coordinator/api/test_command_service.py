@@ -307,6 +307,7 @@ def test_one_command_per_workload_and_eight_at_a_time(
     back.wait(lambda frame: frame.command.command.command_id == commands[9])
 
 
+@pytest.mark.long
 def test_there_is_room_for_many_commands_and_a_refusal_says_when_to_try_again(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

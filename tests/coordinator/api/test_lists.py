@@ -211,6 +211,7 @@ def test_the_load_interval_grows_and_shrinks_with_the_fleet(coordinator: Coordin
     assert beat.load_interval.ToNanoseconds() == 50_000_000
 
 
+@pytest.mark.long
 def test_ten_thousand_workers_send_a_load_every_fifty_seconds(tmp_path: Path) -> None:
     """By the rule max(5 s, n/200 s), and they count as STALE and LOST only after many of these intervals."""
 

@@ -186,18 +186,24 @@ async def change(bench: Bench, kind: str, number: int) -> None:
         bench.fleet.registry.find(f"h{number:03}").load_interval_s += 1
 
 
-LISTS: list[tuple[str, dict[str, str | bool]]] = [
-    ("workloads", {"include_ended": True}),
-    ("workloads", {"include_ended": True, "order_by": "create_time"}),
-    ("workloads", {"include_ended": True, "order_by": "name desc, create_time"}),
+LISTS = [
+    pytest.param("workloads", {"include_ended": True}, marks=pytest.mark.long),
+    pytest.param("workloads", {"include_ended": True, "order_by": "create_time"}, marks=pytest.mark.long),
+    pytest.param(
+        "workloads", {"include_ended": True, "order_by": "name desc, create_time"}, marks=pytest.mark.long
+    ),
     ("workloads", {"include_ended": True, "filter": "labels.team = red", "order_by": "name"}),
-    ("commands", {}),
+    pytest.param("commands", {}, marks=pytest.mark.long),
     ("commands", {"order_by": "create_time", "filter": "operation = run"}),
     ("events", {}),
-    ("events", {"order_by": "time", "filter": "kind = CORDON AND time >= 1970-01-01T00:00:00Z"}),
-    ("workers", {}),
+    pytest.param(
+        "events",
+        {"order_by": "time", "filter": "kind = CORDON AND time >= 1970-01-01T00:00:00Z"},
+        marks=pytest.mark.long,
+    ),
+    pytest.param("workers", {}, marks=pytest.mark.long),
     ("workers", {"order_by": "gpu_count, name desc", "filter": "labels.team = red"}),
-    ("gpus", {}),
+    pytest.param("gpus", {}, marks=pytest.mark.long),
     ("gpus", {"order_by": "slot desc, worker", "filter": "worker:* AND gpu_name:*"}),
 ]
 

@@ -92,14 +92,22 @@ def test_an_update_that_is_repeated_after_a_lost_response_succeeds(
 
 def broken() -> Iterator[object]:
     yield pytest.param({"labels": {"": "x"}}, None, "INVALID_ARGUMENT", id="empty key")
-    yield pytest.param({"labels": {"a-": "x"}}, None, "INVALID_ARGUMENT", id="key ends in a dash")
-    yield pytest.param({"labels": {"a b": "x"}}, None, "INVALID_ARGUMENT", id="space in a key")
-    yield pytest.param({"annotations": {"a" * 129: "x"}}, None, "INVALID_ARGUMENT", id="long key")
+    yield pytest.param(
+        {"labels": {"a-": "x"}}, None, "INVALID_ARGUMENT", id="key ends in a dash", marks=pytest.mark.long
+    )
+    yield pytest.param(
+        {"labels": {"a b": "x"}}, None, "INVALID_ARGUMENT", id="space in a key", marks=pytest.mark.long
+    )
+    yield pytest.param(
+        {"annotations": {"a" * 129: "x"}}, None, "INVALID_ARGUMENT", id="long key", marks=pytest.mark.long
+    )
     yield pytest.param({"labels": {"a": "x" * LABELS_LIMIT_BYTES}}, None, "INVALID_ARGUMENT", id="labels")
     texts = {"a": "x" * ANNOTATIONS_LIMIT_BYTES}
-    yield pytest.param({"annotations": texts}, None, "INVALID_ARGUMENT", id="annotations")
+    yield pytest.param(
+        {"annotations": texts}, None, "INVALID_ARGUMENT", id="annotations", marks=pytest.mark.long
+    )
     yield pytest.param({}, ["name"], "INVALID_ARGUMENT", id="another field")
-    yield pytest.param({}, ["labels.a"], "INVALID_ARGUMENT", id="one key")
+    yield pytest.param({}, ["labels.a"], "INVALID_ARGUMENT", id="one key", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(("fields", "mask", "reason"), [*broken()])

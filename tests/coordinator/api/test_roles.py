@@ -28,6 +28,7 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold_coordinator.access.methods import METHODS
 from leasehold_coordinator.access.roles import Role
 
+from tests.coordinator.api.test_authentication import OF_OTHER_LISTENERS
 from tests.coordinator.api.test_command_service import start
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker
@@ -86,21 +87,28 @@ def test_every_method_is_permitted_by_its_row_only(
 
 
 def check_rows(channel: grpc.Channel, role: Role, caller: str) -> None:
-    """Calls every method, each of which must be refused for lack of a role as its row says, and no other."""
+    """Calls every method, each of which must be refused for lack of a role as its row says, and no other.
+
+    The methods for other credentials are no methods of the listener.
+    """
     for method, needed in METHODS.items():
         call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
         reason = message = ""
+        code = grpc.StatusCode.OK
         # Malformed, since the tests of a run share an authority.
         responses = call(b"\xff" if method.endswith("/RotateAuthority") else b"", timeout=20)
         try:
             next(responses, None)
         except grpc.RpcError as error:
             reason, message = refusal(error)
+            code = cast("grpc.Call", error).code()
         finally:
             responses.cancel()
         is_refused = reason == "NOT_PERMITTED" and " role" in message
-        assert is_refused == (role < needed), (method, role, message)
-        if role is Role.NONE and needed is not Role.NONE:
+        is_missing = (code, message) == (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        assert is_missing == (needed in OF_OTHER_LISTENERS), (method, role, message)
+        assert is_refused == (isinstance(needed, Role) and role < needed), (method, role, message)
+        if role is Role.NONE and is_refused:
             assert message == (
                 f"{caller} has no role: ask an admin for `leasehold access grant user {caller}`"
             )

@@ -5,6 +5,7 @@ import base64
 import datetime
 import json
 import random
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1 import access_service_pb2, errors_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding
-from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_REFUSED
+from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_ALLOWED, AUDIT_OUTCOME_REFUSED
 from leasehold.v1.enrolment_service_pb2 import (
     CreateJoinTokenRequest,
     JoinRequest,
@@ -34,7 +36,7 @@ from leasehold_coordinator.access.certificates import Revocation
 from leasehold_coordinator.access.identities import Identity, Kind, parse_identity
 from leasehold_coordinator.access.join_tokens import TICKET_PREFIX
 from leasehold_coordinator.access.roles import Role
-from leasehold_coordinator.commands import enrolment, join_tokens
+from leasehold_coordinator.commands import enrolment, join_requests, join_tokens
 from leasehold_coordinator.commands.decisions import Decisions
 from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
@@ -45,6 +47,7 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.revocations import Revocations
 from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.enrolment_rows import join_token_row
 from leasehold_coordinator.storage.rows import Change, Row
 from leasehold_coordinator.storage.store import Store
 
@@ -58,9 +61,14 @@ REFUSED = errors_pb2.ERROR_REASON_JOIN_REFUSED
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None = None) -> bytes:
-    """A signing request with a key, or a new one."""
+    """A new signing request with a key, or a new one. The name is the nonce, and what is not believed."""
     key = key or ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "local/root")])
+    name = x509.Name(
+        [
+            x509.NameAttribute(x509.NameOID.COMMON_NAME, "local/root"),
+            x509.NameAttribute(x509.NameOID.SERIAL_NUMBER, secrets.token_hex(16)),
+        ]
+    )
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return request.public_bytes(Encoding.DER)
 
@@ -163,10 +171,11 @@ def names(certificate: bytes) -> list[str]:
 
 def test_a_stolen_token_is_worth_nothing_once_it_was_used(tmp_path: Path) -> None:
     async def scenario(office: Office) -> None:
-        secret, csr = await office.token("worker/alpha"), signing_request()
-        first = await office.join(secret, csr=csr, gpus=("GPU-1",))
+        secret, key = await office.token("worker/alpha"), ec.generate_private_key(ec.SECP256R1())
+        first = await office.join(secret, csr=signing_request(key), gpus=("GPU-1",))
         assert names(first) == ["leasehold://leasehold/worker/alpha"]
-        assert await office.join(secret, csr=csr, gpus=("GPU-1",)) == first, "the answer may have been lost"
+        again = await office.join(secret, csr=signing_request(key), gpus=("GPU-1",))
+        assert again == first, "the answer may have been lost"
         used = await office.refuse(REFUSED, office.join(secret))
         unknown = await office.refuse(REFUSED, office.join(b"x" * 32))
         assert used.message == unknown.message
@@ -178,20 +187,119 @@ def test_a_stolen_token_is_worth_nothing_once_it_was_used(tmp_path: Path) -> Non
 
 
 def test_all_of_it_outlives_the_coordinator(tmp_path: Path) -> None:
-    secrets: list[bytes] = []
-    csr = signing_request()
+    kept: list[bytes] = []
+    key = ec.generate_private_key(ec.SECP256R1())
+    requests = [signing_request(key) for _ in range(2)]
 
     async def before(office: Office) -> None:
-        secrets.append(await office.token("worker/alpha"))
-        secrets.append(await office.join(secrets[0], csr=csr, gpus=("GPU-1", "GPU-2")))
+        kept.append(await office.token("worker/alpha"))
+        kept.append(await office.join(kept[0], csr=requests[0], gpus=("GPU-1", "GPU-2")))
+        await office.join(kept[0], csr=requests[1])
 
     async def after(office: Office) -> None:
-        assert await office.join(secrets[0], csr=csr) == secrets[1]
-        await office.refuse(REFUSED, office.join(secrets[0]))
+        for csr in requests:
+            await office.refuse(REFUSED, office.join(kept[0], csr=csr))
+        assert await office.join(kept[0], csr=signing_request(key)) == kept[1]
+        await office.refuse(REFUSED, office.join(kept[0]))
         assert office.fleet.bindings.of_gpu("GPU-2") == office.fleet.bindings.get("alpha")
 
     in_office(tmp_path, before, after)
-    assert secrets[0] not in (tmp_path / "store.sqlite3").read_bytes()
+    assert kept[0] not in (tmp_path / "store.sqlite3").read_bytes()
+
+
+def resigned(csr: bytes) -> bytes:
+    """The same request with the second valid signature, which everybody can make from the first one."""
+    request = x509.load_der_x509_csr(csr)
+    r, s = decode_dss_signature(request.signature)
+    order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+    signature = b"\x00" + encode_dss_signature(r, order - s)
+    algorithm = bytes.fromhex("300a06082a8648ce3d040302")  # ecdsa-with-SHA256
+    body = request.tbs_certrequest_bytes + algorithm + bytes([3, len(signature)]) + signature
+    length = [0x81, len(body)] if len(body) < 256 else [0x82, *len(body).to_bytes(2)]
+    return bytes([0x30, *length]) + body
+
+
+def test_a_replayed_request_is_refused_and_audited(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret, key = await office.token("worker/a*", uses=2), ec.generate_private_key(ec.SECP256R1())
+        csr = signing_request(key)
+        other = resigned(csr)
+        assert x509.load_der_x509_csr(other).is_signature_valid
+        assert other != csr
+        first = await office.join(secret, "worker/alpha", csr=csr)
+        for replayed in (csr, other):
+            for identity in ("worker/alpha", "worker/anna"):
+                error = await office.refuse(REFUSED, office.join(secret, identity, csr=replayed))
+                assert error.message == (
+                    f"the certificate request of {identity} was sent before, and each one is accepted once: "
+                    "join again, which signs a new request with the same key"
+                )
+        assert await office.join(secret, "worker/alpha", csr=signing_request(key)) == first
+        await office.fleet.audit.flush(is_last=True)
+        joined, repeated, refused = (
+            entry for entry in await listed(office.store) if entry.method == enrolment.JOIN
+        )
+        for entry in (joined, repeated):
+            assert (entry.identity, entry.outcome) == ("worker/alpha", AUDIT_OUTCOME_ALLOWED)
+        assert (refused.outcome, refused.reason, refused.count) == (AUDIT_OUTCOME_REFUSED, REFUSED, 4)
+        assert refused.message.startswith("the certificate request of worker/alpha was sent before")
+        assert refused.resource == "worker/alpha, worker/anna"
+        assert office.tokens.all()[0].uses_left == 1
+
+    in_office(tmp_path, scenario)
+
+
+def test_the_requests_of_a_key_are_bounded(tmp_path: Path) -> None:
+    async def scenario(office: Office) -> None:
+        secret, key = await office.token("user/a*", uses=2), ec.generate_private_key(ec.SECP256R1())
+        issued = {
+            await office.join(secret, "user/anna", csr=signing_request(key))
+            for _ in range(join_requests.REQUEST_LIMIT)
+        }
+        assert len(issued) == 1
+        error = await office.refuse(REFUSED, office.join(secret, "user/anna", csr=signing_request(key)))
+        assert "16 certificate requests" in error.message
+        assert "leasehold token create --user anna --replace" in error.message
+        await office.join(secret, "user/arno")
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_request_whose_repetition_was_not_stored_may_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(office: Office) -> None:
+        secret, key = await office.token("worker/alpha"), ec.generate_private_key(ec.SECP256R1())
+        first, again = await office.join(secret, csr=signing_request(key)), signing_request(key)
+
+        async def fail(*_: object) -> None:
+            raise FULL
+
+        with monkeypatch.context() as patched:
+            patched.setattr(office.store, "write", fail)
+            await office.refuse(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, office.join(secret, csr=again))
+        assert await office.join(secret, csr=again) == first
+
+    in_office(tmp_path, scenario)
+
+
+def test_a_join_of_an_older_version_has_no_requests(tmp_path: Path) -> None:
+    secret, key = b"x" * 32, ec.generate_private_key(ec.SECP256R1())
+    issued: list[bytes] = []
+
+    async def before(office: Office) -> None:
+        nonlocal secret
+        secret = await office.token("worker/alpha")
+        issued.append(await office.join(secret, csr=signing_request(key)))
+        (stored,) = office.fleet.join_tokens
+        row = join_token_row(stored)
+        row.values["joins"] = row.values["joins"].rpartition(":")[0]
+        await office.store.write(row)
+
+    async def after(office: Office) -> None:
+        assert await office.join(secret, csr=signing_request(key)) == issued[0]
+
+    in_office(tmp_path, before, after)
 
 
 def test_an_expired_or_deleted_token_is_as_good_as_none(
@@ -201,10 +309,10 @@ def test_an_expired_or_deleted_token_is_as_good_as_none(
         deleted = await office.token("worker/alpha")
         await office.tokens.delete(office.tokens.all()[0].join_token_id)
         await office.refuse(REFUSED, office.join(deleted))
-        expired, csr = await office.token("worker/alpha"), signing_request()
-        await office.join(expired, csr=csr)
+        expired, key = await office.token("worker/alpha"), ec.generate_private_key(ec.SECP256R1())
+        await office.join(expired, csr=signing_request(key))
         monkeypatch.setattr(Store, "highest_time_ns", office.store.highest_time_ns + 3601 * 10**9)
-        await office.refuse(REFUSED, office.join(expired, csr=csr))
+        await office.refuse(REFUSED, office.join(expired, csr=signing_request(key)))
         assert office.tokens.all() == []
 
     in_office(tmp_path, scenario)
@@ -508,9 +616,8 @@ def test_joins_renewals_and_unbound_gpus_are_in_the_audit(
 
     async def scenario(office: Office) -> None:
         secret = await office.token("worker/alpha")
-        request, csr = RenewCertificateRequest(csr=signing_request()), signing_request()
-        certificate = await office.join(secret, csr=csr, gpus=("GPU-1",))
-        await office.join(secret, csr=csr)
+        request = RenewCertificateRequest(csr=signing_request())
+        certificate = await office.join(secret, gpus=("GPU-1",))
         caller = office.caller(certificate)
         for _ in range(2):
             await office.enrolment.renew(request, caller)

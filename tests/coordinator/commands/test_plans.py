@@ -143,6 +143,7 @@ def test_every_busy_workload_of_a_remap_is_told_and_a_command_that_names_both_on
     assert reasons(asked.result(20)) == ["WORKLOAD_BUSY"]
 
 
+@pytest.mark.long
 def test_a_worker_with_many_commands(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:

@@ -130,6 +130,7 @@ def test_gpus_that_any_move_names_are_taken_from_then_on(coordinator: Coordinato
     coordinator.workloads.CreateWorkload(CreateWorkloadRequest(spec=SPEC))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpu_uuids", [[], ["GPU-alpha-1"]])
 def test_a_workload_whose_state_is_not_known_is_restored_and_not_suspended(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, gpu_uuids: list[str]

@@ -1,5 +1,6 @@
 """What clients read: no secrets, nothing free that is not, and nothing stale as if it were now."""
 
+import pytest
 from leasehold.v1 import lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import (
     CancelCommandRequest,
@@ -122,6 +123,7 @@ def test_no_gpu_of_a_cordoned_worker_is_free(coordinator: CoordinatorProcess, wo
     assert not coordinator.fleet.GetGpu(GetGpuRequest(uuid="GPU-alpha-0")).gpu.lease.HasField("cordon")
 
 
+@pytest.mark.long
 def test_a_list_of_big_messages_comes_in_pages_that_fit(coordinator: CoordinatorProcess) -> None:
     labels = {f"label-{number}": "x" * 200 for number in range(140)}
     for number in range(130):

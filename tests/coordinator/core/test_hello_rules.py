@@ -32,7 +32,12 @@ SPEC = WorkloadSpec(arguments=["program"])
 
 
 @pytest.mark.parametrize(
-    "odd", [Duration(seconds=10, nanos=-5), Duration(seconds=1, nanos=2_000_000_000)], ids=str
+    "odd",
+    [
+        pytest.param(Duration(seconds=10, nanos=-5), marks=pytest.mark.long),
+        Duration(seconds=1, nanos=2_000_000_000),
+    ],
+    ids=str,
 )
 def test_a_time_that_json_cannot_say_is_refused(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, odd: Duration
@@ -56,11 +61,18 @@ def test_a_time_that_json_cannot_say_is_refused(
     ("service", "method", "request_message"),
     [
         ("workloads", "GetWorkload", GetWorkloadRequest(workload=LONG)),
-        ("workloads", "GetWorkload", GetWorkloadRequest(workload="é" * 50_000)),
+        pytest.param(
+            "workloads", "GetWorkload", GetWorkloadRequest(workload="é" * 50_000), marks=pytest.mark.long
+        ),
         ("workloads", "CreateWorkload", CreateWorkloadRequest(spec=SPEC, name=LONG)),
-        ("workloads", "CreateWorkload", CreateWorkloadRequest(spec=SPEC, gpu_uuids=[LONG])),
-        ("fleet", "GetGpu", GetGpuRequest(uuid=LONG)),
-        ("fleet", "ListWorkers", ListWorkersRequest(page_token=LONG)),
+        pytest.param(
+            "workloads",
+            "CreateWorkload",
+            CreateWorkloadRequest(spec=SPEC, gpu_uuids=[LONG]),
+            marks=pytest.mark.long,
+        ),
+        pytest.param("fleet", "GetGpu", GetGpuRequest(uuid=LONG), marks=pytest.mark.long),
+        pytest.param("fleet", "ListWorkers", ListWorkersRequest(page_token=LONG), marks=pytest.mark.long),
     ],
 )
 def test_a_refusal_of_a_long_value_arrives(
@@ -96,7 +108,11 @@ def test_output_of_an_impossible_offset(coordinator: CoordinatorProcess, worker:
 
 
 @pytest.mark.parametrize(
-    ("generation", "said"), [(2**63 - 1, "impossible generation"), (-1, "status.generation: -1 is negative")]
+    ("generation", "said"),
+    [
+        (2**63 - 1, "impossible generation"),
+        pytest.param(-1, "status.generation: -1 is negative", marks=pytest.mark.long),
+    ],
 )
 def test_a_generation_after_which_there_is_none(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, generation: int, said: str
@@ -122,6 +138,7 @@ def test_a_remap_of_more_moves_than_a_host_has_gpus(
     assert refusal(lambda: coordinator.workloads.RemapWorkloads(request)) == INVALID
 
 
+@pytest.mark.long
 def test_a_worker_that_reports_workloads_without_end(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

@@ -8,7 +8,6 @@ from leasehold.v1.operation_pb2 import Operation, RunOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, StopWorkloadRequest
 from leasehold_coordinator.access.methods import CHANGES
-from leasehold_coordinator.commands.enrolment import JOIN
 from leasehold_coordinator.core.redaction import HIDDEN, REDACTED, without_secrets
 
 SECRET_NAME = re.compile(r"secret|token|password|passw|key|csr|environment|credential|private|certificate")
@@ -27,7 +26,7 @@ HARMLESS = {
 def requests() -> list[Descriptor]:
     """The requests of all methods that change something."""
     pool = default_pool()
-    named = [method.strip("/").split("/") for method in (*CHANGES, JOIN)]
+    named = [method.strip("/").split("/") for method in CHANGES]
     return [pool.FindServiceByName(service).methods_by_name[name].input_type for service, name in named]
 
 

@@ -6,19 +6,23 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_ALLOWED
+from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import audit_refusals
 from leasehold_coordinator.fleet.audit_entries import TEXT_LIMIT
 from leasehold_coordinator.fleet.audit_refusals import (
+    BOUNDS,
     CALLER_LIMIT,
     ENTRY_BURST,
+    FAILURES,
     METHOD_LIMIT,
     MORE,
     OTHER_METHODS,
     OTHERS,
     RESOURCE_LIMIT,
+    RIGHTS,
     AuditRefusals,
 )
 from leasehold_coordinator.storage.store import Store
@@ -42,7 +46,7 @@ def test_a_callers_refusals_are_one_entry_per_minute(tmp_path: Path, monkeypatch
             for _ in range(wanted):
                 refusals.note(REFUSAL, METHOD, HOST, caller=alice)
             await refusals.flush()
-            refusals.note(FleetError(errors_pb2.ERROR_REASON_UNKNOWN_WORKER, ""), METHOD, HOST, caller=alice)
+            refusals.note(FULL, METHOD, HOST, caller=alice)
             refusals.note(REFUSAL, METHOD, HOST, caller=alice)
             await refusals.flush()
             clock.served_s += 30
@@ -59,7 +63,7 @@ def test_a_callers_refusals_are_one_entry_per_minute(tmp_path: Path, monkeypatch
         assert {(entry.method, entry.message, entry.reason) for entry in entries} == {
             (METHOD, "no role", errors_pb2.ERROR_REASON_NOT_PERMITTED)
         }
-        assert refusals._callers == {}
+        assert not any(refusals._callers.values())
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -90,7 +94,7 @@ def test_each_method_and_each_user_has_an_entry_of_its_own(
         }
         clock.served_s += 61
         await refusals.flush()
-        assert refusals._callers == {}
+        assert not any(refusals._callers.values())
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -112,6 +116,7 @@ def test_a_caller_of_many_methods_does_not_delay_the_entries_of_others(
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+@pytest.mark.long
 def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, minutes, hosts = Clock(monkeypatch), 30, 500
 
@@ -120,7 +125,7 @@ def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: 
         for minute in range(minutes):
             for number in range(hosts):
                 refusals.note(REFUSAL, METHOD, f"ipv6:[2001:db8::{minute:x}:{number:x}]")
-            assert len(refusals._callers) <= CALLER_LIMIT + 1
+            assert all(len(callers) <= CALLER_LIMIT + 1 for callers in refusals._callers.values())
             await refusals.flush()
             clock.served_s += 61
         await refusals.flush(is_last=True)
@@ -224,5 +229,94 @@ def test_logins_are_counted_by_identity_whatever_addresses_without_one_do(tmp_pa
         (login,) = [entry for entry in await listed(store) if entry.identity]
         assert (login.identity, login.address, login.method, login.count) == ("user/alice", HOST, "login", 3)
         assert login.outcome == AUDIT_OUTCOME_ALLOWED
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def refusal(reason: ErrorReason.ValueType) -> FleetError:
+    """A refusal for a reason."""
+    return FleetError(reason, ErrorReason.Name(reason))
+
+
+@pytest.mark.parametrize("method", [METHOD, "/leasehold.v1.FleetService/GetWorker"])
+def test_a_change_has_an_entry_of_every_refusal_and_a_read_of_rights_and_bounds(
+    tmp_path: Path, method: str
+) -> None:
+    alice = Caller(Identity(Kind.USER, "alice"), HOST)
+    reasons = set(ErrorReason.values()) - {errors_pb2.ERROR_REASON_UNSPECIFIED}
+
+    async def scenario(store: Store) -> None:
+        for caller in (alice, None):
+            refusals = AuditRefusals(store)
+            for reason in sorted(reasons):
+                refusals.note(refusal(reason), method, HOST, caller=caller)
+            await refusals.flush(is_last=True)
+        entries = await listed(store)
+        known = {entry.reason for entry in entries if entry.identity}
+        expected = RIGHTS | BOUNDS if method != METHOD else reasons - FAILURES
+        assert known == expected
+        assert {entry.reason for entry in entries if not entry.identity} == RIGHTS, "nobody knows who it was"
+        for entry in entries:
+            assert entry.message == ErrorReason.Name(entry.reason), "no reason stands for another"
+
+    assert not FAILURES & (RIGHTS | BOUNDS)
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_every_bound_of_the_coordinator_is_known() -> None:
+    named = {reason for reason in ErrorReason.values() if "TOO_MANY" in ErrorReason.Name(reason)}
+    assert named == BOUNDS
+
+
+def test_a_flood_of_invalid_requests_hides_no_refusal_for_lack_of_a_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the same caller and method, nor of others: places, entries and time are apart."""
+    clock = Clock(monkeypatch)
+    invalid = refusal(errors_pb2.ERROR_REASON_INVALID_ARGUMENT)
+    mallory = Caller(Identity(Kind.USER, "mallory"), HOST)
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for minute in range(20):
+            for number in range(2 * CALLER_LIMIT):
+                flooding = Caller(Identity(Kind.USER, f"m{minute}-{number}"), HOST)
+                refusals.note(invalid, METHOD, HOST, caller=flooding)
+            for number in range(2 * METHOD_LIMIT):
+                refusals.note(invalid, f"{METHOD}{number}", HOST, caller=mallory)
+            for _ in range(1000):
+                refusals.note(invalid, METHOD, HOST, caller=mallory)
+            await refusals.flush()
+            clock.served_s += 61
+        refusals.note(invalid, METHOD, HOST, caller=mallory)
+        refusals.note(REFUSAL, METHOD, HOST, caller=mallory, resources=["worker/alpha"])
+        await refusals.flush()
+        (entry,) = [one for one in await listed(store) if one.reason in RIGHTS]
+        assert (entry.identity, entry.method, entry.count) == ("user/mallory", METHOD, 1)
+        assert (entry.message, entry.resource) == ("no role", "worker/alpha")
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_the_entries_of_other_refusals_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, minutes, callers = Clock(monkeypatch), 30, 200
+    reasons = sorted(set(ErrorReason.values()) - RIGHTS - FAILURES)[1:5]
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for _ in range(minutes):
+            for number in range(callers):
+                caller = Caller(Identity(Kind.USER, f"u{number}"), HOST)
+                for reason in reasons:
+                    refusals.note(refusal(reason), METHOD, HOST, caller=caller)
+            await refusals.flush()
+            clock.served_s += 61
+        assert len(await listed(store)) <= ENTRY_BURST + 9 * minutes
+        await refusals.flush(is_last=True)
+        entries = await listed(store)
+        assert sum(entry.count for entry in entries) == minutes * callers * len(reasons)
+        for reason in reasons:
+            counted = sum(entry.count for entry in entries if entry.reason == reason)
+            assert counted == minutes * callers
 
     with_store(tmp_path / "store.sqlite3", scenario)

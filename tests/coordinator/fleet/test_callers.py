@@ -31,7 +31,7 @@ from leasehold_coordinator.fleet.callers import (
 from tests.channels import open_aio_channel, open_channel
 from tests.coordinator.api.test_command_service import refusal
 from tests.coordinator.bench import Bench, on_bench, session_streams
-from tests.coordinator.conftest import CoordinatorProcess
+from tests.coordinator.conftest import SHORT_REQUESTS, CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
 from tests.coordinator.stories.test_lifecycle import until
 
@@ -117,6 +117,7 @@ def watches(coordinator: CoordinatorProcess) -> bool:
         call.cancel()
 
 
+@pytest.mark.long
 def test_one_connection_has_a_bounded_number_of_streams(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:
@@ -167,6 +168,7 @@ BARE_PATHS: Final = (
 """Calls that send their headers and nothing else."""
 
 
+@pytest.mark.long
 def test_a_host_has_at_most_as_many_calls_without_requests_as_are_free(
     coordinator: CoordinatorProcess,
 ) -> None:
@@ -194,6 +196,9 @@ def test_a_host_has_at_most_as_many_calls_without_requests_as_are_free(
 
 
 def test_calls_without_their_requests_end_soon(coordinator: CoordinatorProcess) -> None:
+    coordinator.prelude = SHORT_REQUESTS
+    coordinator.restart()
+
     async def scenario() -> list[tuple[grpc.StatusCode, str]]:
         async with open_aio_channel(coordinator.address) as channel:
             held: list[grpc.aio.StreamUnaryCall[bytes, bytes]] = [

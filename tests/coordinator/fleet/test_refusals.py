@@ -209,6 +209,7 @@ def test_gpus_that_a_command_names_are_taken_from_then_on(
     assert refusal(lambda: calls.CreateWorkload(other)) == taken
 
 
+@pytest.mark.long
 def test_gpus_that_a_starting_workload_holds_already_are_not_counted_twice(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

@@ -50,6 +50,7 @@ def require_room_for_others(told: list[Event]) -> None:
     assert any("earlier changes have no event" in event.message for event in told)
 
 
+@pytest.mark.long
 def test_changing_workloads_displace_no_events_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_connection_without_a_handshake_ends(coordinator: CoordinatorProcess) 
             assert connection.recv(1) == b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("coordinator", [QUICK], indirect=True)
 def test_clients_reconnect_silently_after_an_idle_time(coordinator: CoordinatorProcess) -> None:
     done = subprocess.run(

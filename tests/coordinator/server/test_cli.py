@@ -64,6 +64,7 @@ def test_the_log_has_nothing_that_a_terminal_obeys() -> None:
     assert lines[1].startswith("Traceback")
 
 
+@pytest.mark.long
 def test_a_hostile_host_name_is_escaped_in_the_log(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

@@ -66,6 +66,7 @@ def test_many_connections_share_the_socket(coordinator: CoordinatorProcess) -> N
         client.close()
 
 
+@pytest.mark.long
 def test_the_socket_of_a_later_coordinator_stays(coordinator: CoordinatorProcess) -> None:
     path = coordinator.folder / "store.sock"
     path.unlink()

@@ -121,6 +121,7 @@ def test_a_flood_of_bytes_leaves_room_for_others(strict: World) -> None:
     FleetServiceStub(strict.quiet).ListWorkers(ListWorkersRequest(), timeout=TIMEOUT_S)
 
 
+@pytest.mark.long
 def test_a_flood_of_streams_leaves_room_for_others(strict: World) -> None:
     channel = strict.hostile()
     watching: list[grpc.Call] = []

@@ -14,7 +14,11 @@ from grpc_status import rpc_status
 from leasehold.v1 import access_service_pb2, errors_pb2
 from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.audit_pb2 import AUDIT_OUTCOME_ALLOWED
+from leasehold.v1.audit_service_pb2 import ListAuditEntriesRequest
+from leasehold.v1.audit_service_pb2_grpc import AuditServiceStub
 from leasehold.v1.certificate_service_pb2 import CERTIFICATE_STATE_REVOKED
+from leasehold.v1.enrolment_service_pb2 import RenewCertificateRequest
+from leasehold.v1.enrolment_service_pb2_grpc import RenewalServiceStub
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.worker.v1 import session_pb2
@@ -33,11 +37,12 @@ from tests.certificates import Holder, enrol, issue, record, write_rows
 from tests.channels import open_channel, token
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.coordinator.stories.test_lifecycle import until
 
 ANYWHERE = "0.0.0.0:0"
 IDENTITIES = (
     *("user/alice", "user/carol", "user/dave", "user/mallory", "service/batch"),
-    *("worker/alpha", "worker/beta", "worker/gamma"),
+    *("worker/alpha", "worker/beta", "worker/gamma", "worker/delta"),
 )
 
 FUTURE = """
@@ -98,6 +103,14 @@ class Remote:
         worker = ScriptedWorker(channel, ConnectRequest(hello=make_hello(name)))
         self.coordinator.workers.append(worker)
         return worker
+
+
+def refusals(remote: Remote, identity: str) -> set[tuple[str, str]]:
+    """The methods and the reasons in the audit of refusals of an identity."""
+    asked = ListAuditEntriesRequest(filter=f'identity = "{identity}" AND outcome = REFUSED', page_size=1000)
+    with grpc.insecure_channel(f"unix:{remote.coordinator.folder / 'store.sock'}") as channel:
+        found = AuditServiceStub(channel).ListAuditEntries(asked).entries
+    return {(entry.method.rpartition("/")[2], errors_pb2.ErrorReason.Name(entry.reason)) for entry in found}
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +286,7 @@ def test_a_revocation_is_effective_on_all_that_was_renewed(remote: Remote) -> No
         remote.admin.certificates.revoke("abc")
 
 
+@pytest.mark.long
 def test_a_block_is_effective_until_it_ends(remote: Remote) -> None:
     worker = remote.connect("worker/gamma", "gamma")
     worker.welcome()
@@ -318,3 +332,21 @@ def test_refused_hellos_of_a_certificate_are_bounded_too(remote: Remote) -> None
     assert last.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not last.frames
     remote.connect("worker/beta", "beta").welcome()
+
+
+def test_each_refusal_of_an_enrolled_worker_is_in_the_audit(remote: Remote) -> None:
+    """Also those that are no lack of a right."""
+    holder = remote.holders["worker/delta"]
+    hello = make_hello("delta")
+    hello.protocol_version.major += 1
+    channel = holder.open_channel(remote.workers)
+    worker = ScriptedWorker(channel, ConnectRequest(hello=hello))
+    remote.coordinator.workers.append(worker)
+    worker.wait_ended()
+    with pytest.raises(grpc.RpcError, match="signing request is not valid"):
+        RenewalServiceStub(channel).RenewCertificate(RenewCertificateRequest(csr=b"junk"), timeout=20)
+    expected = {
+        ("Connect", "ERROR_REASON_PROTOCOL_VERSION"),
+        ("RenewCertificate", "ERROR_REASON_INVALID_ARGUMENT"),
+    }
+    until(lambda: expected <= refusals(remote, "worker/delta"))

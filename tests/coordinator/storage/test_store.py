@@ -347,6 +347,37 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     engine.dispose()
+    copy = path.with_name("store.sqlite3-tables-0002")
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with closing(sqlite3.connect(copy)) as older:
+        assert older.execute("SELECT version_num FROM alembic_version").fetchone() == ("0002",)
+        assert older.execute("SELECT count(*) FROM workloads").fetchone() == (3,)
+
+
+def set_tables(path: Path, number: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (number,))
+
+
+def test_a_store_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    set_tables(path, "9999")
+    with pytest.raises(StartError, match=rf"a newer release wrote it \(tables 9999, .* {NEWEST}\)"):
+        Store.open(str(path))
+    set_tables(path, NEWEST)
+    Store.open(str(path)).close()
+
+
+def test_a_store_that_can_not_be_copied_is_not_migrated(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    set_tables(path, "0013")
+    (tmp_path / "store.sqlite3-tables-0013.partial").mkdir()
+    with pytest.raises(StartError, match="no copy can be made before its migration"):
+        Store.open(str(path))
+    set_tables(path, NEWEST)
+    Store.open(str(path)).close()
 
 
 def test_request_ids_of_an_older_release_belong_to_their_actors(tmp_path: Path) -> None:

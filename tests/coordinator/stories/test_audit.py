@@ -68,8 +68,8 @@ from tests.coordinator.stories.test_owners import OWN
 
 SUSPENDED = workload_pb2.WORKLOAD_STATE_SUSPENDED
 SECRET = "hunter2"
-OF_WORKERS = {"RenewCertificate", "UnbindGpu"}
-"""These need an enrolled worker: see test_enrolment.py."""
+OF_WORKERS = {"Connect", "Join", "RenewCertificate", "UnbindGpu"}
+"""These need a worker that enrols or is enrolled: see test_enrolment.py and test_own_pki.py."""
 
 
 def entries(coordinator: CoordinatorProcess, filter_text: str = "") -> list[AuditEntry]:
@@ -247,8 +247,6 @@ def test_what_changes_nothing_writes_no_row(coordinator: CoordinatorProcess, wor
     command = coordinator.workloads.StopWorkload(request).command
     before = entries(coordinator)
     assert coordinator.workloads.StopWorkload(request).command.command_id == command.command_id
-    assert refusal(lambda: suspend(coordinator))[1] == "WORKLOAD_BUSY"
-    assert refusal(lambda: suspend(coordinator, "nobody"))[1] == "UNKNOWN_WORKLOAD"
     bare = Workload(workload_id=started.workload_id)
     coordinator.workloads.UpdateWorkload(workload_service_pb2.UpdateWorkloadRequest(workload=bare))
     worker.succeed("stop")
@@ -366,6 +364,8 @@ def test_a_full_disk_stops_changes_and_no_reads(
     )
     resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE, limit)
     until(lambda: bool(entries(coordinator, "outcome = REFUSED")))
+    reasons = {ErrorReason.Name(entry.reason) for entry in entries(coordinator, "outcome = REFUSED")}
+    assert reasons == {"ERROR_REASON_UNAUTHENTICATED"}, "a failure of the store is no refusal"
     command = coordinator.workloads.StopWorkload(request).command
     assert entries(coordinator, "method:StopWorkload")[0].command_id == command.command_id
     assert not verify(coordinator).HasField("broken")

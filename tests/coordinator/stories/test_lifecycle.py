@@ -96,6 +96,7 @@ def test_a_command_that_was_stored_and_not_sent_is_sent_when_its_worker_comes(
     assert ended(coordinator, "c-1").state == SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_command_that_was_never_sent_expires_and_its_workload_has_failed(
     coordinator: CoordinatorProcess,
 ) -> None:

@@ -251,6 +251,7 @@ def test_a_huge_epoch_locks_nobody_out(coordinator: CoordinatorProcess, worker: 
     assert coordinator.connect(make_hello(last_epoch=1)).welcome().epoch == 2
 
 
+@pytest.mark.long
 def test_another_instance_does_not_supersede_one_that_is_in_contact(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

@@ -29,6 +29,7 @@ from leasehold.worker.v1.session_pb2 import (
 
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.grids import grid
 
 EXITED = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_EXITED, generation=99)
 SUCCEEDED = command_pb2.COMMAND_STATE_SUCCEEDED
@@ -121,7 +122,9 @@ IGNORED: dict[str, Frame] = {
 """Frames that answer nothing, as answers that are late."""
 
 
-@pytest.mark.parametrize("name", [*FRAMES, *IGNORED])
+@pytest.mark.parametrize(
+    "name", grid([*FRAMES, *IGNORED], "hello with a GPU", "hello with another id", "output")
+)
 def test_a_frame_changes_nothing_of_another_worker(
     coordinator: CoordinatorProcess, worker: ScriptedWorker, name: str
 ) -> None:

@@ -177,13 +177,21 @@ def test_outcomes_are_told_again_until_they_are_acknowledged(
     ("operation", "reason"),
     [
         ({"run": counter_run("many", 5)}, errors_pb2.ERROR_REASON_NO_FREE_GPU),
-        ({"run": RunOperation(name="empty")}, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
+        pytest.param(
+            {"run": RunOperation(name="empty")},
+            errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
+            marks=pytest.mark.long,
+        ),
         ({"run": counter_run("x", gpu_uuids=["GPU-1"])}, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
-        ({"suspend": SuspendOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD),
+        pytest.param(
+            {"suspend": SuspendOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, marks=pytest.mark.long
+        ),
         ({"restore": RestoreOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD),
-        ({"stop": StopOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD),
+        pytest.param(
+            {"stop": StopOperation()}, errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, marks=pytest.mark.long
+        ),
         ({"remap": RemapOperation()}, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
-        ({}, errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY),
+        pytest.param({}, errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY, marks=pytest.mark.long),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_reason(
@@ -218,6 +226,7 @@ def test_wrong_gpus_are_refused_and_nothing_is_changed(session: Session, host: S
     wait_counting(session, "w1", uuids[0])
 
 
+@pytest.mark.long
 def test_a_remap_whose_restore_fails_goes_back(session: Session, host: SimulatedHost) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
     started = session.run("c1", "w1", run=counter_run("one"))
@@ -233,7 +242,16 @@ def test_a_remap_whose_restore_fails_goes_back(session: Session, host: Simulated
     pool_states(session, [LEASED, FREE, FREE, FREE])
 
 
-def test_a_remap_that_the_driver_ignores_is_found_out(session: Session, host: SimulatedHost) -> None:
+def test_a_remap_that_the_driver_ignores_is_found_out(
+    start_worker: Callable[..., WorkerProcess],
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "worker.toml"
+    config.write_text("proof_timeout_s = 1\n")
+    start_worker(host, config=str(config))
+    session = coordinator.next_session()
     uuids = [gpu.uuid for gpu in host.gpus]
     started = session.run("c1", "w1", run=counter_run("one"))
     wait_counting(session, "w1")
@@ -298,6 +316,7 @@ def test_a_workload_that_ignores_sigterm_is_killed_after_the_grace(session: Sess
     assert stopped.workloads[0].status.exit.signal_number == signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_workload_whose_first_thread_has_ended_lives(session: Session, host: SimulatedHost) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
     assert session.run("c1", "w1", run=headless_run("one")).state == SUCCEEDED
@@ -334,7 +353,7 @@ for number in range(50_000):
 @pytest.mark.parametrize(
     ("root", "sessions"),
     [
-        ("leaves", "own"),
+        pytest.param("leaves", "own", marks=pytest.mark.long),
         ("stays", "same"),
         pytest.param("leaves", "same", marks=pytest.mark.long),
         pytest.param("stays", "own", marks=pytest.mark.long),
@@ -364,6 +383,7 @@ def test_nothing_of_a_chain_of_forks_is_left(
     assert forks.stat().st_size == left, "it forks on"
 
 
+@pytest.mark.long
 def test_a_command_of_an_older_epoch_is_not_obeyed(session: Session) -> None:
     session.send(make_command("c1", "w1", run=counter_run("one")), epoch=session.epoch - 1)
     refused = session.outcome("c1")
@@ -441,6 +461,7 @@ def test_a_lost_gpu_is_reported_and_never_kills_the_worker(
     wait_counting(session, "w1", host.gpus[2].uuid)
 
 
+@pytest.mark.long
 def test_an_old_driver_is_refused_with_what_it_lacks(
     start_worker: Callable[..., WorkerProcess], tmp_path: Path, coordinator: ScriptedCoordinator
 ) -> None:

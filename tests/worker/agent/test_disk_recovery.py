@@ -108,6 +108,7 @@ async def test_what_is_started_while_the_rest_is_killed_is_killed_too(
     assert not await parts.workloads.get("w").find_processes()
 
 
+@pytest.mark.long
 async def test_who_takes_long_to_be_suspended_before_the_kill_is_killed_all_the_same(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

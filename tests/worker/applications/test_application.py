@@ -22,6 +22,7 @@ from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.processes import identify
 from leasehold_worker.local_api import service
 
+from tests.grids import grid
 from tests.worker.kernel_host import SIZE, Served, open_served
 from tests.worker.kernel_programs import ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE
 
@@ -32,11 +33,11 @@ HANGING = {
         ApplicationTimeouts(answer_s=0.2),
         "did not say whether it can save itself within 0.2 s",
     ),
-    "estimate": (ApplicationTimeouts(answer_s=1.0), "did not estimate its size within 1 s"),
+    "estimate": (ApplicationTimeouts(answer_s=3.0), "did not estimate its size within 3 s"),
     "prepare": (ApplicationTimeouts(quiescence_s=0.2, cancel_s=0.2), "did not become quiescent within 0.2 s"),
     "is_quiescent": (
-        ApplicationTimeouts(quiescence_s=1.0, cancel_s=0.2),
-        "did not become quiescent within 1 s",
+        ApplicationTimeouts(quiescence_s=3.0, cancel_s=0.2),
+        "did not become quiescent within 3 s",
     ),
     "checkpoint": (ApplicationTimeouts(checkpoint_s=0.2, cancel_s=0.2), "did not save itself within 0.2 s"),
 }
@@ -106,19 +107,22 @@ async def test_an_application_that_does_not_know_its_size_saves_itself(served: S
     ("mode", "reason", "match", "cancelled"),
     [
         ("busy", "KERNEL_NOT_READY", "in the middle of something", False),
-        ("huge", "INSUFFICIENT_DISK", "expects to save 888.2 PiB", False),
-        ("restless", "KERNEL_FAILED", "did not become quiescent within 0.5 s", True),
+        pytest.param("huge", "INSUFFICIENT_DISK", "expects to save 888.2 PiB", False, marks=pytest.mark.long),
+        pytest.param(
+            "restless", "KERNEL_FAILED", "did not become quiescent within 0.5 s", True, marks=pytest.mark.long
+        ),
         ("encode-fails", "KERNEL_FAILED", "ValueError: no more", True),
-        (
+        pytest.param(
             "raises-in-can_checkpoint",
             "KERNEL_FAILED",
             "failed to say whether it can save itself: ValueError: told",
             False,
+            marks=pytest.mark.long,
         ),
-        ("raises-in-estimate", "KERNEL_FAILED", "told to", False),
+        pytest.param("raises-in-estimate", "KERNEL_FAILED", "told to", False, marks=pytest.mark.long),
         ("raises-in-prepare", "KERNEL_FAILED", "told to", True),
-        ("raises-in-is_quiescent", "KERNEL_FAILED", "told to", True),
-        ("raises-in-checkpoint", "KERNEL_FAILED", "told to", True),
+        pytest.param("raises-in-is_quiescent", "KERNEL_FAILED", "told to", True, marks=pytest.mark.long),
+        pytest.param("raises-in-checkpoint", "KERNEL_FAILED", "told to", True, marks=pytest.mark.long),
     ],
 )
 async def test_what_goes_wrong_is_undone(
@@ -134,7 +138,7 @@ async def test_what_goes_wrong_is_undone(
     assert served.kernel() is kernel
 
 
-@pytest.mark.parametrize("step", list(HANGING))
+@pytest.mark.parametrize("step", grid(HANGING, "checkpoint"))
 async def test_one_that_hangs_in_a_step_loses_its_stream_and_comes_back(served: Served, step: str) -> None:
     application, kernel = await served.serve(f"hangs-in-{step}")
     timeouts, told = HANGING[step]
@@ -149,6 +153,7 @@ async def test_one_that_hangs_in_a_step_loses_its_stream_and_comes_back(served: 
     await save(kernel, served.store, resume=True)
 
 
+@pytest.mark.long
 async def test_one_that_stalls_while_it_saves_goes_on(served: Served) -> None:
     application, kernel = await served.serve("stalls-in-the-middle")
     timeouts = ApplicationTimeouts(checkpoint_s=0.5, cancel_s=0.2)
@@ -160,7 +165,11 @@ async def test_one_that_stalls_while_it_saves_goes_on(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", [*(f"dies-in-{s}" for s in ("prepare", "is_quiescent", "checkpoint")), "dies-in-the-middle"]
+    "mode",
+    grid(
+        ("dies-in-prepare", "dies-in-is_quiescent", "dies-in-checkpoint", "dies-in-the-middle"),
+        "dies-in-the-middle",
+    ),
 )
 async def test_one_that_dies_leaves_nothing(served: Served, mode: str) -> None:
     _, kernel = await served.serve(mode)
@@ -189,6 +198,7 @@ async def test_a_cancelled_save_lets_the_application_go_on(served: Served) -> No
     assert await kernel.can_checkpoint()
 
 
+@pytest.mark.long
 async def test_a_budget_holds_even_where_the_estimate_was_wrong(served: Served) -> None:
     application, kernel = await served.serve(size=SIZE)
     error = await refused(lambda: save(kernel, served.store, resume=True, available_bytes=SIZE - 1))
@@ -238,7 +248,9 @@ def alter(checkpoint: StoredCheckpoint, position: int = PAYLOAD_OFFSET + 1000) -
         file.write(b"\xff")
 
 
-@pytest.mark.parametrize("position", [60, PAYLOAD_OFFSET + 1000], ids=["header", "payload"])
+@pytest.mark.parametrize(
+    "position", [pytest.param(60, marks=pytest.mark.long), PAYLOAD_OFFSET + 1000], ids=["header", "payload"]
+)
 async def test_an_altered_one_is_passed_over_with_a_warning(served: Served, position: int) -> None:
     older, newer = await saved_twice(served)
     alter(newer, position)
@@ -250,6 +262,7 @@ async def test_an_altered_one_is_passed_over_with_a_warning(served: Served, posi
     assert successor.said().count("restore") == 1
 
 
+@pytest.mark.long
 async def test_the_one_that_was_named_is_restored_or_none(served: Served) -> None:
     older, newer = await saved_twice(served)
     alter(newer)
@@ -273,6 +286,7 @@ async def test_another_version_is_not_restored(served: Served) -> None:
     assert successor.said() == []
 
 
+@pytest.mark.long
 async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> None:
     older, _ = await saved_twice(served)
     successor, kernel = await served.restored("decode-fails")
@@ -282,6 +296,7 @@ async def test_one_that_fails_to_be_restored_does_not_begin(served: Served) -> N
     assert "begun" not in successor.output.read_text()
 
 
+@pytest.mark.long
 async def test_one_that_its_application_can_not_be_restored_from_is_passed_over(served: Served) -> None:
     older, newer = await saved_twice(served)
     successor, kernel = await served.restored("raises-once-in-restore")
@@ -295,6 +310,7 @@ async def test_one_that_its_application_can_not_be_restored_from_is_passed_over(
     assert newer.path.exists(), "it is not deleted for that"
 
 
+@pytest.mark.long
 async def test_one_that_dies_while_it_is_restored_is_given_no_older_one(served: Served) -> None:
     older, _ = await saved_twice(served)
     _, kernel = await served.restored("dies-in-restore")
@@ -303,6 +319,7 @@ async def test_one_that_dies_while_it_is_restored_is_given_no_older_one(served: 
     assert "disconnected before it could restore itself" in error.message
 
 
+@pytest.mark.long
 async def test_a_restore_has_a_deadline(served: Served) -> None:
     older, _ = await saved_twice(served, size=1000)
     successor, kernel = await served.restored("hangs-in-restore")
@@ -365,6 +382,7 @@ with grpc.insecure_channel("unix:" + sys.argv[1]) as channel:
     assert done.stdout == b"INVALID_ARGUMENT\n"
 
 
+@pytest.mark.long
 async def test_there_is_room_for_so_many_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "KERNELS_LIMIT", 1)
     async with open_served(tmp_path) as served:
@@ -373,6 +391,7 @@ async def test_there_is_room_for_so_many_kernels(tmp_path: Path, monkeypatch: py
         assert await stranger.wait_line("refused") == "refused INSUFFICIENT_RESOURCES"
 
 
+@pytest.mark.long
 async def test_an_end_is_seen_by_who_waits_for_a_kernel(served: Served) -> None:
     application, kernel = await served.serve()
     workload_id = kernel.workload.workload_id
@@ -396,6 +415,7 @@ async def test_how_an_application_is_is_told_with_its_workload(
     assert kernel.workload.kernel.kernel_id == "app"
 
 
+@pytest.mark.long
 async def test_a_program_that_does_not_close_its_kernel_ends_all_the_same(served: Served) -> None:
     application = served.start(CARELESS)
     await application.wait_line("begun")

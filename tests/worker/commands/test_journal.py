@@ -3,6 +3,7 @@
 import resource
 import shutil
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -254,12 +255,11 @@ async def test_a_disk_that_does_not_answer_refuses_in_time_and_what_it_writes_la
     [
         lambda path: path.write_bytes(b"this is no database, and never was one" * 100),
         lambda path: path.write_bytes(path.read_bytes()[:5000] + b"\xff" * 3000 + path.read_bytes()[8000:]),
-        lambda path: _set_version(path, 99),
         lambda path: _set_record(path, b"{"),
         lambda path: _set_record(path, b"{}", "digest"),
         lambda path: path.with_name(f"{path.name}-seal").unlink(),
     ],
-    ids=["foreign", "damaged", "newer", "unreadable record", "another record", "no seal"],
+    ids=["foreign", "damaged", "unreadable record", "another record", "no seal"],
 )
 def test_a_journal_that_cannot_be_used_is_left_as_it_is(
     path: Path, break_it: Callable[[Path], object]
@@ -426,6 +426,7 @@ async def test_a_journal_that_is_deleted_under_a_worker_takes_nothing_more(path:
     assert rows(path).keys() == {"w1", "w3"}
 
 
+@pytest.mark.long
 def test_a_worker_whose_disk_is_full_takes_in_nothing_and_goes_on_afterwards(
     start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator
 ) -> None:
@@ -503,6 +504,11 @@ def test_a_journal_of_format_3_is_taken_over(path: Path) -> None:
     file = journal_file.JournalFile(path)
     assert file.contents.standings == {"GPU-1": standing}
     assert file.contents.holds == []
+    copy = path.with_name(f"{path.name}-format-3")
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    with closing(sqlite3.connect(copy)) as older:
+        assert older.execute("PRAGMA user_version").fetchone() == (3,)
+        assert older.execute("SELECT count(*) FROM standings").fetchone() == (1,)
     now = datetime.now(UTC)
     end = now + timedelta(seconds=60)
     holds = [Hold(name, ("w1", "w2"), ("GPU-1",), now, end, "ann") for name in ("c1", "c2")]
@@ -513,6 +519,27 @@ def test_a_journal_of_format_3_is_taken_over(path: Path) -> None:
     file = journal_file.JournalFile(path)
     file.close()
     assert file.contents.holds == holds[1:]
+
+
+def test_a_journal_of_an_older_format_is_left_as_it_is_if_it_can_not_be_copied(path: Path) -> None:
+    journal_file.JournalFile(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.executescript("DROP TABLE holds; PRAGMA user_version = 3")
+    connection.close()
+    path.with_name(f"{path.name}-format-3.partial").mkdir()
+    before = path.read_bytes()
+    with pytest.raises(StartError, match="can't be used"):
+        journal_file.JournalFile(path)
+    assert path.read_bytes() == before
+
+
+def test_a_journal_of_a_newer_release_is_refused_and_left_as_it_is(path: Path) -> None:
+    journal_file.JournalFile(path).close()
+    _set_version(path, 99)
+    before = path.read_bytes()
+    with pytest.raises(StartError, match=r"a newer release wrote the journal .*format 99.*reads 4"):
+        journal_file.JournalFile(path)
+    assert path.read_bytes() == before
 
 
 def test_a_record_has_the_fields_of_its_workload_with_the_same_types() -> None:

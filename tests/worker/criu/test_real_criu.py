@@ -199,6 +199,7 @@ async def test_a_family_with_threads_pipes_and_a_deleted_file_goes_on(
         await wait_exit(folder, now)
 
 
+@pytest.mark.long
 async def test_processes_that_talk_to_each_other_by_tcp_go_on(
     criu: CriuFacts, store: ImageStore, folder: Path
 ) -> None:
@@ -274,6 +275,7 @@ async def test_a_cancellation_before_the_image_is_final_leaves_the_process_runni
         end(root)
 
 
+@pytest.mark.long
 async def test_a_cancellation_in_the_middle_of_writing_leaves_the_process_running(
     criu: CriuFacts, store: ImageStore, folder: Path
 ) -> None:
@@ -341,6 +343,7 @@ async def test_what_criu_can_not_dump_is_an_error_with_its_reason(criu: CriuFact
         end(root)
 
 
+@pytest.mark.long
 async def test_a_process_on_a_simulated_gpu_comes_back_checkpointed_and_moves(
     criu: CriuFacts, store: ImageStore, folder: Path, host: SimulatedHost, driver: Driver
 ) -> None:

@@ -178,6 +178,7 @@ async def test_a_cancellation_that_comes_too_late_changes_nothing(
         end(root)
 
 
+@pytest.mark.long
 async def test_a_success_that_was_told_with_the_timeout_is_not_lost(
     make_criu: MakeCriu, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,14 +100,17 @@ def test_a_host_with_nothing_wrong(
 @pytest.mark.parametrize(
     ("capabilities", "permission"),
     [
-        (("sys_ptrace", "setuid"), "granted (uid 2000, with CAP_SYS_PTRACE"),
+        pytest.param(
+            ("sys_ptrace", "setuid"), "granted (uid 2000, with CAP_SYS_PTRACE", marks=pytest.mark.long
+        ),
         (
             ("sys_ptrace",),
             "granted for processes of the worker's own user only (uid 2000, with CAP_SYS_PTRACE",
         ),
-        (
+        pytest.param(
             ("setuid",),
             "granted for processes of the worker's own user only (uid 2000, without CAP_SYS_PTRACE",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -156,7 +159,12 @@ def test_an_old_driver(
 
 
 @pytest.mark.parametrize(
-    ("error", "remedy"), [(999, "dmesg"), (802, "nvidia-fabricmanager"), (803, "reboot")]
+    ("error", "remedy"),
+    [
+        (999, "dmesg"),
+        pytest.param(802, "nvidia-fabricmanager", marks=pytest.mark.long),
+        pytest.param(803, "reboot", marks=pytest.mark.long),
+    ],
 )
 def test_an_init_that_fails(
     host: SimulatedHost, configure: Callable[..., Path], error: int, remedy: str
@@ -176,7 +184,12 @@ def test_gpus_of_unknown_memory_are_warned_of(host: SimulatedHost, configure: Ca
 
 
 @pytest.mark.parametrize(
-    ("call", "wrong"), [("cuInit", "libcuda"), ("nvmlInit", "nvml"), ("nvmlDeviceGetMemoryInfo", "nvml")]
+    ("call", "wrong"),
+    [
+        ("cuInit", "libcuda"),
+        pytest.param("nvmlInit", "nvml", marks=pytest.mark.long),
+        pytest.param("nvmlDeviceGetMemoryInfo", "nvml", marks=pytest.mark.long),
+    ],
 )
 def test_a_library_that_hangs(
     host: SimulatedHost, configure: Callable[..., Path], call: str, wrong: str

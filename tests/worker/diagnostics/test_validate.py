@@ -13,6 +13,7 @@ import pytest
 from leasehold_simgpu import SimulatedHost
 
 from tests.conformance.conftest import why_no_gpu
+from tests.grids import grid
 from tests.prefork import COMMAND_LINE, Forked, run
 from tests.worker.conftest import Counter
 
@@ -51,7 +52,9 @@ def test_with_two_equal_gpus_everything_is_proved(tmp_path: Path) -> None:
     assert document["driver_version"] == host.driver_version
 
 
-@pytest.mark.parametrize("options", [{"gpus": 1}, {"gpus": 2, "chip": ["H100", "L4"]}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({"gpus": 1}, marks=pytest.mark.long), {"gpus": 2, "chip": ["H100", "L4"]}]
+)
 def test_without_an_equal_gpu_nothing_is_moved(tmp_path: Path, options: dict[str, Any]) -> None:
     document = validate(make_host(tmp_path, **options))
     assert len(document["steps"]) == 5
@@ -83,11 +86,11 @@ validate.WorkerConfig = lambda: WorkerConfig(proof_timeout_s=1.0)
 @pytest.mark.parametrize(
     ("call", "fault", "steps", "expected"),
     [
-        ("checkpoint", {"error": 801}, 1, "UNSUPPORTED_STATE"),
-        ("checkpoint", {"keep_memory": True}, 1, "MEMORY_NOT_FREED"),
-        ("checkpoint", {"skip": True}, 1, "its state is LOCKED"),
-        ("restore", {"error": 2}, 2, "MEMBER_WEDGED"),
-        ("unlock", {"skip": True}, 2, "its state is LOCKED"),
+        pytest.param("checkpoint", {"error": 801}, 1, "UNSUPPORTED_STATE", marks=pytest.mark.long),
+        pytest.param("checkpoint", {"keep_memory": True}, 1, "MEMORY_NOT_FREED", marks=pytest.mark.long),
+        pytest.param("checkpoint", {"skip": True}, 1, "its state is LOCKED", marks=pytest.mark.long),
+        pytest.param("restore", {"error": 2}, 2, "MEMBER_WEDGED", marks=pytest.mark.long),
+        pytest.param("unlock", {"skip": True}, 2, "its state is LOCKED", marks=pytest.mark.long),
         ("restore", {"ignore_gpu_pairs": True}, 5, "REMAP_NOT_APPLIED"),
     ],
 )
@@ -108,6 +111,7 @@ def test_a_host_that_can_not(tmp_path: Path) -> None:
     assert "has 0 B free" in validate(full, code=1)["error"]
 
 
+@pytest.mark.long
 def test_a_gpu_that_others_use_is_shared(
     tmp_path: Path, start_counter: Callable[..., Counter], host: SimulatedHost
 ) -> None:
@@ -117,14 +121,15 @@ def test_a_gpu_that_others_use_is_shared(
     assert len(document["steps"]) == 7
 
 
+@pytest.mark.long
 def test_a_driver_that_hides_what_processes_take(tmp_path: Path) -> None:
     host = make_host(tmp_path, gpus=1)
     host.set_readings(0, hides_process_memory=True)
     assert validate(host)["error"] is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("call", ["checkpoint", "restore"])
+@pytest.mark.parametrize("number", grid([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
+@pytest.mark.parametrize("call", grid(["checkpoint", "restore"], "restore"))
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, call: str) -> None:
     host = make_host(tmp_path, gpus=1)
     host.set_fault(call, delay_s=0.5)

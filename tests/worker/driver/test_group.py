@@ -35,6 +35,7 @@ from leasehold_worker.gpus.facts import GpuFacts
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import ProcessIdentity, identify
 
+from tests.grids import grid
 from tests.worker.conftest import Counter
 from tests.worker.operations.test_handler import calls_of
 
@@ -101,7 +102,7 @@ async def test_suspend_and_restore(driver: Driver, start_counter: StartCounter, 
 @pytest.mark.parametrize(
     ("call", "error", "reason"),
     [
-        ("lock", 600, errors_pb2.ERROR_REASON_LOCK_TIMEOUT),
+        pytest.param("lock", 600, errors_pb2.ERROR_REASON_LOCK_TIMEOUT, marks=pytest.mark.long),
         pytest.param("lock", 304, errors_pb2.ERROR_REASON_PERMISSION_OR_OS, marks=pytest.mark.long),
         pytest.param("checkpoint", 800, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, marks=pytest.mark.long),
         pytest.param("checkpoint", 801, errors_pb2.ERROR_REASON_UNSUPPORTED_STATE, marks=pytest.mark.long),
@@ -131,6 +132,7 @@ async def test_a_suspend_that_fails_for_one_is_undone_for_all(
     assert parties.outcomes[0].rolled_back is True
 
 
+@pytest.mark.long
 async def test_a_restore_elsewhere_that_fails_leaves_all_parked_and_the_next_one_works(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -173,6 +175,7 @@ async def test_a_restore_out_of_memory_is_wedged_and_the_others_stay_parked(
     assert second.outcomes[1].rolled_back is False
 
 
+@pytest.mark.long
 async def test_a_member_that_can_not_be_parked_again_is_not_left_locked(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -243,6 +246,7 @@ async def test_a_member_that_was_held_up_is_asked_again_once_the_others_are_back
             await counter.wait_count()
 
 
+@pytest.mark.long
 async def test_a_member_that_hangs_alone_is_not_asked_again(
     host: SimulatedHost, start_counter: StartCounter
 ) -> None:
@@ -275,6 +279,7 @@ async def test_a_member_that_dies_fails_the_group_and_frees_the_others(
     assert await states(driver, counters[:2]) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_lock_that_kills_its_target_is_told_as_its_end(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -290,6 +295,7 @@ async def test_a_lock_that_kills_its_target_is_told_as_its_end(
     assert await states(driver, counters[:2]) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_target_that_dies_seconds_after_the_lock_is_told_as_its_end(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -381,6 +387,7 @@ async def test_a_pid_that_is_somebody_else_by_now_is_left_alone(
     assert await states(driver, counters) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_wedged_member_is_never_restored_again(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -435,7 +442,10 @@ async def test_a_helper_that_can_not_be_started_fails_its_member_and_leaves_nobo
 @SEQUENTIAL
 @pytest.mark.parametrize(
     ("error", "brought_back"),
-    [(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), 3), (RuntimeError("can't start new thread"), 2)],
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), 3),
+        pytest.param(RuntimeError("can't start new thread"), 2, marks=pytest.mark.long),
+    ],
     ids=["transient", "unforeseen"],
 )
 async def test_a_rollback_goes_through_all_members_whatever_one_does(
@@ -520,7 +530,7 @@ async def test_an_error_304_of_a_living_process_with_permission_is_told_as_unkno
 
 
 @pytest.mark.parametrize("reaped", [True, False], ids=["missing", "zombie"])
-@pytest.mark.parametrize("call", ["lock", "checkpoint", "restore", "unlock"])
+@pytest.mark.parametrize("call", grid(["lock", "checkpoint", "restore", "unlock"], "checkpoint"))
 async def test_a_member_that_ends_between_two_calls_has_ended_and_lacks_no_permission(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter, call: str, reaped: bool
 ) -> None:

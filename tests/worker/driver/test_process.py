@@ -53,6 +53,7 @@ async def test_full_cycle_keeps_the_data(driver: Driver, start_counter: StartCou
     assert counter.counts() == list(range(counter.counts()[0], counter.counts()[-1] + 1))
 
 
+@pytest.mark.long
 async def test_a_restore_needs_no_persistence_mode(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -151,7 +152,7 @@ async def test_a_suspend_that_is_cancelled_during_the_lock_leaves_it_running(
     await counter.wait_count()
 
 
-@pytest.mark.parametrize("call", ["lock", "checkpoint"])
+@pytest.mark.parametrize("call", ["lock", pytest.param("checkpoint", marks=pytest.mark.long)])
 async def test_a_suspend_past_its_deadline_leaves_it_running(
     host: SimulatedHost,
     driver: Driver,

@@ -19,6 +19,7 @@ from leasehold_worker.local_api.unix_socket import LocalSocket
 from tests.worker.conftest import WorkerProcess
 from tests.worker.dead_volumes import dead_volume
 from tests.worker.scripted_coordinator import ScriptedCoordinator
+from tests.worker.unix_users import open_to_others
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root only can give files to another user")
@@ -102,6 +103,20 @@ def test_other_users_read_nothing_of_a_worker_and_programs_keep_their_umask(
     while not (said := (tmp_path / "umask").read_text() if (tmp_path / "umask").exists() else ""):
         pass
     assert int(said, 8) == private_directories.STARTED_WITH
+
+
+def test_only_the_worker_enters_a_state_directory_without_socket_and_users(
+    start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    """With run_as, or with the socket in it, other users pass through to what is theirs."""
+    config = tmp_path / "worker.toml"
+    open_to_others(tmp_path)
+    config.write_text('[run_as]\n"user/alice" = "2001:2001"\n')
+    for options, mode in (({}, 0o700), ({"config": str(config)}, 0o711)):
+        worker = start_worker(None, f"state-{mode}", socket=str(tmp_path / "worker.sock"), **options)
+        coordinator.next_session()
+        assert stat.S_IMODE((tmp_path / f"state-{mode}").stat().st_mode) == mode
+        assert worker.stop() == 0
 
 
 def test_an_image_directory_that_does_not_answer_is_told_at_the_start(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_the_oldest_part_of_a_long_output_is_dropped_and_readers_go_on(tmp_path:
     assert read_kept(output, 10, 2**62) == (2**62, b"")
 
 
+@pytest.mark.long
 def test_a_reader_of_a_worker_is_told_where_what_is_kept_begins(
     start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -165,7 +166,16 @@ def test_the_files_of_the_oldest_ended_workloads_are_removed(
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("workload_id", ["../../elsewhere", "..", "a/b", "", "x" * 129])
+@pytest.mark.parametrize(
+    "workload_id",
+    [
+        "../../elsewhere",
+        pytest.param("..", marks=pytest.mark.long),
+        pytest.param("a/b", marks=pytest.mark.long),
+        "",
+        pytest.param("x" * 129, marks=pytest.mark.long),
+    ],
+)
 def test_an_id_that_is_no_name_of_a_folder_is_refused(
     start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path, workload_id: str
 ) -> None:

@@ -1,8 +1,6 @@
 """What is said of GPUs: of their health, while NVML hangs or is old, in processes on a simulated host."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +14,9 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus import inventory as inventory_module
 from leasehold_worker.gpus.inventory import GpuReading, HealthReading, Inventory, XidWait
 
+from tests.prefork import run
+
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, RESET_REQUIRED = 3, 13, 16
-ROOT = Path(__file__).resolve().parents[3]
 NEVER_S = 3600.0
 """A question that waits so long for an answer of its own ends no test."""
 
@@ -177,22 +176,28 @@ def health_while_it_hangs(path: str) -> None:
 def run_on_host(scenario: Callable[[str], None], host: SimulatedHost) -> None:
     """Runs a function of this module on the simulated host: this process has no libnvidia-ml."""
     name = scenario.__name__
-    subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import {name}; {name}({str(host.directory)!r})"],
-        cwd=ROOT,
+    done = run(
+        f"from {__name__} import {name}; {name}({str(host.directory)!r})",
+        [],
         env={**os.environ, **host.environment()},
         timeout=60,
-        check=True,
     )
+    assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_an_nvml_that_hangs_is_not_waited_for_and_nothing_is_made_up(host: SimulatedHost) -> None:
     run_on_host(ask_while_it_hangs, host)
 
 
 @pytest.mark.parametrize(
     "scenario",
-    [health_by_an_old_library, xids_come_while_others_ask, no_events_at_all, health_while_it_hangs],
+    [
+        health_by_an_old_library,
+        xids_come_while_others_ask,
+        pytest.param(no_events_at_all, marks=pytest.mark.long),
+        pytest.param(health_while_it_hangs, marks=pytest.mark.long),
+    ],
 )
 def test_health_is_what_nvml_says(scenario: Callable[[str], None], host: SimulatedHost) -> None:
     run_on_host(scenario, host)

@@ -474,7 +474,7 @@ async def test_a_drain_that_does_not_end_aborts_and_admits_again(
 ) -> None:
     monkeypatch.setattr("leasehold_worker.hooks.http_hook.IDLE_INTERVAL_S", 60.0)
     hook = engine(vllm)
-    hook.timeout.FromSeconds(5)  # passes in the pause after the first answer
+    hook.timeout.FromSeconds(3)  # passes in the pause after the first answer
     hook.drain.stop_admitting.MergeFrom(HttpHook(method="POST", url=f"{vllm.url}/pause"))
     hook.drain.idle.MergeFrom(HttpHook(method="GET", url=f"{vllm.url}/idle"))
     hook.drain.admit_again.MergeFrom(HttpHook(method="POST", url=f"{vllm.url}/resume"))

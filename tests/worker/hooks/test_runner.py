@@ -269,9 +269,9 @@ def left_child(folder: Path) -> ProcessIdentity:
 async def test_a_command_that_times_out_is_killed_with_its_children(tmp_path: Path) -> None:
     script = f"{LEAVE_A_CHILD}; echo waiting; wait"
     with pytest.raises(
-        OperationError, match=r"timed out after 1 s .sh was still running; its output: waiting"
+        OperationError, match=r"timed out after 3 s .sh was still running; its output: waiting"
     ):
-        await runner.down(context([command("a", "sh", "-c", script, timeout_s=1)], tmp_path))
+        await runner.down(context([command("a", "sh", "-c", script, timeout_s=3)], tmp_path))
     with trio.fail_after(10):
         await wait_ended(left_child(tmp_path))
 

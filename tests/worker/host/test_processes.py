@@ -497,7 +497,7 @@ def test_processes_of_others_that_come_and_go_keep_no_scan_from_its_end() -> Non
             running.callback(storm.kill)
             assert storm.stdout is not None
             storm.stdout.readline()
-        scans = [scan_tree(gone, "A=nobody-s", mark_uid=os.getuid(), patience_s=1) for _ in range(10)]
+        scans = [scan_tree(gone, "A=nobody-s", mark_uid=os.getuid(), patience_s=10) for _ in range(10)]
     assert sum(scan.complete for scan in scans) >= 8
 
 

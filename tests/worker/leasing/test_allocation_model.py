@@ -192,7 +192,7 @@ class Ledger(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

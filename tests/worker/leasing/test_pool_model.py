@@ -851,7 +851,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -38,6 +38,7 @@ from leasehold_worker.local_api.unix_socket import (
     LocalSocket,
 )
 
+from tests.prefork import run
 from tests.worker.conftest import WorkerProcess
 
 NOBODY = 65534
@@ -121,9 +122,8 @@ def is_served(path: Path) -> bool:
 def ask(path: Path, *ids: int, release: str = "") -> str:
     """What the worker answers a user, by number, who is in groups."""
     arguments = [str(path), ",".join(map(str, ids)), release]
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *arguments], capture_output=True, text=True, check=True, timeout=30
-    )
+    done = run(ASK, arguments, env=os.environ, timeout=30)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
@@ -278,6 +278,7 @@ os._exit(0)
 """Opens calls on many connections, and never says what it asks."""
 
 
+@pytest.mark.long
 @needs_root
 def test_one_user_does_not_take_all_calls(serve: Serve, path: Path) -> None:
     serve(f'socket_group = "{GROUP}"')

@@ -131,6 +131,7 @@ def test_a_suspend_that_is_cancelled_later_is_finished_and_says_so(
     assert outcome.workloads[0].status.state == SUSPENDED
 
 
+@pytest.mark.long
 def test_a_timeout_during_the_lock_undoes_it(session: Session, host: SimulatedHost) -> None:
     host.set_busy(start(session, "w1"))
     command = make_command(
@@ -153,6 +154,8 @@ def test_a_command_that_waited_for_a_frozen_worker_is_not_carried_out_late(
     command.timeout.FromMilliseconds(1500)
     worker.process.send_signal(signal.SIGSTOP)
     session.send(command)
+    while not session.down.empty():
+        time.sleep(0.01)
     time.sleep(2)  # the timeout passes
     worker.process.send_signal(signal.SIGCONT)
     outcome = session.outcome("c2")
@@ -219,6 +222,7 @@ def test_a_swap_that_fails_for_one_is_undone_for_both(session: Session, host: Si
     wait_counting(session, "w2", second)
 
 
+@pytest.mark.long
 def test_a_workload_of_a_swap_takes_no_other_command(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     start(session, "w2")
@@ -232,6 +236,7 @@ def test_a_workload_of_a_swap_takes_no_other_command(session: Session, host: Sim
     assert session.outcome("c3").state == SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_remap_that_can_go_nowhere_leaves_the_workload_parked(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -256,7 +261,7 @@ def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "worker.toml"
-    config.write_text("driver_call_floor_s = 0.3\n")
+    config.write_text("driver_call_floor_s = 3\n")
     start_worker(host, config=str(config))
     session = coordinator.next_session()
     pid = start(session, "w1")
@@ -273,6 +278,7 @@ def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
     wait_counting(session, "w1")
 
 
+@pytest.mark.long
 def test_a_member_that_failed_on_a_lost_gpu_keeps_that_gpu(session: Session, host: SimulatedHost) -> None:
     """NVML says nothing of a lost GPU, which may have the memory of the member."""
     pid = start(session, "w1")
@@ -317,7 +323,15 @@ def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, hos
     leases(session, ["", "", "", ""])
 
 
-@pytest.mark.parametrize("call", ["get_restore_thread_id", "get_state", "lock", "checkpoint"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("get_restore_thread_id", marks=pytest.mark.long),
+        pytest.param("get_state", marks=pytest.mark.long),
+        "lock",
+        pytest.param("checkpoint", marks=pytest.mark.long),
+    ],
+)
 def test_a_member_that_is_killed_by_a_call_is_told_as_crashed(
     session: Session, host: SimulatedHost, call: str
 ) -> None:
@@ -337,6 +351,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.long
 def test_a_member_that_dies_during_the_proof_is_told_as_crashed(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -352,6 +367,7 @@ def test_a_member_that_dies_during_the_proof_is_told_as_crashed(
     leases(session, ["", "", "", ""])
 
 
+@pytest.mark.long
 def test_a_member_that_leaves_cuda_while_it_is_suspended_for_a_kill_is_killed(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -412,6 +428,7 @@ def test_a_rollback_is_among_the_phases(session: Session, host: SimulatedHost) -
     ]
 
 
+@pytest.mark.long
 def test_a_foreign_process_on_the_destination_stops_a_move_in_the_middle(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -430,6 +447,7 @@ def test_a_foreign_process_on_the_destination_stops_a_move_in_the_middle(
     wait_counting(session, "w1", first)
 
 
+@pytest.mark.long
 def test_no_lease_is_left_reserved(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     first, second = uuids(host)[:2]
@@ -453,6 +471,7 @@ def test_the_agent_itself_never_loads_the_driver(
     assert loaded_library(worker.process.pid, "libnvidia-ml.so") is not None
 
 
+@pytest.mark.long
 def test_jobs_that_share_memory_are_called_one_after_the_other(session: Session, host: SimulatedHost) -> None:
     """A lock of the second member begins only when that of the first has ended."""
     run = counter_run("w1")
@@ -471,6 +490,7 @@ def test_jobs_that_share_memory_are_called_one_after_the_other(session: Session,
     assert lock.duration.ToNanoseconds() >= 0.4e9
 
 
+@pytest.mark.long
 def test_a_workload_whose_members_ended_while_it_was_parked_runs_on_without_them(
     session: Session, host: SimulatedHost
 ) -> None:

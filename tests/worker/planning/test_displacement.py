@@ -68,7 +68,13 @@ def joined(host: SimulatedHost, *gpus: int) -> bool:
 
 @pytest.mark.parametrize(
     "moved",
-    [[], [hook_pb2.Hook(name="down", phase=hook_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)]],
+    [
+        [],
+        pytest.param(
+            [hook_pb2.Hook(name="down", phase=hook_pb2.HOOK_PHASE_BEFORE_SUSPEND, command=TRUE)],
+            marks=pytest.mark.long,
+        ),
+    ],
     ids=["plain", "hooked"],
     indirect=True,
 )
@@ -97,6 +103,7 @@ def test_a_remap_brings_a_child_of_a_moved_process_along(
     assert len([process for process in counters(host) if host.gpus[new].uuid in process.gpu_bytes]) == 2
 
 
+@pytest.mark.long
 def test_a_process_on_a_gpu_that_its_workload_does_not_lease_is_told(
     moved: Session, host: SimulatedHost
 ) -> None:

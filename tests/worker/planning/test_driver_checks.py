@@ -101,6 +101,7 @@ def test_a_plan_of_a_move_has_the_completed_pairs(session: Session, host: Simula
     assert list(plan.released_gpu_uuids) == [first]
 
 
+@pytest.mark.long
 def test_a_plan_of_several_workloads_says_whose_each_check_is(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     start(session, "w2")
@@ -115,6 +116,7 @@ def test_a_plan_of_several_workloads_says_whose_each_check_is(session: Session, 
     assert {check.workload_id for check in plan.checks if check.name in ("driver", "mps", "chips")} == {""}
 
 
+@pytest.mark.long
 def test_a_plan_changes_nothing(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     for operation in ({"suspend": SuspendOperation()}, {"remap": remap_to(host, 1)}):
@@ -132,6 +134,7 @@ def test_a_plan_changes_nothing(session: Session, host: SimulatedHost) -> None:
     assert process.calls["restore"] == 0
 
 
+@pytest.mark.long
 def test_what_is_so_already(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     assert plan_of(session, "w1", restore=RestoreOperation()).already_there
@@ -145,7 +148,7 @@ def test_what_is_so_already(session: Session, host: SimulatedHost) -> None:
     ("driver_version", "suspend", "remap"),
     [
         ("550.54.15", ["UNSUPPORTED_DRIVER"], ["UNSUPPORTED_DRIVER"]),
-        ("575.57.08", [], ["UNSUPPORTED_DRIVER"]),
+        pytest.param("575.57.08", [], ["UNSUPPORTED_DRIVER"], marks=pytest.mark.long),
     ],
 )
 def test_an_old_driver(
@@ -198,6 +201,7 @@ def test_a_stopped_target(session: Session, host: SimulatedHost) -> None:
     assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == []
 
 
+@pytest.mark.long
 def test_a_traced_target(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -248,6 +252,7 @@ def frozen(pid: int) -> Iterator[None]:
                 time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_frozen_target(session: Session, host: SimulatedHost) -> None:
     with frozen(start(session, "w1")):
         plan = plan_of(session, "w1", suspend=SuspendOperation())
@@ -255,6 +260,7 @@ def test_a_frozen_target(session: Session, host: SimulatedHost) -> None:
         assert "frozen" in plan.refusals[0].message
 
 
+@pytest.mark.long
 def test_another_user_mode_driver(session: Session, host: SimulatedHost, tmp_path: Path) -> None:
     libraries = Path(host.environment()["LD_LIBRARY_PATH"].split(":")[0])
     shutil.copytree(libraries, tmp_path / "compat")
@@ -297,12 +303,14 @@ def test_all_that_is_wrong_is_told_at_once(connect: Connect, host: SimulatedHost
     ]
 
 
+@pytest.mark.long
 def test_a_process_that_nvml_knows_and_the_driver_does_not(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     host.set_fault("get_restore_thread_id", pid, error=3)
     assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == ["NOT_A_CUDA_PROCESS"]
 
 
+@pytest.mark.long
 def test_memory_that_nvml_does_not_tell_by_process_is_that_of_the_gpu(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -315,6 +323,7 @@ def test_memory_that_nvml_does_not_tell_by_process_is_that_of_the_gpu(
     assert session.run("c2", "w1", suspend=SuspendOperation()).state == command_pb2.COMMAND_STATE_SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_lock_timeout_that_would_be_endless_is_refused(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     operation = SuspendOperation()

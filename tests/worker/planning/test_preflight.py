@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.planning.plan import Plan
 
 from tests.grids import grid
+from tests.prefork import run
 from tests.worker.conftest import WorkerProcess
 from tests.worker.counters import counter_run, counters, wait_counting
 from tests.worker.operations.test_acquisition import SUCCEEDED, helper_run
@@ -29,7 +28,6 @@ from tests.worker.operations.test_handler import calls_of, leases, move, plan_of
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
 from tests.worker.workloads.test_foreign_processes import counting
 
-ROOT = Path(__file__).resolve().parents[3]
 MEMORY_INFO, NOT_SUPPORTED = "nvmlDeviceGetMemoryInfo", 3
 
 
@@ -109,13 +107,13 @@ def test_a_plan_sees_who_is_on_its_gpus_now(
     scenario: Callable[[SimulatedHost, Path], Awaitable[None]], host: SimulatedHost, tmp_path: Path
 ) -> None:
     arguments: tuple[Any, ...] = (scenario.__name__, str(host.directory), str(tmp_path / "state"))
-    subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import play; play{arguments!r}"],
-        cwd=ROOT,
+    done = run(
+        f"from {__name__} import play; play{arguments!r}",
+        [],
         env={**os.environ, **host.environment()},
         timeout=60,
-        check=True,
     )
+    assert done.returncode == 0, done.stderr
 
 
 def is_known(plan: plan_pb2.Plan) -> bool:
@@ -125,6 +123,7 @@ def is_known(plan: plan_pb2.Plan) -> bool:
     return check.result == plan_pb2.CHECK_RESULT_PASSED
 
 
+@pytest.mark.long
 def test_a_plan_says_that_it_does_not_know_the_memory_of_its_gpus(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -145,6 +144,7 @@ def test_a_plan_says_that_it_does_not_know_the_memory_of_its_gpus(
     wait_counting(session, "w1")
 
 
+@pytest.mark.long
 def test_a_gpu_with_a_stranger_and_unknown_memory_is_refused(session: Session, host: SimulatedHost) -> None:
     run = counter_run("w1")
     run.spec.resources.allow_foreign = True
@@ -162,6 +162,7 @@ def test_a_gpu_with_a_stranger_and_unknown_memory_is_refused(session: Session, h
         assert calls(host, "lock") == 0
 
 
+@pytest.mark.long
 def test_memory_that_nvml_does_not_tell_by_process_is_known_from_the_gpu(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -200,6 +201,7 @@ def test_members_of_unknown_size_are_not_parked(session: Session, host: Simulate
     assert calls_of(host, pid)["lock"] == 0
 
 
+@pytest.mark.long
 def test_helpers_make_room_where_a_stranger_is_on_the_gpu_of_a_parked_workload(
     start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

@@ -47,7 +47,14 @@ def test_a_second_welcome_ends_the_session_with_its_reason(
     assert "welcome came twice" in error.message
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x7f", b"no frame at all"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\xff\xff\xff", marks=pytest.mark.long),
+        pytest.param(b"\x0a\x7f", marks=pytest.mark.long),
+        b"no frame at all",
+    ],
+)
 def test_bytes_that_are_no_frame_end_the_session_with_a_typed_goodbye(
     start_worker: Start, coordinator: ScriptedCoordinator, data: bytes
 ) -> None:
@@ -69,7 +76,7 @@ def test_another_major_version_is_refused_and_both_are_named(
     assert error.metadata["worker"].startswith("1.")
 
 
-@pytest.mark.parametrize("epoch", [0, 2**62])
+@pytest.mark.parametrize("epoch", [0, pytest.param(2**62, marks=pytest.mark.long)])
 def test_a_coordinator_with_an_impossible_epoch_is_refused(
     start_worker: Start, coordinator: ScriptedCoordinator, epoch: int
 ) -> None:
@@ -151,7 +158,10 @@ def test_a_heartbeat_changes_the_load_interval_at_once(
     "frame",
     [
         ConnectResponse(goodbye=Goodbye(reason=99)),  # type: ignore[arg-type]  # of a newer coordinator
-        ConnectResponse(drain=Drain(reconnect_after=duration_pb2.Duration(seconds=-5))),
+        pytest.param(
+            ConnectResponse(drain=Drain(reconnect_after=duration_pb2.Duration(seconds=-5))),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["unknown goodbye", "drain that is over"],
 )
@@ -166,11 +176,11 @@ def test_a_frame_ends_no_more_than_its_session(
 @pytest.mark.parametrize(
     "durations",
     [
-        {"load_interval": duration_pb2.Duration(seconds=-1)},
+        pytest.param({"load_interval": duration_pb2.Duration(seconds=-1)}, marks=pytest.mark.long),
         {"load_interval": duration_pb2.Duration()},
-        {"load_interval": duration_pb2.Duration(seconds=10**12)},
+        pytest.param({"load_interval": duration_pb2.Duration(seconds=10**12)}, marks=pytest.mark.long),
         {"silence_limit": duration_pb2.Duration(seconds=-1)},
-        {"silence_limit": duration_pb2.Duration(seconds=2**63 - 1)},
+        pytest.param({"silence_limit": duration_pb2.Duration(seconds=2**63 - 1)}, marks=pytest.mark.long),
     ],
     ids=["negative interval", "no interval", "huge interval", "negative limit", "huge limit"],
 )
@@ -190,6 +200,7 @@ def test_a_welcome_with_impossible_times_is_refused(
     assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
 
 
+@pytest.mark.long
 def test_an_offset_beyond_every_file_is_refused_alone(
     start_worker: Start, coordinator: ScriptedCoordinator
 ) -> None:
@@ -209,7 +220,10 @@ def read_at(session: Session, workload_id: str, offset: int) -> OutputChunk:
     return session.wait(lambda frame: frame.output_chunk.read_id == read.read_id).output_chunk
 
 
-@pytest.mark.parametrize("seconds", [-(2**63), -1, 2**63 - 1])
+@pytest.mark.parametrize(
+    "seconds",
+    [-(2**63), pytest.param(-1, marks=pytest.mark.long), pytest.param(2**63 - 1, marks=pytest.mark.long)],
+)
 def test_any_duration_of_a_command_ends_no_more_than_that(
     start_worker: Start, coordinator: ScriptedCoordinator, seconds: int
 ) -> None:

@@ -172,6 +172,7 @@ async def test_a_coordinator_that_does_not_read_is_left_at_once(
         assert again.hello.worker_id == "worker-1"
 
 
+@pytest.mark.long
 async def test_outcomes_beyond_what_may_wait_are_told_in_one_session(
     coordinator: ScriptedCoordinator, state_path: Path
 ) -> None:

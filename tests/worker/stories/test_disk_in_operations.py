@@ -78,6 +78,7 @@ async def test_room_is_made_before_an_application_saves_itself(tmp_path: Path, w
         assert disk.available_bytes() == 5 * MIB - disk.used_bytes(), "no room is held any more"
 
 
+@pytest.mark.long
 async def test_room_is_held_before_an_application_comes_to_rest(tmp_path: Path, world: World) -> None:
     async with open_served(tmp_path) as served:
         _, kernel = await served.serve()
@@ -113,6 +114,7 @@ async def test_what_says_nothing_of_its_size_stays_within_the_budget(tmp_path: P
         assert disk.available_bytes() == 2 * MIB
 
 
+@pytest.mark.long
 async def test_what_an_application_saves_does_not_eat_what_an_image_was_promised(
     tmp_path: Path, world: World
 ) -> None:

@@ -29,9 +29,9 @@ def session(
     start_worker: Callable[..., object],
     coordinator: ScriptedCoordinator,
 ) -> Session:
-    """The session of a worker that gives a call up after a second or two."""
+    """The session of a worker that gives a call up after three seconds."""
     config = tmp_path / "worker.toml"
-    config.write_text("driver_call_floor_s = 1")
+    config.write_text("driver_call_floor_s = 3")
     start_worker(host, config=str(config))
     return coordinator.next_session()
 
@@ -58,7 +58,7 @@ def test_ranks_that_hold_up_each_others_calls_run_on(
     ("fault", "reason"),
     [
         ({"hang": True}, errors_pb2.ERROR_REASON_DRIVER_TIMEOUT),
-        ({"error": 999}, errors_pb2.ERROR_REASON_DRIVER_ERROR),
+        pytest.param({"error": 999}, errors_pb2.ERROR_REASON_DRIVER_ERROR, marks=pytest.mark.long),
     ],
     ids=["silent", "wrong"],
 )

@@ -165,7 +165,7 @@ def test_a_run_that_fails_leaves_the_hold_for_another_attempt(
     assert not got.exists()
 
 
-@pytest.mark.parametrize("policy", [None, STOP])
+@pytest.mark.parametrize("policy", [None, pytest.param(STOP, marks=pytest.mark.long)])
 def test_a_restore_takes_a_hold_too(
     start_worker: Start,
     coordinator: ScriptedCoordinator,
@@ -213,7 +213,6 @@ def test_a_suspend_that_frees_nothing_makes_no_hold(
             "outcome-journaled:2",
         ),
         "phase-verify",
-        "outcome-journaled:2",
     ),
 )
 def test_a_hold_survives_the_worker_wherever_the_suspend_is_killed(
@@ -246,6 +245,7 @@ def test_a_hold_survives_the_worker_wherever_the_suspend_is_killed(
     wait_counting(again, "w2")
 
 
+@pytest.mark.long
 def test_a_hold_keeps_its_end_over_a_restart_and_serves_who_waits_then(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, queue: Callable[[], Path]
 ) -> None:
@@ -277,7 +277,6 @@ def test_a_hold_keeps_its_end_over_a_restart_and_serves_who_waits_then(
             "outcome-journaled:3",
         ),
         "intent-run:2",
-        "operation-ended:3",
     ),
 )
 def test_a_taken_hold_is_used_or_whole_wherever_the_run_is_killed(
@@ -304,9 +303,10 @@ def test_a_taken_hold_is_used_or_whole_wherever_the_run_is_killed(
     assert again.run("retry", "w3", run=counter_run("three", 2, hold_id="park")).state == SUCCEEDED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "crash_point",
-    grid(("intent-restore", "phase-restore", "phase-unlock", "operation-ended:3"), "phase-restore"),
+    ["intent-restore", "phase-restore", "phase-unlock", "operation-ended:3"],
 )
 def test_a_taken_hold_is_used_or_whole_wherever_the_restore_is_killed(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, crash_point: str

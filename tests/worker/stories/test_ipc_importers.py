@@ -49,7 +49,7 @@ def require_wedged(session: Session, host: SimulatedHost, outcome: CommandUpdate
     assert stopped.state == SUCCEEDED, stopped
 
 
-@pytest.mark.parametrize("importer", [0, 1])
+@pytest.mark.parametrize("importer", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_restore_of_an_importer_wedges_its_workload_and_frees_its_gpus(
     session: Session, host: SimulatedHost, tmp_path: Path, importer: int
 ) -> None:
@@ -68,6 +68,7 @@ def test_the_restore_of_an_importer_wedges_its_workload_and_frees_its_gpus(
     require_wedged(session, host, outcome, pids[importer])
 
 
+@pytest.mark.long
 def test_the_remap_of_an_importer_wedges_its_workload(session: Session, host: SimulatedHost) -> None:
     """The driver answers as for wrong pairs. The return to the old GPUs tells the difference."""
     pid = start(session, "w1")
@@ -78,6 +79,7 @@ def test_the_remap_of_an_importer_wedges_its_workload(session: Session, host: Si
     require_wedged(session, host, outcome, pid)
 
 
+@pytest.mark.long
 def test_an_importer_that_is_restored_elsewhere_is_wedged_once_its_old_gpu_fails_too(
     session: Session, host: SimulatedHost
 ) -> None:

@@ -93,6 +93,7 @@ def state(session: Session, name: str) -> str:
     return found
 
 
+@pytest.mark.long
 def test_the_longest_parked_is_stopped_where_it_allows_that_and_nobody_else(session: Session) -> None:
     start(session, "a", STOP)
     start(session, "b", eviction_pb2.PROCESS_STRATEGY_UNSPECIFIED)
@@ -185,6 +186,7 @@ def test_who_is_parked_longest_on_a_full_disk_is_stopped_where_it_allows_that(
     assert counts(read_output(session, "a")).count(0) == 2, "it began afresh"
 
 
+@pytest.mark.long
 def test_where_host_memory_is_short_and_nobody_makes_room_the_ladder_is_climbed(
     begin: Callable[..., Session],
 ) -> None:
@@ -214,6 +216,7 @@ def test_where_host_memory_is_short_and_nobody_makes_room_the_ladder_is_climbed(
     wait_counting(session, "b")
 
 
+@pytest.mark.long
 def test_host_memory_that_is_only_passed_through_on_the_way_to_disk_is_not_counted(
     begin: Callable[..., Session],
 ) -> None:
@@ -230,6 +233,7 @@ def test_host_memory_that_is_only_passed_through_on_the_way_to_disk_is_not_count
     wait_counting(session, "a")
 
 
+@pytest.mark.long
 def test_what_is_not_there_is_not_deleted_and_what_saves_nothing_is_not_saved(session: Session) -> None:
     gone = session.run("d", "", delete_checkpoints=DeleteCheckpointsOperation(checkpoint_ids=["k-1-0"]))
     assert gone.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_CHECKPOINT

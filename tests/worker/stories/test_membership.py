@@ -41,6 +41,7 @@ def start_two(session: Session, host: SimulatedHost, go: Path) -> None:
     wait_until(lambda: len(counters(host)) == 1, "the first counter uses its GPU")
 
 
+@pytest.mark.long
 def test_a_process_that_nvml_lists_and_the_driver_does_not_know_stops_the_operation(
     session: Session, host: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_process_that_begins_to_use_cuda_during_the_lock_undoes_the_suspend(
     assert session.run("c3", "w1", suspend=SuspendOperation()).state == command_pb2.COMMAND_STATE_SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_process_that_begins_to_use_cuda_during_the_checkpoint_undoes_the_suspend(
     session: Session, host: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_process_that_begins_to_use_cuda_during_the_checkpoint_undoes_the_susp
     assert session.run("c3", "w1", suspend=SuspendOperation()).state == command_pb2.COMMAND_STATE_SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_member_that_the_driver_calls_failed_makes_its_workload_wedged(
     session: Session, host: SimulatedHost
 ) -> None:

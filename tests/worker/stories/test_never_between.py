@@ -73,7 +73,9 @@ def newest(session: Session) -> Workload:
     return told[-1] if told else found(session)
 
 
-@pytest.mark.parametrize("policy", [STOP, CHECKPOINT], ids=["stopped", "checkpointed"])
+@pytest.mark.parametrize(
+    "policy", [STOP, pytest.param(CHECKPOINT, marks=pytest.mark.long)], ids=["stopped", "checkpointed"]
+)
 def test_who_has_no_processes_is_ended_for_good_by_the_next_start_too(
     start_worker: Start,
     host: SimulatedHost,
@@ -133,6 +135,7 @@ def test_a_wake_from_an_image_that_is_undone_when_the_worker_dies_is_that_image_
     assert counts(read_output(again, "w"))[: len(before)] == before
 
 
+@pytest.mark.long
 def test_a_program_that_dies_as_soon_as_its_image_is_woken_is_that_image_again(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -153,7 +156,15 @@ def test_a_program_that_dies_as_soon_as_its_image_is_woken_is_that_image_again(
     session.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(session) == [FREE, FREE])
 
 
-@pytest.mark.parametrize("policy", [CUDA_SUSPEND, CHECKPOINT, STOP], ids=["suspend", "checkpoint", "stop"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        CUDA_SUSPEND,
+        pytest.param(CHECKPOINT, marks=pytest.mark.long),
+        pytest.param(STOP, marks=pytest.mark.long),
+    ],
+    ids=["suspend", "checkpoint", "stop"],
+)
 def test_who_has_ended_is_parked_by_nothing(
     start_worker: Start,
     host: SimulatedHost,
@@ -170,6 +181,7 @@ def test_who_has_ended_is_parked_by_nothing(
         assert refused.error.reason == errors_pb2.ERROR_REASON_WRONG_STATE, refused
 
 
+@pytest.mark.long
 def test_who_is_wedged_is_not_taken_for_parked(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -242,6 +254,7 @@ def test_processes_that_die_while_their_image_is_written_end_the_workload(
     again.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(again) == [FREE, FREE])
 
 
+@pytest.mark.long
 def test_who_is_restored_and_dies_while_it_is_put_to_sleep_has_ended(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

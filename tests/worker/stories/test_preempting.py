@@ -81,6 +81,7 @@ def test_a_run_that_fails_restores_whom_it_preempted_on_their_gpus(
     holders(session, "w1", "w2")
 
 
+@pytest.mark.long
 def test_a_suspend_that_fails_restores_those_before(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_suspend_that_fails_restores_those_before(
     holders(session, "w1", "w2")
 
 
+@pytest.mark.long
 def test_whoever_was_suspended_before_stays_so(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost
 ) -> None:
@@ -123,7 +125,6 @@ def test_whoever_was_suspended_before_stays_so(
             "outcome-journaled:5",
         ),
         "intent-checkpoint:2",
-        "outcome-journaled:5",
     ),
 )
 def test_all_or_nothing_wherever_the_worker_is_killed(
@@ -154,7 +155,8 @@ def test_all_or_nothing_wherever_the_worker_is_killed(
         assert len(counters(host)) == 2
 
 
-@pytest.mark.parametrize("crash_point", grid(("intent-restore", "outcome-journaled:6"), "intent-restore"))
+@pytest.mark.long
+@pytest.mark.parametrize("crash_point", ["intent-restore", "outcome-journaled:6"])
 def test_a_way_back_that_was_interrupted_is_finished(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, crash_point: str
 ) -> None:

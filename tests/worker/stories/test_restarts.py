@@ -127,6 +127,7 @@ def test_workloads_outlive_the_loss_of_the_journal(
     until(again, "w1", EXITED)
 
 
+@pytest.mark.long
 def test_a_program_that_lives_though_its_workload_has_ended_is_reported(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -241,6 +242,7 @@ def test_after_a_reboot_everything_is_reported_gone(
         assert held in status.error.message
 
 
+@pytest.mark.long
 def test_what_is_parked_without_processes_outlives_a_reboot(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -297,11 +299,11 @@ def test_a_repeated_command_is_answered_from_the_journal(
 
 CRASHES_OF_RUN = [
     pytest.param("command-received", marks=pytest.mark.long),
-    "command-journaled",
+    pytest.param("command-journaled", marks=pytest.mark.long),
     pytest.param("intent-run", marks=pytest.mark.long),
     "program-started",
     pytest.param("operation-ended", marks=pytest.mark.long),
-    "outcome-journaled",
+    pytest.param("outcome-journaled", marks=pytest.mark.long),
     pytest.param("outcome-told", marks=pytest.mark.long),
 ]
 
@@ -385,10 +387,10 @@ Crash = Callable[..., tuple[Session, CommandUpdate]]
     [
         pytest.param("command-journaled:2", True, marks=pytest.mark.long),
         pytest.param("intent-lock", False, marks=pytest.mark.long),
-        ("phase-lock", False),
+        pytest.param("phase-lock", False, marks=pytest.mark.long),
         pytest.param("intent-checkpoint", False, marks=pytest.mark.long),
         ("phase-checkpoint", False),
-        ("phase-verify", True),
+        pytest.param("phase-verify", True, marks=pytest.mark.long),
         pytest.param("operation-ended:2", True, marks=pytest.mark.long),
         pytest.param("outcome-journaled:2", True, marks=pytest.mark.long),
         pytest.param("outcome-told:2", True, marks=pytest.mark.long),
@@ -473,6 +475,7 @@ def test_a_worker_that_dies_while_it_settles_settles_at_the_next_start(
     check_whole(again, host, outcome, 0)
 
 
+@pytest.mark.long
 def test_a_workload_that_is_wedged_stays_so(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -504,6 +507,7 @@ def test_a_workload_that_is_wedged_stays_so(
     assert again.run("c6", "w1", stop=StopOperation(force=True)).state == SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_workload_that_replaces_its_own_folder_keeps_no_worker_from_starting(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -526,6 +530,7 @@ def test_a_workload_that_replaces_its_own_folder_keeps_no_worker_from_starting(
     until(session, "w1", EXITED)
 
 
+@pytest.mark.long
 def test_a_program_that_kills_its_launcher_leaves_no_orphan_behind(
     session: Session, host: SimulatedHost, tmp_path: Path
 ) -> None:

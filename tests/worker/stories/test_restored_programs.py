@@ -38,7 +38,7 @@ with kernel.serve(app, facts) as served:
     ("mode", "program", "why"),
     [
         ("restless", PROGRAM, "did not become quiescent within 0.4 s"),
-        ("", ONCE, "did not register within 0.6 s"),
+        pytest.param("", ONCE, "did not register within 0.6 s", marks=pytest.mark.long),
     ],
     ids=["rest", "start"],
 )
@@ -79,6 +79,7 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_program_whose_worker_died_before_its_restore_does_not_begin_afresh(
     start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

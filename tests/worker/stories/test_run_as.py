@@ -520,6 +520,7 @@ async def test_a_hook_calls_a_server_as_its_user() -> None:
     assert (answer.status, answer.body) == (200, b"{}")
 
 
+@pytest.mark.long
 def test_a_lost_journal_and_a_volume_on_the_folder_of_a_program_keep_no_worker_from_its_start(
     worker: UserWorker,
 ) -> None:

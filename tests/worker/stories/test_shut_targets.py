@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from tests.worker.operations.test_handler import plan_of
 from tests.worker.planning.test_driver_checks import reasons, remap_to
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
 from tests.worker.stories.test_membership import wait_until
+from tests.worker.unix_users import needs_root, user_worker
 
 StartUnder = Callable[..., Session]
 UNTRACEABLE = """
@@ -106,7 +108,7 @@ def test_a_target_that_the_worker_may_not_trace(start_under: StartUnder, host: S
     assert process.calls["lock"] == 0
 
 
-CAP_DAC_OVERRIDE, CAP_SETUID = 1, 7
+CAP_SETGID, CAP_SETUID = 6, 7
 
 
 def make_privileged_setpriv(folder: Path) -> str:
@@ -114,7 +116,7 @@ def make_privileged_setpriv(folder: Path) -> str:
     program = folder / "setpriv"
     shutil.copy(shutil.which("setpriv") or "setpriv", program)
     program.chmod(0o755)
-    permitted = 1 << CAP_DAC_OVERRIDE | 1 << CAP_SETUID
+    permitted = 1 << CAP_SETGID | 1 << CAP_SETUID
     # struct vfs_cap_data, revision 2, with the effective bit (linux/capability.h).
     os.setxattr(program, "security.capability", struct.pack("<5I", 0x02000001, permitted, 0, 0, 0))
     run_folder = Path(os.environ[environment.MARK])
@@ -124,41 +126,46 @@ def make_privileged_setpriv(folder: Path) -> str:
     return str(program)
 
 
-def start_beside(
-    start_under: StartUnder, host: SimulatedHost, folder: Path, other: str
-) -> tuple[Session, int]:
+@contextmanager
+def started_beside(
+    host: SimulatedHost, coordinator: ScriptedCoordinator, folder: Path, other: str
+) -> Iterator[tuple[Session, int]]:
     """A workload with a process of user id 65533, for a worker of user id 65534 without CAP_SYS_PTRACE.
 
     Args:
-        start_under: Starts the worker.
         host: The simulated host.
-        folder: A folder for a program.
+        coordinator: The coordinator.
+        folder: A folder for the worker and a program.
         other: The command of the other user, as text for a shell. ``"$@"`` is the command of the workload.
     """
-    capabilities = "+dac_override,+setuid"
+    capabilities = "+setgid,+setuid"
     granted = (f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")
-    wrapper = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *granted]
-    require(*wrapper, "true")
-    session = start_under(*wrapper)
-    run = counter_run("w1")
-    script = f'setpriv --reuid=65533 {other} & echo $!; exec "$@"'
-    # The loader removes the variable from the environment of a program that gains capabilities.
-    library_path = f"LD_LIBRARY_PATH={host.environment()['LD_LIBRARY_PATH']}"
-    privileged = [make_privileged_setpriv(folder), *granted, "env", library_path]
-    run.spec.arguments[:] = [*privileged, "/bin/sh", "-c", script, "sh", *run.spec.arguments]
-    session.run("c1", "w1", run=run)
-    wait_counting(session, "w1")
-    closed = int(read_output(session, "w1").splitlines()[0])
-    wait_until(lambda: user_id(closed) == 65533, "the process is another user's")
-    return session, closed
+    require("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *granted, "true")
+    with user_worker(host, coordinator, folder, "", capabilities=("setuid",), uid=65534) as worker:
+        run = counter_run("w1")
+        script = f"setpriv --reuid=65533 --regid=65533 --clear-groups {other} & echo $!; "
+        script += 'exec setpriv --inh-caps=-all --ambient-caps=-all "$@"'
+        # The loader removes the variable from the environment of a program that gains capabilities.
+        library_path = f"LD_LIBRARY_PATH={worker.variables['LD_LIBRARY_PATH']}"
+        privileged = [make_privileged_setpriv(folder), *granted, "env", library_path]
+        run.spec.arguments[:] = [*privileged, "/bin/sh", "-c", script, "sh", *run.spec.arguments]
+        worker.session.run("c1", "w1", run=run)
+        wait_counting(worker.session, "w1")
+        closed = int(read_output(worker.session, "w1").splitlines()[0])
+        try:
+            wait_until(lambda: user_id(closed) == 65533, "the process is another user's")
+            yield worker.session, closed
+        finally:
+            os.kill(closed, signal.SIGKILL)  # the worker may not
 
 
+@pytest.mark.long
+@needs_root
 def test_a_cuda_process_of_another_user_stops_the_operation_of_a_worker_without_the_right(
-    start_under: StartUnder, host: SimulatedHost, tmp_path: Path
+    host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     """A CUDA process that the worker may not control, whether NVML lists it or not."""
-    session, closed = start_beside(start_under, host, tmp_path, '"$@"')
-    try:
+    with started_beside(host, coordinator, tmp_path, '"$@"') as (session, closed):
         wait_until(lambda: len(counters(host)) == 2, "both processes use CUDA")
         for listed in (True, False):
             if not listed:
@@ -173,16 +180,15 @@ def test_a_cuda_process_of_another_user_stops_the_operation_of_a_worker_without_
             assert refused.state == command_pb2.COMMAND_STATE_REJECTED
             assert refused.error.reason == errors_pb2.ERROR_REASON_PERMISSION_OR_OS
         assert [process.calls["lock"] for process in counters(host)] == [0, 0]
-    finally:
-        os.kill(closed, signal.SIGKILL)  # the worker may not
 
 
+@pytest.mark.long
+@needs_root
 def test_a_process_of_another_user_without_cuda_is_no_member(
-    start_under: StartUnder, host: SimulatedHost, tmp_path: Path
+    host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     """NVML is not needed for that: the driver tells everybody which processes use CUDA."""
-    session, closed = start_beside(start_under, host, tmp_path, "sleep 1000")
-    try:
+    with started_beside(host, coordinator, tmp_path, "sleep 1000") as (session, _):
         host.set_fault("nvmlDeviceGetComputeRunningProcesses", error=999)
         unlisted = plan_of(session, "w1", suspend=SuspendOperation())
         assert reasons(unlisted) == ["INSUFFICIENT_HOST_MEMORY"], "the size of the member is unknown"
@@ -190,10 +196,9 @@ def test_a_process_of_another_user_without_cuda_is_no_member(
         assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == []
         suspended = session.run("c2", "w1", suspend=SuspendOperation())
         assert suspended.state == command_pb2.COMMAND_STATE_SUCCEEDED
-    finally:
-        os.kill(closed, signal.SIGKILL)  # the worker may not
 
 
+@pytest.mark.long
 def test_a_destination_whose_device_node_the_container_lacks(
     start_under: StartUnder, host: SimulatedHost, tmp_path: Path
 ) -> None:

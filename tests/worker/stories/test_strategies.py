@@ -82,6 +82,7 @@ def test_a_worker_that_dies_while_it_wakes_an_image_still_has_it(
     assert after == list(range(after[0], after[0] + len(after)))
 
 
+@pytest.mark.long
 def test_a_sleeper_that_dies_while_it_is_woken_keeps_no_gpu(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_sleeper_that_was_to_become_an_image_when_the_worker_died_sleeps(
     wait_counting(again, "w")
 
 
+@pytest.mark.long
 def test_hooks_that_an_earlier_suspend_has_undone_are_forgotten(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def test_hooks_that_an_earlier_suspend_has_undone_are_forgotten(
     ]
 
 
+@pytest.mark.long
 def test_hooks_of_a_suspend_that_died_are_undone_at_the_next_start(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -206,6 +209,7 @@ def test_hooks_of_a_suspend_that_died_are_undone_at_the_next_start(
     wait_counting(again, "w")
 
 
+@pytest.mark.long
 def test_who_is_parked_without_processes_and_told_to_end_for_good_is_stopped_not_half_woken(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:

@@ -54,6 +54,7 @@ def test_it_learns_the_same_on_a_gpu(host: SimulatedHost, undisturbed: dict[int,
     assert losses(done.stdout.splitlines()) == undisturbed
 
 
+@pytest.mark.long
 async def test_saving_in_between_changes_nothing(tmp_path: Path, undisturbed: dict[int, str]) -> None:
     async with open_served(tmp_path) as served:
         application = served.start_command(*by_exec(*command("--interval-s=0.02")))

@@ -104,6 +104,7 @@ def test_a_workload_is_ready_once_it_uses_cuda(session: Session, gate: Path, hos
     )
 
 
+@pytest.mark.long
 def test_a_workload_that_is_not_ready_is_not_stopped_by_its_ladder(session: Session, gate: Path) -> None:
     session.run("c1", "w1", run=late_run(gate, eviction=UNTIL_STOP))
     assert session.run("c2", "w1", suspend=SuspendOperation()).error.reason == NOT_READY
@@ -130,6 +131,7 @@ def test_a_program_that_ends_before_it_is_ready(session: Session) -> None:
     assert not ended.status.HasField("ready_time")
 
 
+@pytest.mark.long
 def test_a_workload_without_gpus_is_ready_at_its_start(session: Session) -> None:
     run = RunOperation(name="one", spec=workload_pb2.WorkloadSpec(arguments=["sleep", "60"]))
     assert session.run("c1", "w1", run=run).state == SUCCEEDED
@@ -138,6 +140,7 @@ def test_a_workload_without_gpus_is_ready_at_its_start(session: Session) -> None
     assert refused.error.reason == errors_pb2.ERROR_REASON_NOT_A_CUDA_PROCESS
 
 
+@pytest.mark.long
 def test_an_adopted_workload_is_ready(session: Session, start_counter: Callable[..., Counter]) -> None:
     counter = start_counter(1)
     deadline = time.monotonic() + 30
@@ -181,6 +184,7 @@ def test_why_a_probe_fails_is_told(session: Session, tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_program_that_is_started_again_is_ready_anew(session: Session, gate: Path) -> None:
     gate.touch()
     session.run("c1", "w1", run=late_run(gate))
@@ -197,6 +201,7 @@ def test_a_program_that_is_started_again_is_ready_anew(session: Session, gate: P
     )
 
 
+@pytest.mark.long
 def test_readiness_outlives_the_worker(
     start_worker: Callable[..., WorkerProcess],
     host: SimulatedHost,

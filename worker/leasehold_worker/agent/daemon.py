@@ -25,7 +25,7 @@ from leasehold_worker.files.private_directories import (
 from leasehold_worker.files.state_directory import StateDirectory, open_state_directory
 from leasehold_worker.files.workload_files import USER_FOLDERS
 from leasehold_worker.gpus.inventory import Inventory
-from leasehold_worker.host.capabilities import NEEDED, keep_only
+from leasehold_worker.host.capabilities import give_up_unneeded
 from leasehold_worker.log_context import ContextFilter
 from leasehold_worker.log_format import LogFormatter
 from leasehold_worker.session.enrolment import TICKET_LIMIT, read_ticket, ticket_name
@@ -110,14 +110,13 @@ def _join_token(join: str | None, join_file: Path | None) -> str | None:
 
 
 def _prepare(config: WorkerConfig) -> None:
-    """Sets the log and the umask of the process."""
+    """Sets the log, the umask and the capabilities of the process."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)
-    if config.run_as and os.geteuid() != 0:
-        keep_only(NEEDED)  # before any other thread starts
+    give_up_unneeded(config.state_dir / USER_FOLDERS, has_run_as=bool(config.run_as))
 
 
 def _serve(config: WorkerConfig, state_directory: StateDirectory) -> None:

@@ -27,65 +27,14 @@ from leasehold_worker.commands.journal_records import (
     encode,
 )
 from leasehold_worker.commands.journal_seal import JournalSeal
+from leasehold_worker.commands.journal_tables import COLUMNS, FORMAT, SEALED, bring_up_to_date, keep_copy
 from leasehold_worker.commands.ledger import Entry
 from leasehold_worker.errors import StartError
 from leasehold_worker.leasing.leases import Hold, Standing
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 4
-"""Version of the file's format, kept in SQLite's ``user_version``."""
-
-SEALED: Final = 3
-"""The first format whose commits are counted, and whose rows have digests."""
-
 BUSY_TIMEOUT_S: Final = 5.0
-
-_TABLES: Final = """
-CREATE TABLE commands (
-    command_id TEXT PRIMARY KEY,
-    command BLOB NOT NULL,
-    epoch INTEGER NOT NULL,
-    received_s REAL NOT NULL,
-    command_update BLOB NOT NULL,
-    cancel_requested INTEGER NOT NULL,
-    acknowledged_s REAL
-) WITHOUT ROWID;
-CREATE TABLE intents (command_id TEXT PRIMARY KEY, intent BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE workloads (workload_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE probes (probe_id TEXT PRIMARY KEY, content BLOB NOT NULL) WITHOUT ROWID;
-"""
-
-_STANDINGS: Final = """
-CREATE TABLE standings (gpu_uuid TEXT PRIMARY KEY, standing BLOB NOT NULL) WITHOUT ROWID;
-"""
-"""Added by format 2."""
-
-_COMMITS: Final = """
-CREATE TABLE commits (commit_id INTEGER PRIMARY KEY CHECK (commit_id = 0), number INTEGER NOT NULL);
-INSERT INTO commits VALUES (0, 0);
-"""
-"""Added by format 3, as were the digests."""
-
-_HOLDS: Final = """
-CREATE TABLE holds (hold_id TEXT PRIMARY KEY, hold BLOB NOT NULL, digest BLOB) WITHOUT ROWID;
-"""
-"""Added by format 4."""
-
-_COLUMNS: Final = {
-    "commands": "command_id, command, epoch, received_s, command_update, cancel_requested, acknowledged_s",
-    "intents": "command_id, intent",
-    "workloads": "workload_id, record",
-    "standings": "gpu_uuid, standing",
-    "holds": "hold_id, hold",
-}
-"""The columns that the digest of a row covers, by table."""
-
-_DIGESTS: Final = "".join(
-    f"ALTER TABLE {table} ADD COLUMN digest BLOB; UPDATE {table} SET digest = row_digest({columns});"  # noqa: S608 - ours
-    for table, columns in _COLUMNS.items()
-    if table != "holds"
-)
 
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
 """SQL, and the values of its parameters."""
@@ -207,15 +156,11 @@ class JournalFile:
     def _read(self) -> Contents:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found < FORMAT:
+            if found:  # not a new file
+                keep_copy(self._connection, self._path, found)
             if found < SEALED:
                 self._seal.write(0)
-            older = {
-                0: _TABLES + _STANDINGS + _DIGESTS + _COMMITS,
-                1: _STANDINGS + _DIGESTS + _COMMITS,
-                2: _DIGESTS + _COMMITS,
-                3: "",
-            }[found]
-            self._connection.executescript(f"BEGIN; {older} {_HOLDS} PRAGMA user_version = {FORMAT}; COMMIT;")
+            bring_up_to_date(self._connection, found)
         select = self._connection.execute
         (self._number,) = select("SELECT number FROM commits").fetchone()
         return Contents(
@@ -307,8 +252,14 @@ def _verify(path: Path, seal: JournalSeal) -> None:
     """
     with closing(connect(path, "ro")) as connection:
         (found,) = connection.execute("PRAGMA user_version").fetchone()
-        if not 0 <= found <= FORMAT:
-            raise sqlite3.DatabaseError(f"its format is {found}, and this version reads {FORMAT}")
+        if found < 0:
+            raise sqlite3.DatabaseError(f"its format is {found}")
+        if found > FORMAT:
+            raise StartError(
+                f"a newer release wrote the journal {path} (format {found}, and this release reads "
+                f"{FORMAT}), and it records the leases of all GPUs. Install that release again, or move "
+                f"{path}* away: then the next start finds the running programs, and forgets commands"
+            )
         connection.execute("PRAGMA cell_size_check = ON").close()
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
@@ -320,7 +271,7 @@ def _verify(path: Path, seal: JournalSeal) -> None:
             raise sqlite3.DatabaseError(
                 f"its last commit is number {number}, and {path.name}-seal says {seal.number}"
             )
-        for table, columns in _COLUMNS.items() if found >= SEALED else ():
+        for table, columns in COLUMNS.items() if found >= SEALED else ():
             if table == "holds" and found < FORMAT:
                 continue
             wrong = connection.execute(

@@ -58,7 +58,7 @@ async def probe(configured: str | None = None, *, timeout_s: float = PROBE_TIMEO
     if found is None:
         return f"{configured or 'criu'} is missing or not a program: {HOW_TO_GET_IT}"
     if not _is_administrator():
-        return "CRIU needs root or CAP_SYS_ADMIN: start the worker with one of them"
+        return "CRIU needs root, as another worker drops CAP_SYS_ADMIN: start the worker as root"
     path = Path.cwd() / found
     try:
         answer = await _ask(path, criu_pb2.CRIU_REQUEST_TYPE_VERSION, timeout_s)

@@ -82,8 +82,9 @@ def obstacles(processes: Sequence[ProcessIdentity], *, suspended: bool = True) -
 
 
 def _family(processes: Sequence[ProcessIdentity], *, suspended: bool) -> Iterator[str]:
-    """Checks that the processes are one tree, without a terminal."""
+    """Checks that the processes are one tree, without a terminal, with capabilities that CRIU can have."""
     root = processes[0]
+    grantable = _capabilities(os.getpid(), "CapBnd")
     for process in processes:
         line = dict(lineage(process.pid))
         if root not in line and process in line:
@@ -99,8 +100,19 @@ def _family(processes: Sequence[ProcessIdentity], *, suspended: bool) -> Iterato
                 f"process {process.pid} has a controlling terminal, which an image can't "
                 "hold: start it with leasehold run, and have it open no terminal"
             )
+        if _capabilities(process.pid, "CapPrm") & ~grantable:
+            yield (
+                f"process {process.pid} has capabilities that the worker gave up at its start, as run_as is "
+                "set, so CRIU could not restore the process: choose cuda_suspend, keep_running or stop"
+            )
         if suspended and _GPU_DEVICES in _read(process.pid, "maps"):
             yield f"process {process.pid} has GPU memory mapped: suspend it first"
+
+
+def _capabilities(pid: int, name: str) -> int:
+    """A capability set of a process, as a mask. No capabilities: the process has ended."""
+    lines = (line for line in _read(pid, "status").splitlines() if line.startswith(f"{name}:"))
+    return next((int(line.split()[1], 16) for line in lines), 0)
 
 
 @final

@@ -20,7 +20,9 @@ from leasehold_worker.driver.errors import DriverError
 from leasehold_worker.driver.helper_pool import Driver, DriverCallUnansweredError, DriverUnavailableError
 from leasehold_worker.driver.process import CheckpointProcess
 from leasehold_worker.errors import StartError
+from leasehold_worker.files.workload_files import USER_FOLDERS
 from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.host.capabilities import give_up_unneeded
 from leasehold_worker.planning.findings import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
 
 EXIT_FAILED: Final = 1
@@ -47,6 +49,8 @@ def run(
         config = load_config(config_path, "", **settings)
     except StartError as raised:
         config, error = WorkerConfig(), str(raised)
+    # The worker does the same, and the checks are about what the worker may do.
+    give_up_unneeded(config.state_dir / USER_FOLDERS, has_run_as=bool(config.run_as))
     checks = trio.run(examine, config, error, timeout_s, strict_exception_groups=True)
     click.echo(_document(checks) if output == "json" else "\n".join(_lines(checks)))
     if any(check.result == REFUSED for check in checks):

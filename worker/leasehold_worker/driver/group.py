@@ -36,6 +36,7 @@ from leasehold_worker.driver.members import (
     next_call,
     state_name,
 )
+from leasehold_worker.driver.oom_watch import OomWatch
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.gpus.inventory import Inventory
@@ -80,6 +81,7 @@ class Group:
         self.outcomes = [outcome for lane in self._lanes for outcome in lane]
         self._at_begin: dict[int, tuple[MemberState.ValueType, tuple[GpuPair, ...]]] = {}
         """State and displacement of each member when the last operation began."""
+        self._oom_watch = OomWatch()
         self._uncalled: set[int] = set()
         """Members that the driver could not be asked about in this round of a rollback."""
 
@@ -99,6 +101,7 @@ class Group:
         self._begin()
         try:
             with trio.CancelScope(shield=True):
+                await self._watch_memory()
                 await self._step(DriverStep(DriverCall.LOCK, lock_timeout_s), RUNNING)
                 self.refuse_newcomers(await rescan(), "locked")
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -120,6 +123,7 @@ class Group:
         self._begin()
         try:
             with trio.CancelScope(shield=True):
+                await self._watch_memory()
                 await self._step(DriverStep(DriverCall.RESTORE, gpu_pairs=gpu_pairs), CHECKPOINTED)
                 await self._step(DriverStep(DriverCall.UNLOCK), LOCKED)
                 self._require_all(RUNNING)
@@ -141,6 +145,8 @@ class Group:
         moved: set[int] = set()
         self._uncalled.clear()
         with trio.CancelScope(shield=True):
+            # Now: the end of a workload removes its control group.
+            await self._oom_watch.explain(self.outcomes)
             left = self.outcomes
             while left:
                 for call in _WAYS_BACK:
@@ -155,6 +161,7 @@ class Group:
             async with trio.open_nursery() as nursery:
                 for outcome in self.outcomes:
                     nursery.start_soon(self._member_caller.find_death, outcome)
+            await self._oom_watch.explain(self.outcomes)
         for outcome in self.outcomes:
             back = outcome.state_after == self._target(outcome)
             outcome.rolled_back = back if id(outcome) in moved or not back else None
@@ -221,6 +228,9 @@ class Group:
         self._at_begin = {id(o): (o.state_after, o.displacement) for o in self.outcomes}
         for outcome in self.outcomes:
             outcome.rolled_back = None
+
+    async def _watch_memory(self) -> None:
+        await self._oom_watch.begin([outcome.member.identity for outcome in self.outcomes])
 
     def _target(self, outcome: MemberOutcome) -> MemberState.ValueType:
         return self._at_begin[id(outcome)][0]

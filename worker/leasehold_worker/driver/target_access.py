@@ -93,7 +93,7 @@ def _why_closed(pid: int, folder: Path) -> str | None:
     if owner != file_system_user(pid):
         return (
             f"it is not dumpable (prctl(2)), so its files in /proc belong to user id {owner}: run the worker "
-            "as root, or with CAP_SYS_PTRACE and CAP_DAC_OVERRIDE"
+            "as root"
         )
     return (
         f"it belongs to user id {owner}: run the worker as root, with CAP_SYS_PTRACE and CAP_SETUID, or as "

@@ -3,6 +3,8 @@
 import ctypes
 import os
 from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 CHOWN: Final = 0
@@ -23,11 +25,37 @@ _NAMES: Final = {
 NEEDED: Final = frozenset(_NAMES)
 """All that a worker without root needs for programs of other users: docs/security.md has the reasons."""
 
+FOR_MAPPED_USERS: Final = frozenset({CHOWN, SETGID})
+"""Those that only programs and folders of other users need."""
+
+NOT_NEEDED_BY_ROOT: Final = {
+    9: "CAP_LINUX_IMMUTABLE",
+    11: "CAP_NET_BROADCAST",
+    17: "CAP_SYS_RAWIO",
+    20: "CAP_SYS_PACCT",
+    22: "CAP_SYS_BOOT",
+    25: "CAP_SYS_TIME",
+    26: "CAP_SYS_TTY_CONFIG",
+    29: "CAP_AUDIT_WRITE",
+    32: "CAP_MAC_OVERRIDE",
+    33: "CAP_MAC_ADMIN",
+    34: "CAP_SYSLOG",
+    35: "CAP_WAKE_ALARM",
+    36: "CAP_BLOCK_SUSPEND",
+    37: "CAP_AUDIT_READ",
+}
+"""Those that neither a worker of root, nor its CRIU, nor the driver uses.
+
+CAP_SYS_MODULE is kept: the first call of libcuda or NVML has nvidia-modprobe load the driver's modules.
+"""
+
 _VERSION_3: Final = 0x20080522
 _WORDS: Final = 2
 """Each set has two words of 32 bits: effective, permitted, inheritable, and so again (linux/capability.h)."""
 
 _EFFECTIVE: Final = 0
+_CAPBSET_DROP: Final = 24
+_EVERY: Final = range(32 * _WORDS)
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -44,6 +72,31 @@ def is_effective(number: int) -> bool:
         OSError: The kernel refuses.
     """
     return bool(_sets()[3 * (number // 32) + _EFFECTIVE] >> number % 32 & 1)
+
+
+def give_up_unneeded(users_path: Path, *, has_run_as: bool) -> None:
+    """Gives up what a worker never needs. Call it before any other thread starts.
+
+    A worker of root without ``run_as`` keeps all: its programs are root's, as its callers could start them.
+
+    Args:
+        users_path: The parent of the folders of other Unix users. An earlier ``run_as`` may have left folders
+            there, and the worker changes to their users to remove them.
+        has_run_as: Whether programs run as other Unix users.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    if os.geteuid() != 0:
+        maps_users = has_run_as
+        with suppress(OSError):  # the start names a directory that can't be read
+            maps_users |= users_path.is_dir()
+        keep_only(NEEDED if maps_users else NEEDED - FOR_MAPPED_USERS)
+    elif has_run_as:
+        for number in NOT_NEEDED_BY_ROOT:
+            # EINVAL: the kernel is older than the capability. EPERM: a container has fixed the bounding set.
+            _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0)
+        keep_only(frozenset(_EVERY) - NOT_NEEDED_BY_ROOT.keys())
 
 
 def keep_only(numbers: Collection[int]) -> None:

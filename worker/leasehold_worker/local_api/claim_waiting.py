@@ -30,6 +30,7 @@ from leasehold_worker.local_api.claim_rules import (
     check_sizes,
 )
 from leasehold_worker.local_api.claim_stream import ClaimStream
+from leasehold_worker.local_api.start_allowance import STARTS_BURST, STARTS_PER_S, StartAllowance, units
 from leasehold_worker.overlap import both
 from leasehold_worker.timestamps import seconds, timestamp
 from leasehold_worker.workloads.eviction import resolve
@@ -79,6 +80,19 @@ class ClaimWaiting:
         self._names: dict[str, str] = {}
         """Names of waiting claims, by workload: no other workload may use them."""
         self._waiting: dict[str, ClaimStream] = {}
+        self._starts = StartAllowance(STARTS_BURST, STARTS_PER_S)
+
+    def count_start(self, peer: Peer, record_bytes: int) -> None:
+        """Counts a workload that a process begins.
+
+        Args:
+            peer: The process.
+            record_bytes: Size of the workload's record.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES: its user has begun too many.
+        """
+        self._starts.take(peer, units(record_bytes), trio.current_time())
 
     @asynccontextmanager
     async def entered(self, session: ClaimStream, workload_id: str, wanted: ClaimOpen) -> AsyncIterator[str]:
@@ -154,6 +168,7 @@ class ClaimWaiting:
         check_helper(wanted.spec.helper)
         check_sizes(wanted.spec, len(self._pool.slots.gpus))
         self._check_number(peer)
+        self._starts.check(peer, units(0), trio.current_time())
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "already has a waiting claim: make one claim at a time")
         self.check_unowned(claimant)

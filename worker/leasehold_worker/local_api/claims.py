@@ -31,6 +31,7 @@ from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.timestamps import duration
 from leasehold_worker.workloads.host_shares import HostShares
+from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.program_start import ProgramStart
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED, RUNNING, state_text
@@ -161,8 +162,8 @@ class LocalClaims:
         """Makes the process a workload, in one step with its grant.
 
         Raises:
-            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or ALREADY_REGISTERED, it was adopted.
-                Nothing is held after an error.
+            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, ALREADY_REGISTERED, it was adopted, or
+                INSUFFICIENT_RESOURCES, its user has begun too many workloads. Nothing is held after an error.
         """
         peer = session.peer
         try:
@@ -186,6 +187,7 @@ class LocalClaims:
                 mark=f"{WORKLOAD_ID_VARIABLE}={workload_id}" if origin == EXEC else "",
                 host=allocation.host,
             )
+            self._claim_waiting.count_start(peer, workload_message(workload, "").ByteSize())
             if origin == EXEC:  # a process that claims for itself is not moved
                 self._host_shares.enforce(workload)
         except BaseException:

@@ -281,8 +281,8 @@ class LocalService:
             return local_service_pb2.ReleaseResponse(workload=released)
 
     def _refuse(self, context: Context, peer: Peer, method: str, error: OperationError) -> NoReturn:
-        """Ends a call with a refusal, and logs a refusal for lack of a right."""
-        if error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED:
+        """Ends a call with a refusal, and logs a refusal for lack of a right or because of a rate."""
+        if error.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED or "bound" in error.metadata:
             who = f"process {peer.identity.pid} of user {peer.user} (uid {peer.uid})"
             self._refusals.note(peer.uid, method, f"refused {method} to {who}: {error.message}")
         _abort(context, error)

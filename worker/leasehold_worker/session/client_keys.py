@@ -1,5 +1,6 @@
 """Keys, signing requests and certificates of the worker."""
 
+import secrets
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
@@ -8,6 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import AttributeOID
 
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment
@@ -15,6 +17,7 @@ from leasehold_worker.files.enrolment_file import Enrolment
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
 MINUTE_S: Final = 60.0
+NONCE_BYTES: Final = 16
 
 
 def new_key() -> str:
@@ -27,7 +30,9 @@ def new_key() -> str:
 
 
 def signing_request(key: str) -> bytes:
-    """A certificate signing request in DER. It proves the possession of the key, and has no name.
+    """A new certificate signing request in DER. It proves the possession of the key, and has no name.
+
+    Each request has a random nonce, since the coordinator accepts a request of a join only once.
 
     Raises:
         StartError: The key is damaged.
@@ -42,6 +47,8 @@ def signing_request(key: str) -> bytes:
             "a token of `leasehold token create --replace`"
         ) from None
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    nonce = secrets.token_hex(NONCE_BYTES).encode()
+    request = request.add_attribute(AttributeOID.UNSTRUCTURED_NAME, nonce)
     return request.sign(loaded, hashes.SHA256()).public_bytes(Encoding.DER)
 
 

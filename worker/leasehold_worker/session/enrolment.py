@@ -1,7 +1,7 @@
 """Enrolment: the worker's first certificate for a join token, and the renewal of its certificate.
 
-The worker stores a new key before it sends a request for the key. After a crash or a lost answer, a request
-for the same key gets the same certificate. A request for another key would look like that of a clone.
+The worker stores a new key before it sends a request for the key. After a crash or a lost answer, a new
+request with the same key gets the same certificate. A request for another key looks like that of a clone.
 """
 
 import base64
@@ -45,6 +45,10 @@ AUTHORITY_LIMIT: Final = 8
 """Most authorities of a coordinator."""
 
 CALL_TIMEOUT_S: Final = 20.0
+
+JOIN_OPTIONS: Final = (*OPTIONS, ("grpc.enable_retries", 0))
+"""gRPC repeats no join by itself: it would send the same certificate request again."""
+
 WORKER_KIND: Final = "worker"
 
 Answer = TypeVar("Answer")
@@ -147,7 +151,7 @@ def _join(
     )
     state_directory.save_enrolment(enrolment)
     credentials = grpc.ssl_channel_credentials(as_pem(ticket.ca_certificates).encode())
-    with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
+    with grpc.secure_channel(ticket.address, credentials, options=JOIN_OPTIONS) as channel:
         stub = JoinServiceStub(channel)
         response = _call(lambda: stub.Join(request, timeout=CALL_TIMEOUT_S), ticket.address)
     joined = msgspec.structs.replace(

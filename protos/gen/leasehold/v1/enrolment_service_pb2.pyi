@@ -324,7 +324,9 @@ class JoinRequest(_message.Message):
     identity: _builtins.str
     """The identity of the caller, as KIND/NAME."""
     csr: _builtins.bytes
-    """A certificate signing request (PKCS #10) in DER, with a key on the curve P-256. Only its key is used."""
+    """A certificate signing request (PKCS #10) in DER, with a key on the curve P-256. Only its key is used. Each one is
+    accepted once: a client adds a nonce to the signed part, such as in unstructuredName (PKCS #9).
+    """
     worker_id: _builtins.str
     """The id of the worker. Empty: not a worker."""
     last_epoch: _builtins.int

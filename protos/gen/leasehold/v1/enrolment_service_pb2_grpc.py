@@ -255,8 +255,8 @@ class JoinServiceServicer:
     """
 
     def Join(self, request, context):
-        """Gets the first certificate of a worker, a user or a service. The same secret with the same key gets the same
-        certificate again until the token expires.
+        """Gets the first certificate of a worker, a user or a service. A new request with the same secret
+        and the same key gets the same certificate again until the token expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -101,8 +101,8 @@ class JoinServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JoinServiceAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_enrolment_service_pb2.JoinRequest, _enrolment_service_pb2.JoinResponse]
-    """Gets the first certificate of a worker, a user or a service. The same secret with the same key gets the same
-    certificate again until the token expires.
+    """Gets the first certificate of a worker, a user or a service. A new request with the same secret
+    and the same key gets the same certificate again until the token expires.
     """
 
 @_typing.type_check_only
@@ -111,8 +111,8 @@ class JoinServiceAsyncStub(JoinServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_enrolment_service_pb2.JoinRequest, _enrolment_service_pb2.JoinResponse]  # type: ignore[assignment]
-    """Gets the first certificate of a worker, a user or a service. The same secret with the same key gets the same
-    certificate again until the token expires.
+    """Gets the first certificate of a worker, a user or a service. A new request with the same secret
+    and the same key gets the same certificate again until the token expires.
     """
 
 class JoinServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -124,8 +124,8 @@ class JoinServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _enrolment_service_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_enrolment_service_pb2.JoinResponse, _abc.Awaitable[_enrolment_service_pb2.JoinResponse]]:
-        """Gets the first certificate of a worker, a user or a service. The same secret with the same key gets the same
-        certificate again until the token expires.
+        """Gets the first certificate of a worker, a user or a service. A new request with the same secret
+        and the same key gets the same certificate again until the token expires.
         """
 
 def add_JoinServiceServicer_to_server(servicer: JoinServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

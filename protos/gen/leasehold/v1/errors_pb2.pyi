@@ -198,7 +198,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     authorities already.
     """
     ERROR_REASON_JOIN_REFUSED: _ErrorReason.ValueType  # 91
-    """The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
+    """The join token is unknown, expired, used up, or was used with another key. The message is the same for all of
+    these. Or the certificate request was sent before, or its key has sent too many.
+    """
     ERROR_REASON_TOO_MANY_JOIN_TOKENS: _ErrorReason.ValueType  # 92
     """The coordinator keeps as many join tokens as it can."""
     ERROR_REASON_UNKNOWN_JOIN_TOKEN: _ErrorReason.ValueType  # 93
@@ -395,7 +397,9 @@ ERROR_REASON_AUTHORITY_IN_USE: ErrorReason.ValueType  # 82
 authorities already.
 """
 ERROR_REASON_JOIN_REFUSED: ErrorReason.ValueType  # 91
-"""The join token is unknown, expired, used up, or for others. The answer is the same for all of these."""
+"""The join token is unknown, expired, used up, or was used with another key. The message is the same for all of
+these. Or the certificate request was sent before, or its key has sent too many.
+"""
 ERROR_REASON_TOO_MANY_JOIN_TOKENS: ErrorReason.ValueType  # 92
 """The coordinator keeps as many join tokens as it can."""
 ERROR_REASON_UNKNOWN_JOIN_TOKEN: ErrorReason.ValueType  # 93

@@ -1,0 +1,57 @@
+"""The tables of a store: created, or migrated from those of an older release after a copy was made."""
+
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+
+from leasehold_coordinator.storage.schema import METADATA, NEWEST
+from leasehold_coordinator.storage.store_copy import copy_file
+
+_VERSION: Final = sa.table("alembic_version", sa.column("version_num"))
+
+
+def make_tables(connection: sa.Connection, path: Path | None) -> None:
+    """Creates the tables of a new store, and migrates those of an older release.
+
+    Args:
+        connection: A connection to the locked store, in a transaction.
+        path: The SQLite file, which is copied before a migration. None: it is on a server or in memory.
+
+    Raises:
+        SQLAlchemyError: A migration or the copy failed, or the store is of a newer release. It is unchanged.
+    """
+    if not sa.inspect(connection).get_table_names():
+        METADATA.create_all(connection)
+        connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
+        connection.execute(sa.insert(_VERSION).values(version_num=NEWEST))
+        return
+    found = connection.scalar(sa.select(_VERSION.c.version_num)) or ""
+    if found > NEWEST:
+        raise sa.exc.InvalidRequestError(
+            f"a newer release wrote it (tables {found}, and this release has {NEWEST}): start that release "
+            "again, or restore a backup of this release with `leasehold backup restore`"
+        )
+    if found == NEWEST:
+        return
+    if path is not None:
+        _keep_copy(path, found)
+    # Imported late: the import takes as long as the rest of the start.
+    from leasehold_coordinator.storage.migrate import migrate
+
+    migrate(connection)
+
+
+def _keep_copy(path: Path, found: str) -> None:
+    """Copies a store of an older release. The name has the number of the tables: one copy of each release."""
+    copy, partial = (path.with_name(f"{path.name}-tables-{found}{suffix}") for suffix in ("", ".partial"))
+    try:
+        with suppress(FileNotFoundError):
+            partial.unlink()
+        copy_file(path, partial).close()
+        os.replace(partial, copy)
+    except (OSError, sqlite3.Error) as error:
+        raise sa.exc.InvalidRequestError(f"no copy can be made before its migration ({error})") from error

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED as SUCCEEDED
 from leasehold.v1.operation_pb2 import AdoptOperation, RestoreOperation, SuspendOperation
 from leasehold_coordinator.server.health_reports import LIVENESS
 from leasehold_simgpu import SimulatedHost, Timing
+from leasehold_worker.host.capabilities import FOR_MAPPED_USERS, NEEDED
 
 from tests import environment
 from tests.deploy.manifests import BASE, Object, find, pod
@@ -104,6 +105,11 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
+def capability_set(numbers: Collection[int]) -> str:
+    """A set of capabilities as /proc/PID/status has it."""
+    return f"{sum(1 << number for number in numbers):016x}"
+
+
 def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(folder: Path) -> None:
     context = pod(find("StatefulSet", "coordinator"))["securityContext"]
     uid, group = (str(context[key].value) for key in ("runAsUser", "fsGroup"))
@@ -133,9 +139,9 @@ def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(folder:
 
 def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(folder: Path) -> None:
     only = container("DaemonSet", "worker")
-    kept = ",".join(f"+{name.lower()}" for name in texts(only["securityContext"]["capabilities"]["add"]))
+    given = ",".join(f"+{name.lower()}" for name in texts(only["securityContext"]["capabilities"]["add"]))
     # What a container runtime leaves of root: its user, these capabilities, and no way to others.
-    runtime = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{kept}", "--no-new-privs", "--"]
+    runtime = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{given}", "--no-new-privs", "--"]
     command = texts(only["command"])
     split = command.index("leasehold")
     host = share(SimulatedHost.create(folder / "gpus", gpus=1, timing=Timing.instant()), folder / "share")
@@ -166,8 +172,9 @@ def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(fo
         found = status(process.pid)
         assert found["Uid"].split() == ["10401"] * 4
         assert found["NoNewPrivs"] == "1"
-        sets = {found[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")}
-        assert sets == {f"{sum(1 << number for number in (0, 5, 6, 7, 19)):016x}"}
+        assert found["CapBnd"] == capability_set(NEEDED)
+        kept = capability_set(NEEDED - FOR_MAPPED_USERS)  # the base has no run_as
+        assert {found[name] for name in ("CapEff", "CapPrm", "CapAmb")} == {kept}
         assert (directories[1] / "worker.sock").is_socket()
 
 

@@ -44,7 +44,6 @@ BOOT: Final = """
 set -eu
 folder=$1 checkout=$2 name=$3
 ip link set lo up
-hostname "$name"
 mkdir "$folder/layers"
 mount -t tmpfs tmpfs "$folder/layers"
 mkdir "$folder/layers/upper" "$folder/layers/work" "$folder/layers/root"
@@ -77,6 +76,7 @@ else
     mount -t cgroup -o none,name=systemd systemd sys/fs/cgroup/systemd
 fi
 mkdir -p machine etc/tmpfiles.d
+echo "$name" >etc/hostname # systemd sets it
 : > etc/tmpfiles.d/tmp.conf # the folder that is shared lies in /tmp
 pivot_root . machine
 umount -l machine

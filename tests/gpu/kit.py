@@ -29,7 +29,8 @@ LIMIT_BYTES: Final = 60 * MIB
 
 NOT_NEEDED: Final = re.compile(
     r"ast-serialize|buf-bin|cuda-python|editables|execnet|grimp|grpcio-tools|hatchling|hypothesis"
-    r"|import-linter|librt|mypy.*|pathspec|pytest-xdist|ruff|setuptools|tomlkit|trove-classifiers|types-.*"
+    r"|import-linter|importlib-resources|jsonschema.*|kubernetes-validate|librt|mypy.*|pathspec|pytest-xdist"
+    r"|pyyaml|referencing|rpds-py|ruff|setuptools|tomlkit|trove-classifiers|types-.*"
 )
 """Developers' tools, and cuda-python: an empty package that stands for cuda-bindings and cuda-core."""
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,6 +106,28 @@ def test_a_worker_joins_and_needs_the_token_once(fleet: Fleet) -> None:
     fleet.join_worker("gpu-01")
     fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
     assert [one.worker_id for one in fleet.client.workers() if one.name == "gpu-01"] == [worker.worker_id]
+
+
+def connected(fleet: Fleet, name: str) -> bool:
+    return fleet.worker_state(name) == "WORKER_STATE_CONNECTED"
+
+
+def test_hosts_share_the_file_of_a_token_with_a_pattern(fleet: Fleet) -> None:
+    options = ("--worker", "node-*", "--uses", "2")
+    first = fleet.cli("token", "create", *options).stdout
+    fleet.join_worker("node-01", first, "--name", "node-01")
+    fleet.wait(partial(connected, fleet, "node-01"))
+    before = credential(fleet, "node-01")["certificate"]
+    fleet.end("node-01", signal.SIGTERM)
+    later = fleet.cli("token", "create", *options).stdout
+    for name in ("node-01", "node-02"):  # the file has the token for new hosts meanwhile
+        fleet.join_worker(name, later, "--name", name)
+        fleet.wait(partial(connected, fleet, name))
+    assert credential(fleet, "node-01")["certificate"] == before
+    fleet.end("node-01", signal.SIGTERM)
+    exact = fleet.cli("token", "create", "--worker", "node-01", "--replace").stdout
+    fleet.join_worker("node-01", exact)
+    fleet.wait(lambda: credential(fleet, "node-01")["certificate"] != before)
 
 
 def credential(fleet: Fleet, name: str) -> dict[str, Any]:

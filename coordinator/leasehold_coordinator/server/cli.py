@@ -35,6 +35,11 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Address for enrolment.  [default: port 7402 beside a listener off loopback, or else none]",
 )
 @click.option(
+    "--health-listen",
+    metavar="HOST:PORT",
+    help="Address for health checks (grpc.health.v1) without TLS and identity.  [default: none]",
+)
+@click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
@@ -86,6 +91,7 @@ def command(
     listen: str | None,
     worker_listen: str | None,
     join_listen: str | None,
+    health_listen: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
@@ -115,6 +121,7 @@ def command(
         listen=listen,
         worker_listen=worker_listen,
         join_listen=join_listen,
+        health_listen=health_listen,
         database=database,
         socket=socket,
         state_dir=state_dir,

@@ -20,6 +20,9 @@ ENCRYPTION: Final = "leasehold.encryption"
 AUDIT_FILE: Final = "leasehold.audit-file"
 """Name in the health service for the setting ``audit_file``: whether the file can be written."""
 
+LIVENESS: Final = "leasehold.liveness"
+"""Name in the health service for the process itself: SERVING whenever it answers."""
+
 PROBE_INTERVAL_S: Final = 1.0
 """Interval of writes that find out whether a store that refused a write takes one again."""
 
@@ -31,6 +34,11 @@ async def set_health(
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", *services):
         await servicer.set(name, serving if is_serving else not_serving)
+
+
+async def set_alive(servicer: health.aio.HealthServicer) -> None:
+    """Tells that the process answers, whatever the state of the store."""
+    await servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
 
 
 async def set_encryption(servicer: health.aio.HealthServicer, *, is_insecure: bool) -> None:

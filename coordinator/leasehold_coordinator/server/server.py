@@ -33,8 +33,10 @@ from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
+from leasehold_coordinator.server.health_listener import HealthListener
 from leasehold_coordinator.server.health_reports import (
     report_health,
+    set_alive,
     set_audit_file,
     set_encryption,
     set_health,
@@ -90,6 +92,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
+    probes: HealthListener | None = None
     try:
         fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         if config.clock_corrected:
@@ -106,6 +109,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         dispatcher = Dispatcher(fleet, config.caller_commands)
         health_servicer = health.aio.HealthServicer()  # the synchronous one's Watch would delay the stop
         await set_health(health_servicer, SERVICES, is_serving=True)
+        await set_alive(health_servicer)
         await set_encryption(health_servicer, is_insecure=config.insecure)
         paths = config.socket_path, Path(config.state_dir)
         calls = LiveCalls(certificates.refusal)
@@ -141,6 +145,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 workers=addresses.workers,
                 server_names=config.server_names,
             )
+        if config.health_listen:
+            probes = HealthListener(health_servicer)
+            logger.info("listening on %s for health checks", await probes.start(config.health_listen))
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         if config.insecure:
             logger.warning(_INSECURE, addresses.clients, addresses.workers)
@@ -175,6 +182,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         _send_away(fleet)
     finally:
         try:
+            if probes is not None:
+                await probes.stop()
             if enrolment is not None:
                 await enrolment.stop()
             if listeners is not None:

@@ -25,6 +25,7 @@ from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.host.service_manager import ServiceManager
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
+from leasehold_worker.local_api.health_port import serve_health
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
@@ -165,7 +166,10 @@ async def _run(
             nursery.start_soon(hook_retries.run)
             nursery.start_soon(parts.disk.run)
             nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
-            async with serve_locally(local_socket, claims, answers, parts.applications):
+            async with (
+                serve_health(config.health_listen, lambda: coordinator_session.is_connected),
+                serve_locally(local_socket, claims, answers, parts.applications),
+            ):
                 claims.expect_resumption()
                 manager.tell("READY=1")
                 await _wait_for_stop_signal()

@@ -52,6 +52,11 @@ from leasehold_worker import __version__
     ),
 )
 @click.option(
+    "--health-listen",
+    metavar="HOST:PORT",
+    help="Address for health checks (grpc.health.v1) without TLS and identity.  [default: none]",
+)
+@click.option(
     "--stop-workloads",
     type=click.Choice(["leave", "park", "stop"]),
     help=(
@@ -80,6 +85,7 @@ def command(
     state_dir: Path | None,
     name: str | None,
     socket: Path | None,
+    health_listen: str | None,
     stop_workloads: str | None,
     config_path: Path | None,
     log_level: str | None,
@@ -108,6 +114,7 @@ def command(
         state_dir=state_dir,
         name=name,
         socket=socket,
+        health_listen=health_listen,
         stop_workloads=stop_workloads,
         log_level=log_level,
     )

@@ -75,6 +75,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Host memory of all workloads together: bytes, or a size such as "400GiB". 0: all of it."""
     disk_reserve: str | int = 0
     """Disk kept free on the state directory's volume: bytes, or a size. At least a tenth is kept free."""
+    health_listen: str = ""
+    """Address for health checks without TLS and identity, HOST:PORT. Empty: none."""
     socket: Path | None = None
     """Socket of the local API. None: worker.sock in the state directory."""
     socket_group: str = ""
@@ -183,6 +185,12 @@ def load_config(path: Path | None, ticket_name: str = "", **flags: object) -> Wo
         raise StartError(
             f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
             f"{DEFAULT_COORDINATOR}"
+        )
+    health_host, _, health_port = config.health_listen.rpartition(":")
+    if config.health_listen and not (health_host and health_port.isdecimal() and int(health_port) < 65536):
+        raise StartError(
+            f"the address for health checks {config.health_listen!r} is not HOST:PORT: write it like "
+            "0.0.0.0:7404"
         )
     if not WORKER_NAME.fullmatch(config.name):
         raise StartError(

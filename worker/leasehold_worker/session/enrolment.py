@@ -26,7 +26,13 @@ from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session.channel import OPTIONS, open_enrolled_channel
-from leasehold_worker.session.client_keys import as_pem, new_key, serial_numbers, signing_request
+from leasehold_worker.session.client_keys import (
+    as_pem,
+    new_key,
+    require_valid,
+    serial_numbers,
+    signing_request,
+)
 from leasehold_worker.session.tls_failures import explain
 
 logger = logging.getLogger(__name__)
@@ -95,7 +101,10 @@ def ticket_name(ticket: JoinTicket) -> str:
 
 
 def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uuids: Sequence[str]) -> None:
-    """Gets the worker's first certificate, and stores it. Does nothing if this ticket was used before.
+    """Gets the worker's first certificate, and stores it.
+
+    Does nothing if this ticket was used before. A ticket with a pattern can't replace a valid certificate, so
+    a worker with one does not use such a ticket: hosts may share a file with the token for new hosts.
 
     Args:
         ticket: The ticket of a join token.
@@ -114,7 +123,7 @@ def join(ticket: JoinTicket, state_directory: StateDirectory, name: str, gpu_uui
         raise StartError(
             f"the certificate can't be stored ({error.strerror}): check the state directory's disk"
         ) from error
-    logger.info("joined as %s; the certificate is in the state directory", enrolment.identity)
+    logger.info("%s has joined; the certificate is in the state directory", enrolment.identity)
 
 
 def _join(
@@ -128,7 +137,7 @@ def _join(
     """
     digest = hashlib.sha256(ticket.secret).hexdigest()
     enrolment = state_directory.enrolment() or Enrolment()
-    if enrolment.ticket_digest == digest:
+    if enrolment.ticket_digest == digest or _is_needless(ticket, enrolment, identity):
         return enrolment
     if enrolment.next_ticket != digest:
         enrolment = msgspec.structs.replace(enrolment, next_key=new_key(), next_ticket=digest)
@@ -153,6 +162,17 @@ def _join(
     )
     state_directory.save_enrolment(joined)
     return joined
+
+
+def _is_needless(ticket: JoinTicket, enrolment: Enrolment, identity: str) -> bool:
+    """Whether the ticket has a pattern, and the worker a valid certificate of the same coordinator."""
+    if ticket_name(ticket) or enrolment.identity != identity:
+        return False
+    try:
+        require_valid(enrolment)
+    except StartError:
+        return False
+    return any(as_pem([one]) in enrolment.authorities for one in ticket.ca_certificates)
 
 
 def renew(state_directory: StateDirectory, coordinator: str) -> None:

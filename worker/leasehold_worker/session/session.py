@@ -125,6 +125,8 @@ class CoordinatorSession:
         self._frames = frames
         self._session_over = trio.Event()
         self._leaving = False
+        self.is_connected = False
+        """Whether the coordinator has welcomed the worker, and the session has not ended."""
         self._epoch = state_directory.last_epoch()
         self._described = reporter.description()
         self._ignored = 0
@@ -223,6 +225,7 @@ class CoordinatorSession:
                     with trio.move_on_after(GOODBYE_TIMEOUT_S):
                         await _wait_end(frames)
         finally:
+            self.is_connected = False
             self._frames.close()
             self._session_over.set()
         return end
@@ -260,6 +263,7 @@ class CoordinatorSession:
     ) -> None:
         welcome = await self._be_welcomed(frames)
         session_id = welcome.session_id
+        self.is_connected = True
         logger.info("connected to %s, session %s, epoch %d", self._coordinator, session_id, welcome.epoch)
         nursery.start_soon(self._tell_again, outbox)
         nursery.start_soon(self._end_when_files_change)

@@ -1,0 +1,104 @@
+"""The port for health checks, such as those of Kubernetes: without TLS and without identities."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Final, final
+
+import grpc
+import trio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from leasehold_worker.errors import StartError
+
+logger = logging.getLogger(__name__)
+
+SESSION: Final = "leasehold.session"
+"""Name in the health service for the session with the coordinator."""
+
+THREADS: Final = 4
+CALLS: Final = 16
+"""Most calls at once, and most connections."""
+
+MESSAGE_LIMIT_BYTES: Final = 1_024
+"""Most bytes of a request, which is the name of a service."""
+
+STOP_GRACE_S: Final = 1.0
+
+
+@final
+class HealthService(health_pb2_grpc.HealthServicer):
+    """Unary checks only. Watches without an identity could take all places for calls.
+
+    Trio's thread answers each check. A worker whose trio thread hangs therefore fails its checks.
+
+    Args:
+        token: Trio's thread.
+        is_connected: Whether there is a session with the coordinator. Called in trio's thread.
+    """
+
+    def __init__(self, token: trio.lowlevel.TrioToken, is_connected: Callable[[], bool]) -> None:
+        self._token = token
+        self._questions: dict[str, Callable[[], bool]] = {"": lambda: True, SESSION: is_connected}
+
+    def Check(  # noqa: N802 - gRPC's name
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.ServicerContext,
+    ) -> health_pb2.HealthCheckResponse:
+        """The health of the worker, or of its session. NOT_FOUND: the name is unknown."""
+        if (question := self._questions.get(request.service)) is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service: give '' or {SESSION}")
+        try:
+            is_serving = trio.from_thread.run_sync(question, trio_token=self._token)
+        except trio.RunFinishedError:
+            is_serving = False
+        serving, not_serving = (
+            health_pb2.HealthCheckResponse.SERVING,
+            health_pb2.HealthCheckResponse.NOT_SERVING,
+        )
+        return health_pb2.HealthCheckResponse(status=serving if is_serving else not_serving)
+
+
+@asynccontextmanager
+async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncIterator[None]:
+    """Serves health checks in the context.
+
+    Args:
+        address: HOST:PORT. Empty: there is no port.
+        is_connected: Whether there is a session with the coordinator.
+
+    Raises:
+        StartError: The address can't be used.
+    """
+    if not address:
+        yield
+        return
+    executor = ThreadPoolExecutor(THREADS, thread_name_prefix="health")
+    server = grpc.server(
+        executor,
+        maximum_concurrent_rpcs=CALLS,
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+            ("grpc.max_allowed_incoming_connections", CALLS),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    service = HealthService(trio.lowlevel.current_trio_token(), is_connected)
+    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        executor.shutdown()
+        raise StartError(
+            f"can't listen on {address} for health checks: {error}; choose another with --health-listen"
+        ) from error
+    server.start()
+    logger.info("listening on %s for health checks", address)
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(server.stop(STOP_GRACE_S).wait, 2 * STOP_GRACE_S)
+            await trio.to_thread.run_sync(executor.shutdown)

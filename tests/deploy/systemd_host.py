@@ -42,7 +42,7 @@ program.chmod(0o755)
 
 BOOT: Final = """
 set -eu
-folder=$1 checkout=$2 name=$3
+folder=$1 checkout=$2 host=$3
 ip link set lo up
 mkdir "$folder/layers"
 mount -t tmpfs tmpfs "$folder/layers"
@@ -76,7 +76,7 @@ else
     mount -t cgroup -o none,name=systemd systemd sys/fs/cgroup/systemd
 fi
 mkdir -p machine etc/tmpfiles.d
-echo "$name" >etc/hostname # systemd sets it
+echo "$host" >etc/hostname # systemd sets it
 : > etc/tmpfiles.d/tmp.conf # the folder that is shared lies in /tmp
 pivot_root . machine
 umount -l machine

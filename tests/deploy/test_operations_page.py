@@ -112,6 +112,10 @@ def test_the_commands_of_the_page(hosts: dict[str, SystemdHost]) -> None:
     play(hosts, last)
     wait_for(lambda: connected(head) == len(GPU_HOSTS), "both workers are back")
     assert pids(head) == before
+    owners = [
+        json.loads(head.run("leasehold", "get", "workloads", name, "-o", "json"))["owner"] for name in before
+    ]
+    assert set(owners) == {"user/alice", "host/gpu-02/alice"}
     gpu_01.run("leasehold", "stop", "first")
     head.run("leasehold", "stop", "second")
 

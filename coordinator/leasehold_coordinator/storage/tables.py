@@ -25,6 +25,7 @@ def make_tables(connection: sa.Connection, path: Path | None) -> None:
         SQLAlchemyError: A migration or the copy failed, or the store is of a newer release. It is unchanged.
     """
     if not sa.inspect(connection).get_table_names():
+        _begin(connection)
         METADATA.create_all(connection)
         connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
         connection.execute(sa.insert(_VERSION).values(version_num=NEWEST))
@@ -42,7 +43,18 @@ def make_tables(connection: sa.Connection, path: Path | None) -> None:
     # Imported late: the import takes as long as the rest of the start.
     from leasehold_coordinator.storage.migrate import migrate
 
+    _begin(connection)
     migrate(connection)
+
+
+def _begin(connection: sa.Connection) -> None:
+    """Begins a transaction for changes of tables. Python's sqlite3 begins one for changes of rows only.
+
+    A migration that fails halfway would otherwise leave a store that no release can open, and the next start
+    would replace the copy by a copy of that store.
+    """
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _keep_copy(path: Path, found: str) -> None:

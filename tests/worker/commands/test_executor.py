@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import pytest
 import trio
@@ -135,7 +135,7 @@ async def test_a_name_that_is_no_utf_8_in_an_error_ends_the_command_and_not_the_
     told: list[CommandUpdate] = []
     group = os.fsdecode(b"/sys/fs/cgroup/a\xff")  # every user with a delegated control group may make it
 
-    async def perform(*_: object) -> NoReturn:
+    async def perform(*_: Any, **__: Any) -> None:
         reason = errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY
         raise OperationError(reason, f"control group {group}", {"control_group": group})
 

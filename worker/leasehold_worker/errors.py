@@ -7,6 +7,9 @@ from leasehold.v1.errors_pb2 import ErrorReason
 class OperationError(Exception):
     """An operation was refused, or failed.
 
+    Names of files and of control groups may be no UTF-8, which no message on the wire can hold. The texts
+    have escapes in the place of such bytes.
+
     Attributes:
         reason: The typed reason of the wire.
         message: One sentence for a person: the value, the rule and the remedy.
@@ -16,14 +19,18 @@ class OperationError(Exception):
     def __init__(
         self, reason: ErrorReason.ValueType, message: str, metadata: dict[str, str] | None = None
     ) -> None:
-        super().__init__(message)
         self.reason = reason
-        self.message = message
-        self.metadata = metadata or {}
+        self.message = _escaped(message)
+        self.metadata = {name: _escaped(value) for name, value in (metadata or {}).items()}
+        super().__init__(self.message)
 
     def to_proto(self) -> errors_pb2.Error:
         """The same error as a message."""
         return errors_pb2.Error(reason=self.reason, message=self.message, metadata=self.metadata)
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def defect() -> OperationError:

@@ -48,6 +48,8 @@ def read_request(csr: bytes) -> SigningRequest:
         is_signed, digest = request.is_signature_valid, hashlib.sha256(request.tbs_certrequest_bytes).digest()
     except (UnsupportedAlgorithm, InvalidSignature) as error:
         raise ValueError("its algorithm is not supported") from error
+    except x509.InvalidVersion as error:
+        raise ValueError("its version is not 1") from error
     if not is_signed:
         raise ValueError("its own key did not sign it")
     return SigningRequest(key, digest)

@@ -24,6 +24,7 @@ from leasehold_coordinator.access.certificates import ClientCertificate
 from leasehold_coordinator.access.failure_limits import FailureLimits
 from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.access.join_tokens import StoredJoinToken
+from leasehold_coordinator.access.named_resources import named_resources
 from leasehold_coordinator.access.signing_requests import certificate_key_digest, key_digest
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.commands.join_requests import (
@@ -95,7 +96,7 @@ class Enrolment:
         """
         wait_s = self._failures.wait_s(address, time.monotonic())
         if wait_s and self._find(request.secret) is None:  # hosts behind one address keep out nobody
-            self._fleet.audit.note(unknown_token(), JOIN, address, resources=[request.identity])
+            self._fleet.audit.note(unknown_token(), JOIN, address, resources=named_resources(JOIN, request))
             raise FleetError(
                 errors_pb2.ERROR_REASON_TOO_MANY_CALLS,
                 f"too many joins from this address failed: try again in {wait_s:.0f} s",
@@ -104,7 +105,7 @@ class Enrolment:
         try:
             identity, issued = await self._fleet.store.health.unless_stalled(self._join(request, address))
         except FleetError as error:
-            self._fleet.audit.note(error, JOIN, address, resources=[request.identity])
+            self._fleet.audit.note(error, JOIN, address, resources=named_resources(JOIN, request))
             if error.reason != errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE:
                 self._failures.fail(address, time.monotonic())
                 if self._fleet.refusals.may_tell_host(address):

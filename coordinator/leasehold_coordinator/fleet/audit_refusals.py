@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto, unique
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, TypeAlias, final
 
 from leasehold.v1 import audit_pb2, errors_pb2
@@ -116,13 +116,20 @@ class _Counted:
         entry: The entry of the next write, without the count.
         count: Their number.
         due_s: When the entry is due, by the monotonic clock.
+        began_s: When the first of them was counted.
         resources: The first of its resources, each once.
     """
 
     entry: AuditEntry = field(default_factory=AuditEntry)
     count: int = 0
     due_s: float = 0.0
+    began_s: float = 0.0
     resources: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def waits_from_s(self) -> float:
+        """The time from which the entry waits for its write."""
+        return max(self.due_s, self.began_s)
 
     def add_resources(self, resources: Iterable[str]) -> None:
         """Adds resources, up to one more than the limit. That one shows that there were more."""
@@ -212,6 +219,7 @@ class AuditRefusals:
         if counted is None:
             counted = methods[what] = _Counted()
         if not counted.count:
+            counted.began_s = time.monotonic()
             identity, host = who
             allowed, refused = audit_pb2.AUDIT_OUTCOME_ALLOWED, audit_pb2.AUDIT_OUTCOME_REFUSED
             counted.entry = AuditEntry(
@@ -268,16 +276,18 @@ class AuditRefusals:
                     del callers[who]
 
     def _waiting(self, until: float) -> list[tuple[_Sort, _Counted]]:
-        """The entries that are due until then, with their sorts: each caller in turn.
+        """The entries that are due until then, with their sorts: each caller in turn, the longest wait first.
 
-        So a caller of many methods does not delay the entries of others.
+        So a caller of many methods does not delay the entries of others, and a few callers that are always
+        due do not use up the rate of entries.
         """
-        waiting: list[tuple[int, _Sort, _Counted]] = []
+        waiting: list[tuple[int, float, _Sort, _Counted]] = []
         for sort, callers in self._callers.items():
             for methods in callers.values():
                 due = (one for one in methods.values() if one.count and one.due_s <= until)
-                waiting += ((place, sort, counted) for place, counted in enumerate(due))
-        return [(sort, counted) for _, sort, counted in sorted(waiting, key=itemgetter(0))]
+                in_order = sorted(due, key=attrgetter("waits_from_s"))
+                waiting += ((place, one.waits_from_s, sort, one) for place, one in enumerate(in_order))
+        return [(sort, counted) for _, _, sort, counted in sorted(waiting, key=itemgetter(0, 1))]
 
 
 def _joined(resources: Iterable[str]) -> str:

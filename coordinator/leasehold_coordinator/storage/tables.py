@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ def make_tables(connection: sa.Connection, path: Path | None) -> None:
         SQLAlchemyError: A migration or the copy failed, or the store is of a newer release. It is unchanged.
     """
     if not sa.inspect(connection).get_table_names():
+        _begin(connection)
         METADATA.create_all(connection)
         connection.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)"))
         connection.execute(sa.insert(_VERSION).values(version_num=NEWEST))
@@ -42,16 +42,29 @@ def make_tables(connection: sa.Connection, path: Path | None) -> None:
     # Imported late: the import takes as long as the rest of the start.
     from leasehold_coordinator.storage.migrate import migrate
 
+    _begin(connection)
     migrate(connection)
+
+
+def _begin(connection: sa.Connection) -> None:
+    """Begins a transaction for changes of tables. Python's sqlite3 begins one for changes of rows only.
+
+    A migration that fails halfway would otherwise leave a store that no release can open, and the next start
+    would replace the copy by a copy of that store.
+    """
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _keep_copy(path: Path, found: str) -> None:
     """Copies a store of an older release. The name has the number of the tables: one copy of each release."""
     copy, partial = (path.with_name(f"{path.name}-tables-{found}{suffix}") for suffix in ("", ".partial"))
     try:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-        copy_file(path, partial).close()
-        os.replace(partial, copy)
-    except (OSError, sqlite3.Error) as error:
+        partial.unlink(missing_ok=True)
+        try:
+            copy_file(path, partial).close()
+            os.replace(partial, copy)
+        finally:
+            partial.unlink(missing_ok=True)  # a full disk needs its room
+    except (OSError, sqlite3.Error, ValueError) as error:  # a damaged number may be no name of a file
         raise sa.exc.InvalidRequestError(f"no copy can be made before its migration ({error})") from error

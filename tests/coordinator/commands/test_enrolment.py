@@ -446,6 +446,7 @@ def test_only_a_key_on_p256_that_signed_its_request(tmp_path: Path) -> None:
         good = signing_request()
         for csr in (
             good[:-8] + bytes(8),
+            good.replace(b"\x02\x01\x00", b"\x02\x01\x01", 1),  # of version 2, which nobody has defined
             b"junk",
             bytes(5000),
             signing_request(ec.generate_private_key(ec.SECP384R1())),

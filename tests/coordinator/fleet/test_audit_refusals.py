@@ -116,6 +116,31 @@ def test_a_caller_of_many_methods_does_not_delay_the_entries_of_others(
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+def test_the_entry_that_waited_longest_is_stored_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the rate of entries, no entry waits for ever for those of other callers and methods."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(audit_refusals, "ENTRY_BURST", 1)
+    bob = Caller(Identity(Kind.USER, "bob"), HOST)
+    flooding = [Caller(Identity(Kind.USER, f"m{number}"), HOST) for number in range(16)]
+
+    async def scenario(store: Store) -> None:
+        refusals = AuditRefusals(store)
+        for second in range(300):
+            for caller in flooding:
+                refusals.note(REFUSAL, METHOD, HOST, caller=caller)
+            refusals.note(REFUSAL, "/method/always", HOST, caller=bob)
+            if second == 10:
+                refusals.note(REFUSAL, "/method/once", HOST, caller=bob)
+            await refusals.flush()
+            clock.served_s += 1
+        entries = [entry for entry in await listed(store) if entry.identity == "user/bob"]
+        assert {entry.method for entry in entries} == {"/method/always", "/method/once"}
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
 @pytest.mark.long
 def test_many_callers_take_bounded_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, minutes, hosts = Clock(monkeypatch), 30, 500

@@ -380,6 +380,33 @@ def test_a_store_that_can_not_be_copied_is_not_migrated(tmp_path: Path) -> None:
     Store.open(str(path)).close()
 
 
+def test_a_migration_that_fails_halfway_changes_neither_the_store_nor_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript("DROP TABLE audit; DROP TABLE audit_anchor;")
+    set_tables(path, "0012")
+    create_index = Operations.create_index
+
+    def fail(operations: Operations, name: str, *arguments: Any) -> None:
+        if name == "audit_by_identity":  # the table was created before
+            raise sa.exc.OperationalError("CREATE INDEX", None, OSError("disk full"))
+        create_index(operations, name, *arguments)
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Operations, "create_index", fail)
+            with pytest.raises(StartError, match="disk full"):
+                Store.open(str(path))
+        for file in (path, path.with_name("store.sqlite3-tables-0012")):
+            with closing(sqlite3.connect(file)) as connection:
+                found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'audit'")
+                assert found.fetchone() == (0,)
+    Store.open(str(path)).close()
+
+
 def test_request_ids_of_an_older_release_belong_to_their_actors(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite3"
     asked = command(1, PENDING, "r1")

@@ -1,8 +1,10 @@
 """What is told of commands, and when: on a real journal, without a GPU."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,6 +18,7 @@ from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal, open_journal
 from leasehold_worker.commands.ledger import FORGET_AT_ONCE, Entry
+from leasehold_worker.errors import OperationError
 from leasehold_worker.session import channel
 from trio.testing import wait_all_tasks_blocked
 
@@ -126,6 +129,24 @@ async def test_a_command_that_is_cancelled_while_the_disk_refuses_it_is_told_as_
     assert [update.state for update in told if update.state in (ACCEPTED, REJECTED)] == [ACCEPTED]
     assert told[-1].state == CANCELLED
     assert kept(path)["c1"].update == told[-1]
+
+
+async def test_a_name_that_is_no_utf_8_in_an_error_ends_the_command_and_not_the_worker(path: Path) -> None:
+    told: list[CommandUpdate] = []
+    group = os.fsdecode(b"/sys/fs/cgroup/a\xff")  # every user with a delegated control group may make it
+
+    async def perform(*_: Any, **__: Any) -> None:
+        reason = errors_pb2.ERROR_REASON_INSUFFICIENT_HOST_MEMORY
+        raise OperationError(reason, f"control group {group}", {"control_group": group})
+
+    async with open_journal(path) as journal, trio.open_nursery() as nursery:
+        commands = Commands(perform, journal, nothing, None, nursery, told.append)
+        commands.receive(run_frame(), EPOCH)
+        with trio.fail_after(10):
+            await commands.wait_finished()
+            await journal.wait_settled()
+    assert told[-1].error.message == r"control group /sys/fs/cgroup/a\udcff"
+    assert told[-1].error.metadata == {"control_group": r"/sys/fs/cgroup/a\udcff"}
 
 
 def large(workload_id: str) -> Workload:

@@ -8,14 +8,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import trio
 from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.operation_pb2 import SuspendOperation
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.driver import oom_watch
 from leasehold_worker.driver.helper_pool import Driver
-from leasehold_worker.driver.members import Member
-from leasehold_worker.driver.oom_watch import OomCounts, exceeded, may_be_killed, oom_counts
+from leasehold_worker.driver.members import GONE, Member, MemberOutcome
+from leasehold_worker.driver.oom_watch import OomCounts, OomWatch, exceeded, may_be_killed, oom_counts
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.process_files import Pid
+from leasehold_worker.host.process_readings import READ_TIMEOUT_S
+from leasehold_worker.host.processes import ProcessIdentity
 
 from tests.simgpu.control_groups import ControlGroup, NoControlGroupError
 from tests.worker.conftest import WorkerProcess
@@ -108,6 +112,30 @@ async def test_the_error_of_a_killed_member_names_the_limit(
             {"control_group": str(group), "limit_bytes": "4096"} if kills else dict.fromkeys(named)
         )
         assert members.outcomes[0].error is None
+
+
+async def test_processes_that_can_not_be_read_delay_a_rollback_once(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = OperationError(errors_pb2.ERROR_REASON_TARGET_CRASHED, "it has ended")
+    members = [Member(ProcessIdentity(Pid(pid), pid), GONE) for pid in range(1, 101)]
+    outcomes = [MemberOutcome(member, GONE, GONE, error=ended) for member in members]
+    watch = OomWatch()
+
+    async def at_once(_: int, read: Callable[[], object]) -> object:
+        return dict.fromkeys((member.identity for member in members), ())
+
+    async def never(_: int, read: Callable[[], object]) -> object:
+        await trio.sleep(READ_TIMEOUT_S)
+        raise OperationError(errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE, "not in time")
+
+    monkeypatch.setattr(oom_watch, "read_process", at_once)
+    await watch.begin([member.identity for member in members])
+    monkeypatch.setattr(oom_watch, "read_process", never)
+    begin = trio.current_time()
+    await watch.explain(outcomes)
+    assert trio.current_time() - begin <= oom_watch.EXPLANATION_TIMEOUT_S
+    assert {outcome.error for outcome in outcomes} == {ended}
 
 
 @pytest.fixture

@@ -16,12 +16,13 @@ from leasehold.v1.operation_pb2 import (
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.criu.obstacles import obstacles
-from leasehold_worker.host.capabilities import FOR_MAPPED_USERS, NEEDED, NOT_NEEDED_BY_ROOT
+from leasehold_worker.host.capabilities import CHOWN, FOR_MAPPED_USERS, NEEDED, NOT_NEEDED_BY_ROOT
 from leasehold_worker.host.process_files import Pid, read_status
 from leasehold_worker.host.processes import identify
 
 from tests.worker.counters import counter_run, read_output, wait_counting
 from tests.worker.criu_cases import program, real_criu
+from tests.worker.local_api.test_unix_socket import GROUP
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session
 from tests.worker.stories.test_membership import wait_until
 from tests.worker.stories.test_run_as import bobs_counter, run_for, succeeded
@@ -65,6 +66,16 @@ def test_a_worker_without_root_drops_what_it_does_not_need(
         (worker.state / "users").mkdir()  # as an earlier run_as leaves it: its folders are other users'
         worker.start()
         assert capabilities_of(worker.process.pid) == NEEDED
+
+
+def test_a_worker_without_root_may_give_its_socket_to_a_group_of_others(
+    host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    settings = f'socket_group = "{GROUP}"\n'
+    with user_worker(host, coordinator, tmp_path, settings=settings, capabilities=MORE) as worker:
+        (listening,) = (path for path in worker.state.rglob("*") if path.is_socket())
+        assert listening.stat().st_gid == 1
+        assert capabilities_of(worker.process.pid) == NEEDED - FOR_MAPPED_USERS | {CHOWN}
 
 
 def status_of_program(session: Session, owner: str) -> dict[str, str]:

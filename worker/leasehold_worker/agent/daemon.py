@@ -116,7 +116,11 @@ def _prepare(config: WorkerConfig) -> None:
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)
-    give_up_unneeded(config.state_dir / USER_FOLDERS, has_run_as=bool(config.run_as))
+    give_up_unneeded(
+        config.state_dir / USER_FOLDERS,
+        has_run_as=bool(config.run_as),
+        has_socket_group=bool(config.socket_group),
+    )
 
 
 def _serve(config: WorkerConfig, state_directory: StateDirectory) -> None:

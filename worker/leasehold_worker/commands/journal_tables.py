@@ -74,10 +74,13 @@ def keep_copy(connection: sqlite3.Connection, path: Path, found: int) -> None:
     copy, partial = (path.with_name(f"{path.name}-format-{found}{suffix}") for suffix in ("", ".partial"))
     partial.unlink(missing_ok=True)
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with closing(sqlite3.connect(partial)) as target:
-        connection.backup(target)
-        target.execute("PRAGMA journal_mode = DELETE").close()  # one file, without a log beside it
-    os.replace(partial, copy)
+    try:
+        with closing(sqlite3.connect(partial)) as target:
+            connection.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE").close()  # one file, without a log beside it
+        os.replace(partial, copy)
+    finally:
+        partial.unlink(missing_ok=True)  # a full disk needs its room
 
 
 def bring_up_to_date(connection: sqlite3.Connection, found: int) -> None:

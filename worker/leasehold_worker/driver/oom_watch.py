@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
+import trio
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker.driver.members import GONE, MemberOutcome
@@ -21,6 +22,9 @@ from leasehold_worker.host.process_files import number, read_process_file
 from leasehold_worker.host.process_folders import stat_fields
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import ProcessIdentity, identify
+
+EXPLANATION_TIMEOUT_S: Final = 2.0
+"""Timeout of the search for causes. A rollback waits for it, also of members of other users."""
 
 _GROUP: Final = "control_group"
 _EXIT_CODE: Final = 49
@@ -63,14 +67,19 @@ class OomWatch:
             self._before = await read_process(members[0].pid, look) if members else {}
 
     async def explain(self, outcomes: Iterable[MemberOutcome]) -> None:
-        """Adds control group and limit to the errors of ended members. An unknown cause changes no error."""
-        for outcome in outcomes:
-            error, identity = outcome.error, outcome.member.identity
-            if outcome.state_after != GONE or error is None or _GROUP in error.metadata:
-                continue
-            if error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED and identity in self._before:
-                with suppress(OperationError):
-                    outcome.error = await _explained(error, identity.pid, self._before[identity])
+        """Adds control group and limit to the errors of ended members. An unknown cause changes no error.
+
+        A user can keep the reading of own processes waiting (:func:`read_process`), and can own many of them.
+        So all of them have one timeout.
+        """
+        with trio.move_on_after(EXPLANATION_TIMEOUT_S):
+            for outcome in outcomes:
+                error, identity = outcome.error, outcome.member.identity
+                if outcome.state_after != GONE or error is None or _GROUP in error.metadata:
+                    continue
+                if error.reason == errors_pb2.ERROR_REASON_TARGET_CRASHED and identity in self._before:
+                    with suppress(OperationError):
+                        outcome.error = await _explained(error, identity.pid, self._before[identity])
 
 
 async def _explained(error: OperationError, pid: int, before: Sequence[OomCounts]) -> OperationError:

@@ -26,7 +26,7 @@ NEEDED: Final = frozenset(_NAMES)
 """All that a worker without root needs for programs of other users: docs/security.md has the reasons."""
 
 FOR_MAPPED_USERS: Final = frozenset({CHOWN, SETGID})
-"""Those that only programs and folders of other users need."""
+"""Those that only programs and folders of other users need. The group of the socket needs CAP_CHOWN too."""
 
 NOT_NEEDED_BY_ROOT: Final = {
     9: "CAP_LINUX_IMMUTABLE",
@@ -74,7 +74,7 @@ def is_effective(number: int) -> bool:
     return bool(_sets()[3 * (number // 32) + _EFFECTIVE] >> number % 32 & 1)
 
 
-def give_up_unneeded(users_path: Path, *, has_run_as: bool) -> None:
+def give_up_unneeded(users_path: Path, *, has_run_as: bool, has_socket_group: bool = False) -> None:
     """Gives up what a worker never needs. Call it before any other thread starts.
 
     A worker of root without ``run_as`` keeps all: its programs are root's, as its callers could start them.
@@ -83,6 +83,7 @@ def give_up_unneeded(users_path: Path, *, has_run_as: bool) -> None:
         users_path: The parent of the folders of other Unix users. An earlier ``run_as`` may have left folders
             there, and the worker changes to their users to remove them.
         has_run_as: Whether programs run as other Unix users.
+        has_socket_group: Whether the settings name a group for the socket, which may lack the worker's user.
 
     Raises:
         OSError: The kernel refuses.
@@ -91,7 +92,8 @@ def give_up_unneeded(users_path: Path, *, has_run_as: bool) -> None:
         maps_users = has_run_as
         with suppress(OSError):  # the start names a directory that can't be read
             maps_users |= users_path.is_dir()
-        keep_only(NEEDED if maps_users else NEEDED - FOR_MAPPED_USERS)
+        for_socket = {CHOWN} if has_socket_group else set()
+        keep_only(NEEDED if maps_users else NEEDED - FOR_MAPPED_USERS | for_socket)
     elif has_run_as:
         for number in NOT_NEEDED_BY_ROOT:
             # EINVAL: the kernel is older than the capability. EPERM: a container has fixed the bounding set.

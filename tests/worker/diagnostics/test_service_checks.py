@@ -140,10 +140,10 @@ def test_the_socket(patient: Examination) -> None:
         (14, 1, None, "worker/gpu-07 expires in 13 days"),
         (13, 2, WARNING, "expires in 12 days, and its renewal has been due for 2 days;"),
         (
-            -0.02,
+            -0.003,
             16,
             REFUSED,
-            "expired 28 minutes ago: run `leasehold token create --worker gpu-07 --replace`",
+            "expired 4 minutes ago: run `leasehold token create --worker gpu-07 --replace`",
         ),
     ],
 )

@@ -57,7 +57,7 @@ VERBS: Final = {
     "exec": "Run a command with GPUs of this host, once they are granted.",
     "install": "Install the coordinator or the worker as a service of systemd.",
     "uninstall": "Remove the service of the coordinator or the worker.",
-    "support-bundle": "Write an archive for a bug report: versions, settings, findings, logs and summaries.",
+    "support-bundle": "Write an archive for a bug report to FILE, a new file that only you may read.",
     "local": "Show and release leases of this host's worker, without a coordinator.",
     "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
 }

@@ -14,6 +14,7 @@ from leasehold_worker.files.enrolment_file import Enrolment
 from tests.certificates import issue
 from tests.deploy.systemd_host import SystemdHost, drop_in, needs_systemd, systemd_host
 from tests.deploy.test_installation import LISTEN, main_pid, wait_for
+from tests.integration.test_support_bundle import contents
 from tests.worker.unix_users import is_readable, share
 
 pytestmark = [
@@ -72,6 +73,7 @@ def test_each_finding_has_the_command_that_mends_it(tmp_path: Path) -> None:
         installed = Installed(host, tmp_path)
         wait_for(lambda: installed.findings_now()["clock"][0] == "PASSED", "the worker is connected")
         no_limits = nothing_wrong(installed)
+        bundle(installed, tmp_path)
         unit_and_user(installed)
         socket(installed)
         process(installed, has_limits=not no_limits)
@@ -97,6 +99,23 @@ def nothing_wrong(installed: Installed) -> bool:
     assert nobody["certificate"][0] == "NOT_CHECKED"
     assert nobody["unit"][0] == "PASSED"
     return result != "PASSED"
+
+
+def bundle(installed: Installed, tmp_path: Path) -> None:
+    """root's archive of both services, with the real journal, and with no trace in their directories."""
+    before = installed.host.run("find", "/var/lib/leasehold", "-printf", "%p %u %m\n").splitlines()
+    file = tmp_path / "bundle.tar.gz"
+    installed.host.run("leasehold", "support-bundle", str(file), "--yes", env=installed.gpus)
+    text = {name: content.decode() for name, content in contents(file).items()}
+    assert json.loads(text["manifest.json"])["notes"] == {}
+    assert "ActiveState=active" in text["unit-worker.txt"]
+    assert "LimitCORE=0\n" in text["unit-coordinator.txt"]
+    assert "worker gpu-01 (worker-" in text["log-worker.txt"]
+    assert "listening on" in text["log-coordinator.txt"]
+    assert "certificate" in text["doctor.json"]
+    assert json.loads(text["fleet/workers.json"])["entries"][0]["name"] == "gpu-01"
+    after = installed.host.run("find", "/var/lib/leasehold", "-printf", "%p %u %m\n").splitlines()
+    assert set(after) - set(before) == set()
 
 
 def unit_and_user(installed: Installed) -> None:

@@ -5,12 +5,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 from google.protobuf.message import Message
 
 from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
 from leasehold_client.coordinator.client import Client
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.support.host_parts import ERROR, GPU_LEASE, WORKLOAD
 from leasehold_client.support.members import MEMBER_LIMIT_BYTES, Part, document
 from leasehold_client.support.redaction import Fields, kept_fields
@@ -101,7 +102,10 @@ def _read(
 
 
 def _document(message: Message) -> dict[str, object]:
-    told: dict[str, object] = MessageToDict(message, preserving_proto_field_name=True)
+    try:
+        told: dict[str, object] = MessageToDict(message, preserving_proto_field_name=True)
+    except SerializeToJsonError as error:  # such as a time after the year 9999
+        raise LeaseholdError(f"an entry is no JSON: {error}") from error
     if isinstance(operation := told.get("operation"), dict):
         told["operation_kind"] = next(iter(operation), "")
     if told.get("kind") == "EVENT_KIND_GPU_FOREIGN":  # its message has command lines of others' processes

@@ -88,7 +88,7 @@ def collect(parts: Sequence[Part], timeout_s: float) -> Bundle:
             outcomes[part.name] = part.read()
         except LeaseholdError as error:
             outcomes[part.name] = error.message
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             outcomes[part.name] = str(error)
 
     threads = [threading.Thread(target=read, args=(part,), daemon=True) for part in parts]

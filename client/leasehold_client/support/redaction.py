@@ -58,7 +58,7 @@ _SECRETS: Final = (
         ),
         rf"\1{REMOVED}",
     ),
-    (re.compile(r"(pid \d+ of [^\s(]+) \([^)]*\)"), rf"\1 ({REMOVED})"),
+    (re.compile(r"(pid \d+ of [^\s(]+) \(.*\)"), rf"\1 ({REMOVED})"),
     (_USER_INFO, rf"\1{REMOVED}@"),
 )
 """Forms of secrets in text: keys and certificates, join tokens, JSON Web Tokens, headers, assignments,

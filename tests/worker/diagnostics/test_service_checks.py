@@ -15,7 +15,12 @@ from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.diagnostics import service_checks
 from leasehold_worker.diagnostics.checks import CHECKS, SERVICE_CHECKS
 from leasehold_worker.diagnostics.examination import Examination, NotOkError
-from leasehold_worker.diagnostics.installed_service import InstalledService, MainProcess, main_process
+from leasehold_worker.diagnostics.installed_service import (
+    InstalledService,
+    MainProcess,
+    main_process,
+    user_of,
+)
 from leasehold_worker.files.enrolment_file import Enrolment, write_enrolment
 from leasehold_worker.host import service_unit
 from leasehold_worker.host.service_unit import ServiceUnit, parse_unit, read_unit
@@ -82,6 +87,13 @@ def test_without_systemd_nothing_of_the_unit_is_checked(patient: Examination) ->
     unknown = replace(patient, service=replace(SERVICE, unit="no systemd", main=None))
     for check in ("unit", "user", "capabilities", "cgroup_delegation", "core_dumps"):
         assert finding(check, unknown) == (NOT_CHECKED, "no systemd")
+
+
+def test_the_id_of_the_units_user() -> None:
+    assert user_of(replace(UNIT, user="")) == user_of(replace(UNIT, user="root")) == 0
+    assert user_of(replace(UNIT, user="54321")) == 54_321
+    for unknown in (replace(UNIT, user="no-such-user"), replace(UNIT, load_state="not-found"), "no systemd"):
+        assert user_of(unknown) is None
 
 
 def test_the_user(patient: Examination) -> None:

@@ -41,7 +41,7 @@ class InstalledService:
 
     Attributes:
         unit: Its unit, or the reason why that is unknown.
-        uid: The id of the unit's user. None: the host has no such user.
+        uid: The id of the unit's user. None: no unit is loaded, or the host has no such user.
         main: The process of the running worker. None: the unit has none.
         leases: The answer of the running worker, or the reason why there is none.
     """
@@ -53,11 +53,11 @@ class InstalledService:
 
 
 def user_of(unit: ServiceUnit | str) -> int | None:
-    """The id of a unit's user. None: the host has no such user. The directory of users may block."""
-    if isinstance(unit, str) or not unit.user:
-        return 0
+    """The id of a unit's user. None: no unit is loaded, or the host has no such user. The look-up may block."""
+    if isinstance(unit, str) or unit.load_state != "loaded":
+        return None
     try:
-        return int(unit.user) if unit.user.isdecimal() else pwd.getpwnam(unit.user).pw_uid
+        return int(unit.user) if unit.user.isdecimal() else pwd.getpwnam(unit.user or "root").pw_uid
     except KeyError:
         return None
 

@@ -106,7 +106,7 @@ def local_socket(patient: Examination) -> str:
     if not stat.S_ISSOCK(facts.st_mode):
         raise failed(f"{path} is not a socket: run `rm {shlex.quote(str(path))} && systemctl restart {UNIT}`")
     mode = stat.S_IMODE(facts.st_mode)
-    owner = service.uid if isinstance(service.unit, ServiceUnit) else facts.st_uid
+    owner = facts.st_uid if service.uid is None else service.uid
     if mode != MODE or facts.st_uid != owner:
         raise failed(
             f"{path} has mode {mode:04o} and belongs to {user_name(facts.st_uid)}, instead of "

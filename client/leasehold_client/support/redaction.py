@@ -43,26 +43,23 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
 }
 """Settings whose values are kept. Labels are texts of users, and ``oidc`` has addresses of others."""
 
-_USER_INFO: Final = re.compile(r"(\w://)[^/@\s]+@")
-"""Login and password in a URL, such as that of a database."""
-
 _SECRETS: Final = (
     (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), REMOVED),
     (re.compile(r"leasehold-join-[\w-]+"), f"leasehold-join-{REMOVED}"),
-    (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), REMOVED),
+    (re.compile(r"\beyJ[\w-]{1,512}\.[\w-]{1,8192}\.[\w-]*"), REMOVED),
     (re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}"), rf"\1 {REMOVED}"),
     (
         re.compile(
-            r"(?i)([\w-]*(?:password|passwd|secret|token|api_?key|private_?key|credential)[\w-]*[\"']?"
-            r"\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;)]+)"
+            r"(?i)((?:password|passwd|secret|token|api_?key|private_?key|credential)[\w-]{0,64}[\"']?"
+            r"\s{0,8}[=:]\s{0,8})(\"[^\"\n]{0,4096}\"|'[^'\n]{0,4096}'|[^\s,;)]+)"
         ),
         rf"\1{REMOVED}",
     ),
-    (re.compile(r"(pid \d+ of [^\s(]+) \(.*\)"), rf"\1 ({REMOVED})"),
-    (_USER_INFO, rf"\1{REMOVED}@"),
+    (re.compile(r"(pid \d+ of [^\s(]+) \(.{0,4096}\)"), rf"\1 ({REMOVED})"),
+    (re.compile(r"(\w://)[^/@\s]+@"), rf"\1{REMOVED}@"),
 )
 """Forms of secrets in text: keys and certificates, join tokens, JSON Web Tokens, headers, assignments,
-command lines of foreign processes, and logins in URLs."""
+command lines of foreign processes, and logins in URLs. Bounded repetitions keep the time linear."""
 
 
 def without_secrets(text: str) -> str:
@@ -74,14 +71,7 @@ def without_secrets(text: str) -> str:
 
 def kept_settings(name: str, settings: Mapping[str, object]) -> dict[str, object]:
     """The settings of a file. An unknown setting keeps its name and loses its value."""
-    return {
-        key: _without_user_info(value) if key in SETTINGS[name] else REMOVED
-        for key, value in settings.items()
-    }
-
-
-def _without_user_info(value: object) -> object:
-    return _USER_INFO.sub(rf"\1{REMOVED}@", value) if isinstance(value, str) else value
+    return {key: _scrubbed(value) if key in SETTINGS[name] else REMOVED for key, value in settings.items()}
 
 
 def kept_fields(document: object, fields: Fields) -> object:

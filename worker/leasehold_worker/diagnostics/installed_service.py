@@ -53,7 +53,7 @@ class InstalledService:
 
 
 def user_of(unit: ServiceUnit | str) -> int | None:
-    """The id of a unit's user. None: no unit is loaded, or the host has no such user. The look-up may block."""
+    """The id of a unit's user, whose look-up may block. None: no unit is loaded, or there is no such user."""
     if isinstance(unit, str) or unit.load_state != "loaded":
         return None
     try:

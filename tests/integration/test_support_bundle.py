@@ -86,6 +86,7 @@ def keys(folder: Path) -> Iterator[bytes]:
                 yield from (line for line in path.read_bytes().splitlines() if len(line) > 30)
 
 
+@pytest.mark.long
 def test_no_secret_is_in_the_archive_and_the_list_is_its_content(fleet: Fleet, programs: Path) -> None:
     options = ["--name", "one", "--gpus", "1", "--env", f"PLAIN={CANARY}", "--env-secret", "TOKEN"]
     fleet.cli("run", *options, "--", sys.executable, "-c", SLEEPER, CANARY, TOKEN=CANARY)

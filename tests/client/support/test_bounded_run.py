@@ -26,7 +26,7 @@ def test_a_larger_output_is_refused_or_its_end_kept() -> None:
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     began = time.monotonic()
-    with pytest.raises(LeaseholdError, match="did not end within 0.3 s"):
+    with pytest.raises(LeaseholdError, match=r"did not end within 0\.3 s"):
         run_bounded(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"], 0.3, 100)
     assert time.monotonic() - began < 5
     deadline = time.monotonic() + 10

@@ -103,7 +103,7 @@ def configured_coordinator() -> str:
     """
     path = config_path()
     try:
-        return _coordinator_of(_content(path).decode())
+        return _coordinator_of(read_settings_file(path).decode())
     except FileNotFoundError:
         return default_coordinator()
     except OSError as error:
@@ -131,7 +131,7 @@ def _coordinator_of(text: str) -> str:
     return str(settings.get("coordinator") or default_coordinator())
 
 
-def _content(path: Path) -> bytes:
+def read_settings_file(path: Path) -> bytes:
     """The content of a settings file.
 
     Raises:

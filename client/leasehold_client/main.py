@@ -57,6 +57,7 @@ VERBS: Final = {
     "exec": "Run a command with GPUs of this host, once they are granted.",
     "install": "Install the coordinator or the worker as a service of systemd.",
     "uninstall": "Remove the service of the coordinator or the worker.",
+    "support-bundle": "Write an archive for a bug report to FILE, a new file that only you may read.",
     "local": "Show and release leases of this host's worker, without a coordinator.",
     "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
 }
@@ -69,6 +70,7 @@ _PLACES: Final = {
     "annotate": "leasehold_client.cli.label:annotate",
     "exec": "leasehold_client.cli.exec:exec_command",
     "demo": "leasehold_client.demo.command:demo",
+    "support-bundle": "leasehold_client.cli.support_bundle:support_bundle",
 }
 """Places, as MODULE:NAME, of the subcommands that have no module of their own name."""
 

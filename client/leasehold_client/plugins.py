@@ -58,7 +58,7 @@ MODULES: Final = {
         "uvloop",
     ),
     "simgpu": (),
-    "worker": ("cryptography", "cuda", "pynvml", "trio"),
+    "worker": ("cryptography", "cuda", "grpc_health", "pynvml", "trio"),
 }
 """Top-level modules of each extra. Reading them from package metadata would double the time of ``--help``."""
 

@@ -40,6 +40,7 @@ VERBS = [
     "worker",
     "coordinator",
     "simgpu",
+    "support-bundle",
 ]
 
 
@@ -80,10 +81,10 @@ def test_a_missing_requirement_of_an_extra_is_noted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(plugins.MODULES, "worker", ("click", "no_such_package"))
     monkeypatch.setitem(plugins.MODULES, "coordinator", ("nor_this",))
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
-    assert "doctor       (needs no_such_package)" in help_text
-    assert "worker       (needs no_such_package)" in help_text
-    assert "coordinator  (needs nor_this)" in help_text
-    assert "simgpu       Simulated GPU hosts" in help_text
+    assert "doctor          (needs no_such_package)" in help_text
+    assert "worker          (needs no_such_package)" in help_text
+    assert "coordinator     (needs nor_this)" in help_text
+    assert "simgpu          Simulated GPU hosts" in help_text
 
 
 def test_a_package_that_is_missing_when_a_daemon_starts_is_named(

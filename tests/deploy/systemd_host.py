@@ -77,6 +77,7 @@ else
 fi
 mkdir -p machine etc/tmpfiles.d
 echo "$host" >etc/hostname # systemd sets it
+echo "127.0.1.1 $host" >>etc/hosts
 : > etc/tmpfiles.d/tmp.conf # the folder that is shared lies in /tmp
 pivot_root . machine
 umount -l machine

@@ -3,6 +3,7 @@
 from leasehold_worker.agent.assembly import Parts
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
+from leasehold_worker.host.clock_offset import ClockOffset
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
@@ -21,5 +22,7 @@ def make_claims(parts: Parts, journal: Journal, commands: Commands) -> tuple[Loc
         journal,
         claim_waiting,
     )
-    answers = LocalQueries(parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker")
+    answers = LocalQueries(
+        parts.pool, parts.resources, parts.workloads, commands, claim_waiting, "worker", ClockOffset()
+    )
     return claims, answers

@@ -2,12 +2,13 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 
 import grpc
-from google.protobuf import duration_pb2
+from google.protobuf import duration_pb2, timestamp_pb2
 from leasehold.v1 import command_pb2, operation_pb2
 from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import (
@@ -96,6 +97,11 @@ def make_command(command_id: str, workload_id: str, **operation: object) -> Comm
     )
 
 
+def timestamp(offset_s: float) -> timestamp_pb2.Timestamp:
+    """The time of a clock with this offset, also beyond the years of a timestamp."""
+    return timestamp_pb2.Timestamp(seconds=min(int(time.time() + offset_s), 2**63 - 1))
+
+
 def _serialize(frame: ConnectResponse | bytes) -> bytes:
     """A frame, or bytes of a test's choice."""
     return frame if isinstance(frame, bytes) else frame.SerializeToString()
@@ -108,6 +114,8 @@ class ScriptedCoordinator:
         self.sessions: queue.Queue[Session] = queue.Queue()
         self.welcomes_major = 1
         self.load_interval_s = 5.0
+        self.clock_offset_s: float | None = None
+        """Offset of its clock. None: it tells no time."""
         self.first_answer: ConnectResponse | None = None
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
         handler = grpc.stream_stream_rpc_method_handler(
@@ -148,6 +156,7 @@ class ScriptedCoordinator:
                     nanos=round(self.load_interval_s * 1e9) % 10**9, seconds=int(self.load_interval_s)
                 ),
                 silence_limit=duration_pb2.Duration(seconds=60),
+                time=None if self.clock_offset_s is None else timestamp(self.clock_offset_s),
             )
         )
         self.sessions.put(session)

@@ -23,6 +23,11 @@ def duration(seconds: float) -> duration_pb2.Duration:
     return message
 
 
+def epoch_seconds(moment: timestamp_pb2.Timestamp) -> float:
+    """A moment in seconds of the Unix epoch, any value of a peer."""
+    return moment.seconds + moment.nanos / 1e9
+
+
 LONGEST_S: Final = 100 * 365 * 86_400.0
 """A hundred years. A longer wait makes no difference, and datetime can't hold much more."""
 

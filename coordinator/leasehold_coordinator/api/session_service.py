@@ -42,11 +42,11 @@ from leasehold_coordinator.fleet.frame_rules import check_leases, check_workload
 from leasehold_coordinator.fleet.hello_bounds import HelloBounds
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.shielded_tasks import finish
-from leasehold_coordinator.timestamps import duration
+from leasehold_coordinator.timestamps import duration, timestamp
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=7)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=8)
 STORE_FAILURES: Final = (
     errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
     errors_pb2.ERROR_REASON_STORAGE_DAMAGED,
@@ -253,6 +253,7 @@ class SessionService(SessionServiceServicer):
             load_interval=duration(interval_s),
             silence_limit=duration(SILENCE_INTERVALS * interval_s),
             open_command_ids=self._fleet.ledger.stored_of_worker(session.hello.worker_id),
+            time=timestamp(time.time_ns()),
         )
 
     def _end_refused(self, session: Session, refusal: FleetError) -> None:

@@ -44,6 +44,13 @@ def wait_state(coordinator: CoordinatorProcess, wanted: int, name: str = "alpha"
         time.sleep(0.01)
 
 
+def test_the_welcome_tells_the_coordinators_time(coordinator: CoordinatorProcess) -> None:
+    asked_s = time.time()
+    welcome = coordinator.connect(make_hello("beta")).welcome()
+    told_s = welcome.time.seconds + welcome.time.nanos / 1e9
+    assert asked_s <= told_s <= time.time()
+
+
 def test_a_worker_is_known_with_its_gpus_once_it_was_welcomed(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

@@ -1,5 +1,6 @@
 """The worker's side of a session: who it talks to, what it refuses, and how it comes back."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,10 @@ from leasehold.worker.v1.session_pb2 import (
     ReadOutput,
     Welcome,
 )
+from leasehold_client.local.worker import LocalWorker
 from leasehold_simgpu import SimulatedHost, Timing
 from leasehold_worker.session.grpc_bridge import INBOX_LIMIT, SessionEndError, start_reader
+from leasehold_worker.timestamps import LONGEST_S
 
 from tests.worker.conftest import WorkerProcess
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, is_goodbye, make_command
@@ -198,6 +201,33 @@ def test_a_welcome_with_impossible_times_is_refused(
     start_worker(None)
     error = goodbye(coordinator.next_session(), PROTOCOL_ERROR).error
     assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("told_s", "expected_s"),
+    [(None, None), (0.0, 0.0), (3_600.0, 3_600.0), (-3_600.0, -3_600.0), (1e19, LONGEST_S)],
+    ids=["no time", "right", "ahead", "behind", "beyond all years"],
+)
+def test_the_offset_of_the_coordinators_clock_is_kept(
+    start_worker: Start,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+    told_s: float | None,
+    expected_s: float | None,
+) -> None:
+    coordinator.clock_offset_s = told_s
+    worker = start_worker(None)
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=RunOperation(name="one", spec=SLEEPER))
+    with LocalWorker(tmp_path / "state/worker.sock") as local:
+        found = local.list()
+    is_told = found.HasField("coordinator_clock_offset")
+    offset = found.coordinator_clock_offset
+    assert is_told == (expected_s is not None)
+    # A timestamp of the scripted coordinator has whole seconds.
+    assert math.isclose(offset.seconds + offset.nanos / 1e9, expected_s or 0.0, abs_tol=2.0)
+    is_warned = "s ahead of this host's" in worker.log.read_text() or "s behind" in worker.log.read_text()
+    assert is_warned == (abs(expected_s or 0.0) > 5)
 
 
 @pytest.mark.long

@@ -31,6 +31,7 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.host.clock_offset import ClockOffset
 from leasehold_worker.host.processes import command_line
 from leasehold_worker.session import session as coordinator_session
 from leasehold_worker.session.frame_sink import FrameSink
@@ -117,6 +118,7 @@ async def open_link(
                 "worker-1",
             ),
             journal,
+            ClockOffset(),
         )
         parts.nursery.start_soon(opened.run)
         yield opened

@@ -22,6 +22,7 @@ from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.files.secret_key import IMAGES_FILE, open_key
 from leasehold_worker.files.state_directory import StateDirectory
+from leasehold_worker.host.clock_offset import ClockOffset
 from leasehold_worker.host.service_manager import ServiceManager
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
@@ -115,6 +116,7 @@ async def _run(
                 operations.preflight, parts.durations, operations.check_run, operations.check_adoption
             )
             queries = Queries(parts.workloads, plan_queries, parts.disk, worker_id)
+            clock = ClockOffset()
             coordinator_session = CoordinatorSession(
                 config.coordinator,
                 config.credentials_path,
@@ -126,6 +128,7 @@ async def _run(
                 pool,
                 queries,
                 journal,
+                clock,
             )
             claim_waiting = ClaimWaiting(
                 parts.pool, parts.resources, parts.workloads, parts.foreign, config.user_priority_limit
@@ -141,7 +144,13 @@ async def _run(
                 claim_waiting,
             )
             answers = LocalQueries(
-                parts.pool, parts.resources, parts.workloads, commands, claim_waiting, identity.worker_id
+                parts.pool,
+                parts.resources,
+                parts.workloads,
+                commands,
+                claim_waiting,
+                identity.worker_id,
+                clock,
             )
             preemption = Preemption(pool, parts.workloads, commands, claims.ask_to_yield)
             hook_retries = HookRetries(parts.workloads.all, commands.carry_out)

@@ -158,12 +158,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _size_bytes("disk_reserve", self.disk_reserve)
 
 
-def load_config(path: Path | None, ticket_name: str = "", **flags: object) -> WorkerConfig:
+def load_config(
+    path: Path | None, ticket_name: str = "", owner_uid: int | None = None, /, **flags: object
+) -> WorkerConfig:
     """Reads the file, and overrides its settings by flags. An enrolment gives name and coordinator.
 
     Args:
         path: The file. None: the system's, if there is one.
         ticket_name: The name in the join token, if file and flags give none. Empty: none.
+        owner_uid: The worker's user. None: that of this process.
         flags: Fields by name; None for those that were not given.
 
     Raises:
@@ -173,7 +176,7 @@ def load_config(path: Path | None, ticket_name: str = "", **flags: object) -> Wo
     config, keys = (WorkerConfig(), frozenset[str]()) if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
     config = msgspec.structs.replace(config, **given)
-    config = _with_enrolment(config, ticket_name, keys | given.keys())
+    config = _with_enrolment(config, ticket_name, owner_uid, keys | given.keys())
     # Programs start in other directories than the worker.
     config = msgspec.structs.replace(
         config,
@@ -230,10 +233,12 @@ def load_config(path: Path | None, ticket_name: str = "", **flags: object) -> Wo
     return config
 
 
-def _with_enrolment(config: WorkerConfig, ticket_name: str, given: Collection[str]) -> WorkerConfig:
+def _with_enrolment(
+    config: WorkerConfig, ticket_name: str, owner_uid: int | None, given: Collection[str]
+) -> WorkerConfig:
     """The settings with the name and the coordinator of the worker's enrolment, unless others are given."""
     try:
-        enrolment = read_enrolment(config.state_dir)
+        enrolment = read_enrolment(config.state_dir, owner_uid)
     except (
         OSError
     ):  # `leasehold doctor` may run as another user; a worker says so when it opens the directory

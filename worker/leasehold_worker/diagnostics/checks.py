@@ -5,6 +5,7 @@ from typing import Final
 
 from leasehold_worker.diagnostics import gpu_checks as gpu
 from leasehold_worker.diagnostics import host_checks as host
+from leasehold_worker.diagnostics import service_checks as service
 from leasehold_worker.diagnostics import user_checks as users
 from leasehold_worker.diagnostics.examination import Look
 
@@ -36,3 +37,16 @@ CHECKS: Final[Mapping[str, Look]] = {
     "coordinator": host.coordinator,
 }
 """The checks by their name on the screen and in JSON. Checks that plans have too share the name."""
+
+SERVICE_CHECKS: Final[Mapping[str, Look]] = {
+    "unit": service.unit,
+    "user": service.user,
+    "capabilities": service.capabilities,
+    "socket": service.local_socket,
+    "certificate": service.certificate,
+    "disk": service.disk,
+    "clock": service.clock,
+    "cgroup_delegation": service.cgroup_delegation,
+    "core_dumps": service.core_dumps,
+}
+"""The further checks of ``--host``."""

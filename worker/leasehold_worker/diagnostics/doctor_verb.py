@@ -46,6 +46,12 @@ TIMEOUT_S: Final = 30.0
     help="Timeout of each check.",
 )
 @click.option(
+    "--host",
+    "with_host",
+    is_flag=True,
+    help="Check the installed service too: its unit, user, socket, certificate, disk, clock and limits.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(["table", "json"]),
@@ -59,16 +65,20 @@ def command(
     state_dir: Path | None,
     config_path: Path | None,
     timeout_s: float,
+    with_host: bool,
     output: str,
 ) -> None:
     """Check this GPU host: every precondition, each ok or with its remedy.
 
     The command changes nothing, and a worker may run meanwhile. It exits with 1 if a check failed; warnings
     are not failures.
+
+    With --host, a finding about the service ends with the command that mends it. Run it as root, or as the
+    worker's user.
     """
     # Safe: the doctor changes nothing, and its children end with it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from leasehold_worker.diagnostics import doctor  # late: see above
 
     settings = {"coordinator": coordinator, "credentials": credentials, "state_dir": state_dir}
-    doctor.run(config_path, settings, timeout_s, output)
+    doctor.run(config_path, settings, timeout_s, output, with_host=with_host)

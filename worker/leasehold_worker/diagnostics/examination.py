@@ -4,6 +4,7 @@ A check is a function of the examination. It returns its finding if the conditio
 error of :func:`failed`, :func:`warning` or :func:`not_checked`.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,6 +13,7 @@ from leasehold.v1.plan_pb2 import CheckResult
 
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.criu.installation import CriuFacts
+from leasehold_worker.diagnostics.installed_service import InstalledService
 from leasehold_worker.driver.helper_pool import Driver
 from leasehold_worker.gpus.inventory import GpuFacts, Inventory
 from leasehold_worker.planning.findings import NOT_CHECKED, REFUSED, WARNING
@@ -56,6 +58,7 @@ class Examination:
         child_can_be_asked: Whether the driver helper could check a child of the doctor.
         trace_obstacle: Why the helper may not control that child, with the remedy. None: it may.
         criu: The working CRIU, or the reason why there is none.
+        service: The installed service. None: the examination is without ``--host``.
     """
 
     config: WorkerConfig
@@ -65,6 +68,13 @@ class Examination:
     child_can_be_asked: bool
     trace_obstacle: str | None
     criu: CriuFacts | str
+    service: InstalledService | None = None
+
+    @property
+    def worker_uid(self) -> int:
+        """The worker's user: that of its service if root examines it, and otherwise the doctor's."""
+        uid = self.service.uid if self.service is not None else None
+        return uid if uid is not None and os.geteuid() == 0 else os.geteuid()
 
     def nvml(self) -> Inventory:
         """NVML; without it, checks that need it are not made."""

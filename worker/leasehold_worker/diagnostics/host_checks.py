@@ -67,6 +67,9 @@ def trace_permission(patient: Examination) -> str:
     who = f"uid {os.geteuid()}, {capability} CAP_SYS_PTRACE, kernel.yama.ptrace_scope {scope}"
     if not patient.child_can_be_asked:
         raise not_checked(f"the driver helper did not answer ({who})")
+    main = patient.service.main if patient.service is not None else None
+    if main is not None and main.has(SYS_PTRACE) and not is_effective(SYS_PTRACE):
+        raise not_checked(f"the worker has CAP_SYS_PTRACE, and this command lacks it ({who}): run it as root")
     if patient.trace_obstacle is not None:
         raise failed(f"the worker may not control its workloads ({who}), as {patient.trace_obstacle}")
     if is_effective(SYS_PTRACE) and (is_effective(DAC_OVERRIDE) or is_effective(SETUID)):
@@ -163,7 +166,7 @@ def state_directory(patient: Examination) -> str:
     if nearest != path:
         return f"{path} will be created at the first start"
     try:
-        require_private(path, "state directory")
+        require_private(path, "state directory", owner_uid=patient.worker_uid)
     except StartError as error:
         raise failed(str(error)) from error
     if not os.path.exists(path / "lock"):
@@ -219,7 +222,7 @@ def coordinator(patient: Examination) -> str:
 def _enrolment(patient: Examination) -> Enrolment | None:
     """The worker's own certificate. None: it has none, or only the worker's user can read it."""
     try:
-        enrolment = read_enrolment(patient.config.state_dir)
+        enrolment = read_enrolment(patient.config.state_dir, patient.worker_uid)
         if enrolment is None or not enrolment.certificate:
             return None
         require_valid(enrolment)

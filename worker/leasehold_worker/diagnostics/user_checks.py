@@ -22,7 +22,7 @@ def run_as(patient: Examination) -> str:
                 "starts no program for it; set run_as"
             )
         return f"not set: programs run as {user_name(os.geteuid())}"
-    if problems := [*_wrong_users(config), *_lacking()]:
+    if problems := [*_wrong_users(config), *_lacking(patient)]:
         raise failed(f"{'; '.join(problems)}: correct run_as, or the start of the worker")
     if isinstance(config.run_as, dict):
         return f"{len(config.run_as)} owners, each with a user of this host"
@@ -54,8 +54,10 @@ def _wrong_users(config: WorkerConfig) -> Iterator[str]:
             yield f"{owner} is mapped to {user}, which is {why}"
 
 
-def _lacking() -> Iterator[str]:
-    """The capabilities that a worker without root lacks."""
-    missing = [capability_name(number) for number in sorted(NEEDED) if not is_effective(number)]
-    if missing and os.geteuid() != 0:
+def _lacking(patient: Examination) -> Iterator[str]:
+    """The capabilities that a worker without root lacks: the running one, or one that is as the doctor."""
+    main = patient.service.main if patient.service is not None else None
+    has = is_effective if main is None else main.has
+    missing = [capability_name(number) for number in sorted(NEEDED) if not has(number)]
+    if missing and (main is not None or os.geteuid() != 0):
         yield f"this user lacks {', '.join(missing)}"

@@ -42,8 +42,12 @@ class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.identity.partition("/")[2]
 
 
-def read_enrolment(directory: Path) -> Enrolment | None:
+def read_enrolment(directory: Path, owner_uid: int | None = None) -> Enrolment | None:
     """The enrolment in a state directory. None: there is none.
+
+    Args:
+        directory: The state directory.
+        owner_uid: The worker's user. None: that of this process.
 
     Raises:
         StartError: The file is damaged, or others could read it.
@@ -54,9 +58,10 @@ def read_enrolment(directory: Path) -> Enrolment | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    owner_uid = os.geteuid() if owner_uid is None else owner_uid
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner_uid or found.st_mode & 0o077:
             raise StartError(
                 f"{path} is not a file of the worker's user with mode 0600: others may have its key; delete "
                 "it, and join again with a token of `leasehold token create --replace`"

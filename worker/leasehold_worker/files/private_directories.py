@@ -48,7 +48,7 @@ def open_private(path: Path, purpose: str, mode: int = PRIVATE) -> None:
         path.chmod(mode)
     with os.scandir(path) as entries:
         for entry in entries:
-            _require_ours(Path(entry.path), purpose)
+            _require_ours(Path(entry.path), purpose, os.geteuid())
             _close(entry)
 
 
@@ -78,24 +78,28 @@ def make_user_folders(path: Path) -> None:
             )
 
 
-def require_private(path: Path, purpose: str, *, may_be_roots: bool = False) -> None:
+def require_private(
+    path: Path, purpose: str, *, may_be_roots: bool = False, owner_uid: int | None = None
+) -> None:
     """Refuses a directory that another user than the worker's and root could replace or write to.
 
     Args:
         path: The existing directory.
         purpose: Its purpose, for messages.
         may_be_roots: Root may own it, even if the worker is not root.
+        owner_uid: The worker's user. None: that of this process.
 
     Raises:
         StartError: A part of the path has another owner.
         OSError: The path can't be read.
     """
+    ours = os.geteuid() if owner_uid is None else owner_uid
     absolute = path.absolute()
     for part in (absolute, *absolute.parents):
-        _require_ours(part, purpose)
+        _require_ours(part, purpose, ours)
     resolved = absolute.resolve()
     for part in (resolved, *resolved.parents):
-        _require_ours(part, purpose)
+        _require_ours(part, purpose, ours)
         mode = part.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise StartError(
@@ -103,18 +107,18 @@ def require_private(path: Path, purpose: str, *, may_be_roots: bool = False) -> 
                 "that permission (chmod o-w), or choose another directory"
             )
     uid = resolved.stat().st_uid
-    if uid != os.geteuid() and not (may_be_roots and uid == 0):
-        raise _foreign(resolved, uid, purpose)
+    if uid != ours and not (may_be_roots and uid == 0):
+        raise _foreign(resolved, uid, purpose, ours)
 
 
-def _require_ours(path: Path, purpose: str) -> None:
+def _require_ours(path: Path, purpose: str, ours: int) -> None:
     uid = path.lstat().st_uid
-    if uid not in (0, os.geteuid()):
-        raise _foreign(path, uid, purpose)
+    if uid not in (0, ours):
+        raise _foreign(path, uid, purpose, ours)
 
 
-def _foreign(path: Path, uid: int, purpose: str) -> StartError:
+def _foreign(path: Path, uid: int, purpose: str, ours: int) -> StartError:
     return StartError(
-        f"{path} of the {purpose} belongs to user id {uid}, and the worker runs as {os.geteuid()}: choose "
-        f"another directory, or give it to the worker's user (chown {os.geteuid()} {path})"
+        f"{path} of the {purpose} belongs to user id {uid}, and the worker runs as {ours}: choose "
+        f"another directory, or give it to the worker's user (chown {ours} {path})"
     )

@@ -55,7 +55,7 @@ def version_2_group(pid: int) -> Path | None:
     for line in _lines(pid):
         if line.startswith("0::"):
             name = line.removeprefix("0::")
-            group = _version_2_root() / name.lstrip("/")
+            group = version_2_root() / name.lstrip("/")
             return group if ".." not in Path(name).parts and group.is_dir() else None
     return None
 
@@ -72,7 +72,7 @@ def _groups(pid: int, controller: str) -> Iterator[Path]:
         controllers, _, name = rest.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
-        top = _version_1_root(controllers, controller) if controllers else _version_2_root()
+        top = _version_1_root(controllers, controller) if controllers else version_2_root()
         # In a namespace of its own, a process elsewhere is shown with a path above the root.
         group = top / name.lstrip("/") if ".." not in Path(name).parts else top
         while group.is_relative_to(top):
@@ -94,7 +94,7 @@ def _version_1_root(controllers: str, controller: str) -> Path:
     return together if together.is_dir() else _CGROUP / controller
 
 
-def _version_2_root() -> Path:
+def version_2_root() -> Path:
     """The mount point of version 2. On hosts with both versions it is below that of version 1."""
     unified = _CGROUP / "unified"
     return unified if unified.is_dir() else _CGROUP

@@ -9,11 +9,13 @@ from leasehold.v1.operation_pb2 import Operation
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.states import SUCCEEDED
 from leasehold_worker.errors import OperationError
+from leasehold_worker.host.clock_offset import ClockOffset
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.leasing.allocation import Resources
 from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
+from leasehold_worker.timestamps import duration
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
@@ -34,6 +36,7 @@ class LocalQueries:
         commands: Releases workloads.
         turns: The waiting claims.
         worker_id: Id of the worker, for reported workloads.
+        clock: The offset of the coordinator's clock.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class LocalQueries:
         commands: Commands,
         claim_waiting: ClaimWaiting,
         worker_id: str,
+        clock: ClockOffset,
     ) -> None:
         self._pool = pool
         self._resources = resources
@@ -51,6 +55,7 @@ class LocalQueries:
         self._commands = commands
         self._claim_waiting = claim_waiting
         self._worker_id = worker_id
+        self._clock = clock
 
     def list(self, peer: Peer) -> local_service_pb2.ListResponse:
         """The GPUs, the workloads and the waiting claims. The list always fits into a message.
@@ -69,6 +74,8 @@ class LocalQueries:
             resources=self._resources.fetch_machine_resources(),
             cordon=cordon_message(self._pool.slots.worker_cordon),
         )
+        if (offset_s := self._clock.offset_s) is not None:
+            found.coordinator_clock_offset.CopyFrom(duration(offset_s))
         for workload in found.workloads:  # values may be secrets, and any user may list
             for name in list(workload.spec.environment):  # a map must not change during its iteration
                 workload.spec.environment[name] = ""

@@ -32,7 +32,7 @@ from leasehold_worker.workloads.messages import parked_workload_messages, worklo
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
 
-PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=7)
+PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=8)
 """Version of the protocol. Peers need the same major version."""
 
 HELLO_LIMIT_BYTES: Final = 131_072

@@ -5,6 +5,7 @@ A worker without its coordinator changes nothing: workloads stay as they are.
 
 import logging
 import random
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
+from leasehold_worker.host.clock_offset import ClockOffset
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.programs.secret_variables import SecretVariables
 from leasehold_worker.session.channel import (
@@ -54,7 +56,7 @@ from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
 from leasehold_worker.session.tls_failures import explain, explain_closed
-from leasehold_worker.timestamps import seconds
+from leasehold_worker.timestamps import epoch_seconds, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class CoordinatorSession:
         pool: GpuPool,
         queries: Queries,
         journal: Journal,
+        clock: ClockOffset,
     ) -> None:
         self._coordinator = coordinator
         self._credentials = credentials
@@ -122,6 +125,7 @@ class CoordinatorSession:
         self._pool = pool
         self._queries = queries
         self._journal = journal
+        self._clock = clock
         self._frames = frames
         self._session_over = trio.Event()
         self._leaving = False
@@ -316,13 +320,17 @@ class CoordinatorSession:
             outbox.put_answer(ConnectRequest(authorities_stored=AuthoritiesStored(serials=serials)))
 
     async def _be_welcomed(self, frames: trio.MemoryReceiveChannel[Incoming]) -> Welcome:
+        asked_s = time.time()
         frame = await _receive(frames, WELCOME_TIMEOUT_S)
+        answered_s = time.time()
         if frame.HasField("goodbye"):
             raise _farewell(frame.goodbye)
         if not frame.HasField("welcome"):
             raise violation("the first frame must be welcome")
         welcome = frame.welcome
         self._check(welcome)
+        told_s = epoch_seconds(welcome.time) if welcome.HasField("time") else None
+        self._clock.measure(asked_s, told_s, answered_s)
         await self._save_epoch(welcome.epoch)
         self._epoch = welcome.epoch
         crash_point("epoch-saved")

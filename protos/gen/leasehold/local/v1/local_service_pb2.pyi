@@ -389,6 +389,7 @@ class ListResponse(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
     CORDON_FIELD_NUMBER: _builtins.int
+    COORDINATOR_CLOCK_OFFSET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[_lease_pb2.GpuLease]:
         """In slot order."""
@@ -409,6 +410,12 @@ class ListResponse(_message.Message):
     def cordon(self) -> _lease_pb2.Cordon:
         """The worker's cordon. Absent: the worker is not cordoned."""
 
+    @_builtins.property
+    def coordinator_clock_offset(self) -> _duration_pb2.Duration:
+        """The coordinator's clock minus this host's, at the last welcome: the smallest offset that explains its time. Absent:
+        unknown.
+        """
+
     def __init__(
         self,
         *,
@@ -417,13 +424,19 @@ class ListResponse(_message.Message):
         waiting: _abc.Iterable[Global___WaitingClaim] | None = ...,
         resources: _worker_pb2.MachineResources | None = ...,
         cordon: _lease_pb2.Cordon | None = ...,
+        coordinator_clock_offset: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "cordon", b"cordon", "resources", b"resources"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_coordinator_clock_offset", b"_coordinator_clock_offset", "_cordon", b"_cordon", "coordinator_clock_offset", b"coordinator_clock_offset", "cordon", b"cordon", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cordon", b"_cordon", "cordon", b"cordon", "gpus", b"gpus", "resources", b"resources", "waiting", b"waiting", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_coordinator_clock_offset", b"_coordinator_clock_offset", "_cordon", b"_cordon", "coordinator_clock_offset", b"coordinator_clock_offset", "cordon", b"cordon", "gpus", b"gpus", "resources", b"resources", "waiting", b"waiting", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__coordinator_clock_offset: _TypeAlias = _typing.Literal["coordinator_clock_offset"]  # noqa: Y015
+    _WhichOneofArgType__coordinator_clock_offset: _TypeAlias = _typing.Literal["_coordinator_clock_offset", b"_coordinator_clock_offset"]  # noqa: Y015
     _WhichOneofReturnType__cordon: _TypeAlias = _typing.Literal["cordon"]  # noqa: Y015
     _WhichOneofArgType__cordon: _TypeAlias = _typing.Literal["_cordon", b"_cordon"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__coordinator_clock_offset) -> _WhichOneofReturnType__coordinator_clock_offset | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cordon) -> _WhichOneofReturnType__cordon | None: ...
 
 Global___ListResponse: _TypeAlias = ListResponse  # noqa: Y015

@@ -450,6 +450,7 @@ class Welcome(_message.Message):
     LOAD_INTERVAL_FIELD_NUMBER: _builtins.int
     SILENCE_LIMIT_FIELD_NUMBER: _builtins.int
     OPEN_COMMAND_IDS_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Id of this stream in logs."""
     epoch: _builtins.int
@@ -472,6 +473,10 @@ class Welcome(_message.Message):
     def open_command_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Commands of this worker that have not ended."""
 
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The coordinator's clock, after hello. Absent: an older coordinator. Since 1.8."""
+
     def __init__(
         self,
         *,
@@ -482,10 +487,11 @@ class Welcome(_message.Message):
         load_interval: _duration_pb2.Duration | None = ...,
         silence_limit: _duration_pb2.Duration | None = ...,
         open_command_ids: _abc.Iterable[_builtins.str] | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load_interval", b"load_interval", "protocol_version", b"protocol_version", "silence_limit", b"silence_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_interval", b"load_interval", "protocol_version", b"protocol_version", "silence_limit", b"silence_limit", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_version", b"coordinator_version", "epoch", b"epoch", "load_interval", b"load_interval", "open_command_ids", b"open_command_ids", "protocol_version", b"protocol_version", "session_id", b"session_id", "silence_limit", b"silence_limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_version", b"coordinator_version", "epoch", b"epoch", "load_interval", b"load_interval", "open_command_ids", b"open_command_ids", "protocol_version", b"protocol_version", "session_id", b"session_id", "silence_limit", b"silence_limit", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

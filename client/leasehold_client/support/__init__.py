@@ -1,0 +1,1 @@
+"""The archive of ``leasehold support-bundle``: its parts, what they leave out, and its form."""

@@ -1,0 +1,97 @@
+"""What the bundle leaves out: values of settings and messages that could be secrets.
+
+Documents keep only named fields. Text of logs and errors has no fields: known forms of secrets are removed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+REMOVED: Final = "(removed)"
+
+Fields: TypeAlias = Mapping[str, "Fields | None"]
+"""The kept fields of a document by name, and those of its nested documents. None: the whole value."""
+
+SETTINGS: Final[Mapping[str, frozenset[str]]] = {
+    "worker.toml": frozenset(
+        (
+            *(
+                "adopt_users",
+                "checkpoint_expiry_s",
+                "checkpoint_limit",
+                "coordinator",
+                "cpu_limit_millicores",
+            ),
+            *("credentials", "criu", "disk_reserve", "driver_call_floor_s", "gpu_units", "gpus"),
+            *("host_memory_reserve_bytes", "image_dir", "inherited_variables", "keep_images"),
+            *("kernel_quiescence_s", "kernel_start_s", "log_level", "memory_limit", "name", "output_limit"),
+            *("parked_memory_limit", "proof_timeout_s", "run_as", "run_as_min_uid", "socket", "socket_group"),
+            *("state_dir", "stop_workloads", "user_priority_limit"),
+        )
+    ),
+    "coordinator.toml": frozenset(
+        (
+            *("audit_file", "audit_retention_days", "ca_life_days", "caller_bytes_per_s", "caller_commands"),
+            *("caller_requests_per_s", "caller_streams", "client_certificate_days", "clock_corrected"),
+            *("database", "insecure", "join_listen", "listen", "load_interval_s", "log_level", "oidc_listen"),
+            *("retention_s", "server_certificate_days", "server_names", "socket", "state_dir"),
+            *("store_restored", "tls_certificate", "tls_client_ca", "tls_key", "trust_domain"),
+            *("user_priority_limit", "worker_listen"),
+        )
+    ),
+    "cli.toml": frozenset({"coordinator"}),
+}
+"""Settings whose values are kept. Labels are texts of users, and ``oidc`` has addresses of others."""
+
+_SECRETS: Final = (
+    (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), REMOVED),
+    (re.compile(r"leasehold-join-[\w-]+"), f"leasehold-join-{REMOVED}"),
+    (re.compile(r"\beyJ[\w-]{1,512}\.[\w-]{1,8192}\.[\w-]*"), REMOVED),
+    (re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}"), rf"\1 {REMOVED}"),
+    (
+        re.compile(
+            r"(?i)((?:password|passwd|secret|token|api_?key|private_?key|credential)[\w-]{0,64}[\"']?"
+            r"\s{0,8}[=:]\s{0,8})(\"[^\"\n]{0,4096}\"|'[^'\n]{0,4096}'|[^\s,;)]+)"
+        ),
+        rf"\1{REMOVED}",
+    ),
+    (re.compile(r"(pid \d+ of [^\s(]+) \(.{0,4096}\)"), rf"\1 ({REMOVED})"),
+    (re.compile(r"(\w://)[^/@\s]+@"), rf"\1{REMOVED}@"),
+)
+"""Forms of secrets in text: keys and certificates, join tokens, JSON Web Tokens, headers, assignments,
+command lines of foreign processes, and logins in URLs. Bounded repetitions keep the time linear."""
+
+
+def without_secrets(text: str) -> str:
+    """A text without known forms of secrets."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def kept_settings(name: str, settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a file. An unknown setting keeps its name and loses its value."""
+    return {key: _scrubbed(value) if key in SETTINGS[name] else REMOVED for key, value in settings.items()}
+
+
+def kept_fields(document: object, fields: Fields) -> object:
+    """A JSON document with the named fields only, without known forms of secrets in its texts."""
+    if isinstance(document, list):
+        return [kept_fields(entry, fields) for entry in document]
+    if not isinstance(document, dict):
+        return document
+    return {
+        key: _scrubbed(value) if (inner := fields[key]) is None else kept_fields(value, inner)
+        for key, value in document.items()
+        if key in fields
+    }
+
+
+def _scrubbed(value: object) -> object:
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, list):
+        return [_scrubbed(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _scrubbed(entry) for key, entry in value.items()}
+    return value

@@ -14,23 +14,72 @@ Fields: TypeAlias = Mapping[str, "Fields | None"]
 
 SETTINGS: Final[Mapping[str, frozenset[str]]] = {
     "worker.toml": frozenset(
-        """
-        adopt_users checkpoint_expiry_s checkpoint_limit coordinator cpu_limit_millicores
-        credentials criu disk_reserve driver_call_floor_s gpu_units gpus health_listen
-        host_memory_reserve_bytes image_dir inherited_variables keep_images kernel_quiescence_s
-        kernel_start_s log_level memory_limit name output_limit parked_memory_limit
-        proof_timeout_s run_as run_as_min_uid socket socket_group state_dir stop_workloads
-        user_priority_limit
-        """.split()
+        {
+            "adopt_users",
+            "checkpoint_expiry_s",
+            "checkpoint_limit",
+            "coordinator",
+            "cpu_limit_millicores",
+            "credentials",
+            "criu",
+            "disk_reserve",
+            "driver_call_floor_s",
+            "gpu_units",
+            "gpus",
+            "health_listen",
+            "host_memory_reserve_bytes",
+            "image_dir",
+            "inherited_variables",
+            "keep_images",
+            "kernel_quiescence_s",
+            "kernel_start_s",
+            "log_level",
+            "memory_limit",
+            "name",
+            "output_limit",
+            "parked_memory_limit",
+            "proof_timeout_s",
+            "run_as",
+            "run_as_min_uid",
+            "socket",
+            "socket_group",
+            "state_dir",
+            "stop_workloads",
+            "user_priority_limit",
+        }
     ),
     "coordinator.toml": frozenset(
-        """
-        audit_file audit_retention_days ca_life_days caller_bytes_per_s caller_commands
-        caller_requests_per_s caller_streams client_certificate_days clock_corrected database
-        health_listen insecure join_listen listen load_interval_s log_level oidc_listen
-        retention_s server_certificate_days server_names socket state_dir store_restored
-        tls_certificate tls_client_ca tls_key trust_domain user_priority_limit worker_listen
-        """.split()
+        {
+            "audit_file",
+            "audit_retention_days",
+            "ca_life_days",
+            "caller_bytes_per_s",
+            "caller_commands",
+            "caller_requests_per_s",
+            "caller_streams",
+            "client_certificate_days",
+            "clock_corrected",
+            "database",
+            "health_listen",
+            "insecure",
+            "join_listen",
+            "listen",
+            "load_interval_s",
+            "log_level",
+            "oidc_listen",
+            "retention_s",
+            "server_certificate_days",
+            "server_names",
+            "socket",
+            "state_dir",
+            "store_restored",
+            "tls_certificate",
+            "tls_client_ca",
+            "tls_key",
+            "trust_domain",
+            "user_priority_limit",
+            "worker_listen",
+        }
     ),
     "cli.toml": frozenset({"coordinator"}),
 }

@@ -79,6 +79,7 @@ def install_all(host: SystemdHost, tmp_path: Path) -> dict[str, str]:
     return gpus
 
 
+@pytest.mark.long
 def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path: Path) -> None:
     before, users = installed_files(host), host.run("cat", "/etc/passwd", "/etc/group")
     install_all(host, tmp_path)

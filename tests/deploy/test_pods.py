@@ -110,6 +110,7 @@ def capability_set(numbers: Collection[int]) -> str:
     return f"{sum(1 << number for number in numbers):016x}"
 
 
+@pytest.mark.long
 def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(folder: Path) -> None:
     context = pod(find("StatefulSet", "coordinator"))["securityContext"]
     uid, group = (str(context[key].value) for key in ("runAsUser", "fsGroup"))
@@ -213,6 +214,7 @@ def process_of_another_pod(
         process.wait(30)
 
 
+@pytest.mark.long
 def test_a_process_of_another_pod_is_adopted_and_outlives_the_worker(tmp_path: Path) -> None:
     """The worker is killed while the process is suspended. The next worker restores the process."""
     host = SimulatedHost.create(tmp_path / "gpus", gpus=2, timing=Timing.instant())

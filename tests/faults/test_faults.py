@@ -46,6 +46,7 @@ def test_every_operation_ends_whole_whatever_goes_wrong() -> None:
     assert len(result["outcomes"]) > 3, "the sample has faults that do something"
 
 
+@pytest.mark.long
 def test_cases_that_have_failed_before_end_whole() -> None:
     assert played("--regressions", "--processes", "1", timeout_s=100)["cases"] == len(regressions())
 

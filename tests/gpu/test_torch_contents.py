@@ -22,6 +22,7 @@ def python(on_host: dict[str, str], mark: str, tmp_path: Path, monkeypatch: pyte
     return str(put_python(tmp_path / "bin"))
 
 
+@pytest.mark.long
 def test_a_process_with_a_tensor_is_restored(python: str) -> None:
     assert results(python, ["tensor"]) == {"tensor": RESTORED}
 

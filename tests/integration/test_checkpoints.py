@@ -80,6 +80,7 @@ def result(fleet: Fleet, *arguments: str) -> Any:
     return fleet.json(*arguments)["result"]
 
 
+@pytest.mark.long
 def test_an_application_is_woken_from_the_checkpoint_that_is_named(fleet: Fleet) -> None:
     model = Model(fleet, "saver", kernel=True)
     model.start("--keep-checkpoints", "2")

@@ -112,6 +112,7 @@ def connected(fleet: Fleet, name: str) -> bool:
     return fleet.worker_state(name) == "WORKER_STATE_CONNECTED"
 
 
+@pytest.mark.long
 def test_hosts_share_the_file_of_a_token_with_a_pattern(fleet: Fleet) -> None:
     options = ("--worker", "node-*", "--uses", "2")
     first = fleet.cli("token", "create", *options).stdout
@@ -247,6 +248,7 @@ def test_the_server_is_verified_before_it_gets_the_secret(fleet: Fleet, tmp_path
     assert tokens(fleet)["user/carol"]["uses_left"] == 1
 
 
+@pytest.mark.long
 def test_a_deleted_worker_is_out_and_its_name_is_free(fleet: Fleet) -> None:
     join(fleet, "gpu-06")
     fleet.end("gpu-06", signal.SIGTERM)

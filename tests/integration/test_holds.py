@@ -37,6 +37,7 @@ def test_the_caller_of_a_suspend_gets_the_gpus_before_who_waits(fleet: Fleet, al
     fleet.refuse("run", "--gpus", "1", "--hold", hold_id, *COUNTING, code=1, match="UNKNOWN_HOLD")
 
 
+@pytest.mark.long
 def test_a_hold_is_taken_at_once_and_by_a_restore_too(fleet: Fleet) -> None:
     """No load of the worker needs to have shown the hold."""
     fleet.run_counter("old", gpus=4)

@@ -339,6 +339,7 @@ MOVED = KEEP_CONTEXT.replace(
 ).replace('name="keeper")', 'name="keeper") as lease')
 
 
+@pytest.mark.long
 def test_a_claimant_is_told_of_its_moves(fleet: Fleet, alpha: LocalHost) -> None:
     keeper = alpha.python(MOVED)
     alpha.wait_line(keeper, "held")

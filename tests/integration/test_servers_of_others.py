@@ -69,6 +69,7 @@ def model(request: pytest.FixtureRequest, fleet: Fleet, alpha: LocalHost, hooks:
     fleet.wait(lambda: not fleet.client.workloads())
 
 
+@pytest.mark.long
 def test_it_sleeps_and_wakes_by_its_own_policy_and_hooks(model: Model) -> None:
     assert reason(model.client.wait(model.client.suspend(model.name))) == "SUCCEEDED"
     model.require_parked("keep_running", freed="weights")

@@ -133,6 +133,7 @@ def test_no_secret_is_in_the_archive_and_the_list_is_its_content(fleet: Fleet, p
     fleet.cli("stop", "one")
 
 
+@pytest.mark.long
 def test_what_is_refused(fleet: Fleet, programs: Path) -> None:
     file = programs.parent / "bundle.tar.gz"
     own = variables(fleet, programs)
@@ -146,6 +147,7 @@ def test_what_is_refused(fleet: Fleet, programs: Path) -> None:
     assert "can't be written" in fleet.cli("support-bundle", str(nowhere), "--yes", code=1, **own).stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_a_terminal_is_asked(fleet: Fleet, programs: Path, answer: str) -> None:
     file = programs.parent / "bundle.tar.gz"

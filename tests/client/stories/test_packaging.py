@@ -106,6 +106,7 @@ def copy_checkout(checkout: Path) -> set[str]:
     return tracked
 
 
+@pytest.mark.long
 @needs_git
 def test_the_sdist_has_what_git_tracks_and_nothing_else(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"

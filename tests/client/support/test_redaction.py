@@ -68,6 +68,7 @@ def test_known_forms_of_secrets_are_removed_from_text(text: str) -> None:
     assert CANARY not in without_secrets(f"before {text} after")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "piece",
     [

@@ -93,6 +93,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_its_certificates_need_no_record_and_can_be_revoked(
     coordinator: CoordinatorProcess, pki: Pki
 ) -> None:

@@ -272,6 +272,7 @@ def stop(workloads: WorkloadServiceStub, name: str, generation: int = 0) -> obje
     return workloads.StopWorkload(StopWorkloadRequest(workload=name, expected_generation=generation))
 
 
+@pytest.mark.long
 def test_a_flood_has_an_entry_and_hides_no_refusal_for_lack_of_a_right(
     coordinator: CoordinatorProcess,
 ) -> None:

@@ -469,6 +469,7 @@ async def test_a_server_is_drained_first_and_admits_last(vllm: VllmServer, tmp_p
     assert vllm.paths()[-1] == "/resume"
 
 
+@pytest.mark.long
 async def test_a_drain_that_does_not_end_aborts_and_admits_again(
     vllm: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

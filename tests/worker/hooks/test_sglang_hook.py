@@ -142,6 +142,7 @@ async def test_what_was_not_resumed_is_not_released_twice(server: SglangServer, 
     assert calls(server) == [RELEASE, RESUME, RESUME]
 
 
+@pytest.mark.long
 async def test_a_release_that_goes_on_after_its_timeout_is_undone_once_it_is_done(
     server: SglangServer, tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ async def test_a_release_that_goes_on_after_its_timeout_is_undone_once_it_is_don
     assert calls(server) == [RELEASE, RESUME]
 
 
+@pytest.mark.long
 async def test_a_resume_that_goes_on_after_its_timeout_is_not_made_again(
     server: SglangServer, tmp_path: Path
 ) -> None:

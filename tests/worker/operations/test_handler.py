@@ -144,6 +144,7 @@ def test_a_timeout_during_the_lock_undoes_it(session: Session, host: SimulatedHo
     assert outcome.workloads[0].status.state == RUNNING
 
 
+@pytest.mark.long
 def test_a_command_that_waited_for_a_frozen_worker_is_not_carried_out_late(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_worker_without_root_drops_what_it_does_not_need(
         assert capabilities_of(worker.process.pid) == NEEDED
 
 
+@pytest.mark.long
 def test_a_worker_without_root_may_give_its_socket_to_a_group_of_others(
     host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_whoever_was_suspended_before_stays_so(
     holders(session, "", "w2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "crash_point",
     grid(

@@ -90,6 +90,7 @@ def require(*command: str) -> None:
         pytest.skip(f"{shlex.join(command)} does not work here")
 
 
+@pytest.mark.long
 def test_a_target_that_the_worker_may_not_trace(start_under: StartUnder, host: SimulatedHost) -> None:
     """One that is not dumpable, for a worker without CAP_SYS_PTRACE."""
     wrapper = ("setpriv", "--bounding-set=-sys_ptrace")

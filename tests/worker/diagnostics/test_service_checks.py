@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from leasehold.local.v1.local_service_pb2 import ListResponse
 from leasehold_coordinator.access.authority import open_authority
@@ -109,7 +110,11 @@ def test_the_user(patient: Examination) -> None:
 
 
 def test_the_capabilities_of_the_running_worker(patient: Examination) -> None:
-    assert service_checks.capabilities(patient).endswith("has all 5")
+    assert service_checks.capabilities(patient).endswith("has all 3")
+    few = replace(patient, service=replace(SERVICE, main=MainProcess(os.getpid(), ALL & ~1, "0")))
+    assert service_checks.capabilities(few).endswith("has all 3"), "a worker without run_as drops CAP_CHOWN"
+    few = replace(few, config=msgspec.structs.replace(few.config, run_as="batch"))
+    assert "lacks CAP_CHOWN;" in finding("capabilities", few)[1]
     lacking = replace(SERVICE, main=MainProcess(os.getpid(), ALL & ~(1 << 19), "0"))
     result, detail = finding("capabilities", replace(patient, service=lacking))
     assert result == REFUSED

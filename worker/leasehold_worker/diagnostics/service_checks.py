@@ -15,7 +15,8 @@ from leasehold_worker.diagnostics.examination import Examination, failed, not_ch
 from leasehold_worker.diagnostics.installed_service import DEFAULT_USER, InstalledService, user_of
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import read_enrolment
-from leasehold_worker.host.capabilities import NEEDED, capability_name
+from leasehold_worker.files.workload_files import USER_FOLDERS
+from leasehold_worker.host.capabilities import capability_name, needed_without_root
 from leasehold_worker.host.cgroups import version_2_root
 from leasehold_worker.host.clock_offset import WARNING_S, offset_text
 from leasehold_worker.host.processes import user_name
@@ -86,13 +87,19 @@ def capabilities(patient: Examination) -> str:
     found, main = _unit(service), service.main
     if main is None:
         raise not_checked(f"the worker does not run: run {RESTART}")
-    missing = [capability_name(number) for number in sorted(NEEDED) if not main.has(number)]
+    config = _valid(patient).config
+    needed = needed_without_root(
+        config.state_dir / USER_FOLDERS,
+        has_run_as=bool(config.run_as),
+        has_socket_group=bool(config.socket_group),
+    )
+    missing = [capability_name(number) for number in sorted(needed) if not main.has(number)]
     if missing:
         raise failed(
             f"the worker (pid {main.pid}) lacks {', '.join(missing)}; remove drop-ins that restrict it "
             f"(`systemctl cat {UNIT}`), and run {_install(found)}"
         )
-    return f"the worker (pid {main.pid}) has all {len(NEEDED)}"
+    return f"the worker (pid {main.pid}) has all {len(needed)}"
 
 
 def local_socket(patient: Examination) -> str:

@@ -78,27 +78,37 @@ def give_up_unneeded(users_path: Path, *, has_run_as: bool, has_socket_group: bo
     """Gives up what a worker never needs. Call it before any other thread starts.
 
     A worker of root without ``run_as`` keeps all: its programs are root's, as its callers could start them.
+    The arguments are those of :func:`needed_without_root`.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    if os.geteuid() != 0:
+        keep_only(needed_without_root(users_path, has_run_as=has_run_as, has_socket_group=has_socket_group))
+    elif has_run_as:
+        for number in NOT_NEEDED_BY_ROOT:
+            # EINVAL: the kernel is older than the capability. EPERM: a container has fixed the bounding set.
+            _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0)
+        keep_only(frozenset(_EVERY) - NOT_NEEDED_BY_ROOT.keys())
+
+
+def needed_without_root(
+    users_path: Path, *, has_run_as: bool, has_socket_group: bool = False
+) -> frozenset[int]:
+    """The capabilities that a worker without root needs with these settings. The call may block.
 
     Args:
         users_path: The parent of the folders of other Unix users. An earlier ``run_as`` may have left folders
             there, and the worker changes to their users to remove them.
         has_run_as: Whether programs run as other Unix users.
         has_socket_group: Whether the settings name a group for the socket, which may lack the worker's user.
-
-    Raises:
-        OSError: The kernel refuses.
     """
-    if os.geteuid() != 0:
-        maps_users = has_run_as
-        with suppress(OSError):  # the start names a directory that can't be read
-            maps_users |= users_path.is_dir()
-        for_socket = {CHOWN} if has_socket_group else set()
-        keep_only(NEEDED if maps_users else NEEDED - FOR_MAPPED_USERS | for_socket)
-    elif has_run_as:
-        for number in NOT_NEEDED_BY_ROOT:
-            # EINVAL: the kernel is older than the capability. EPERM: a container has fixed the bounding set.
-            _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0)
-        keep_only(frozenset(_EVERY) - NOT_NEEDED_BY_ROOT.keys())
+    maps_users = has_run_as
+    with suppress(OSError):  # the start names a directory that can't be read
+        maps_users |= users_path.is_dir()
+    if maps_users:
+        return NEEDED
+    return NEEDED - FOR_MAPPED_USERS | ({CHOWN} if has_socket_group else set())
 
 
 def keep_only(numbers: Collection[int]) -> None:

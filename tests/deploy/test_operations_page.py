@@ -1,4 +1,4 @@
-"""docs/operations.md: its commands alone set up three hosts, restore the coordinator and remove all again."""
+"""docs/operations.md: its commands alone set up three hosts, mend each loss, and remove all again."""
 
 import json
 import re
@@ -116,9 +116,22 @@ def test_the_commands_of_the_page(hosts: dict[str, SystemdHost]) -> None:
         json.loads(head.run("leasehold", "get", "workloads", name, "-o", "json"))["owner"] for name in before
     ]
     assert set(owners) == {"user/alice", "host/gpu-02/alice"}
-    gpu_01.run("leasehold", "stop", "first")
-    head.run("leasehold", "stop", "second")
 
+    token, join, rotate, forget = section("Certificates")
+    for block in (token, join, rotate):
+        play(hosts, block)
+    wait_for(lambda: connected(head) == len(GPU_HOSTS), "gpu-02 is back with another certificate")
+    play(hosts, forget)
+    for block in (token, join):
+        play(hosts, block)
+    wait_for(lambda: connected(head) == 1, "gpu-02 is back with a certificate of another authority")
+    head.run("leasehold", "stop", "second")
+    hosts["gpu-02"].run("systemctl", "stop", "leasehold-worker")
+    (lost,) = section("A host is lost")
+    play(hosts, lost)
+    assert "gpu-02" not in head.run("leasehold", "get", "workers")
+
+    gpu_01.run("kill", str(before["first"]))
     for block in section("Install"):
         play(hosts, block)
     for name in NAMES:

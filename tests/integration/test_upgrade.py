@@ -93,3 +93,17 @@ def test_counters_run_on_while_both_sides_are_upgraded(
         upgrade(fleet)
         use(fleet)
     assert {name: fleet.client.workload(name).status.root_pid for name in COUNTERS} == processes
+
+
+def test_the_older_coordinator_refuses_the_store_and_leaves_it(fleet: Fleet, older: Path) -> None:
+    upgrade_coordinator(fleet)
+    fleet.end("coordinator", signal.SIGTERM)
+    fleet.checkout = older
+    with pytest.raises(AssertionError, match=r"store\.sqlite3 can't be used"):
+        fleet.start_coordinator()
+    fleet.end("coordinator")
+    fleet.checkout = None
+    fleet.start_coordinator()
+    fleet.wait(lambda: fleet.worker_state("alpha") == "WORKER_STATE_CONNECTED")
+    for name in COUNTERS:
+        fleet.wait_counting(name)

@@ -58,15 +58,15 @@ def install_steps(
         join_token: The token by which a worker joins. None: it has joined, or needs none.
 
     Raises:
-        LeaseholdError: Settings are given, and the file of settings exists.
+        LeaseholdError: Settings are given, and the file of settings exists with others.
     """
     steps: list[Step] = []
     if not _has_user(service.user):
         steps.append(Step(f"create the Unix user {service.user}", partial(_create_user, service)))
+    text = settings_text(service, chosen)
     if not service.settings_path.exists():
-        text = settings_text(service, chosen)
         steps.append(Step(f"write {service.settings_path}", partial(write, service.settings_path, text)))
-    elif chosen:
+    elif chosen and service.settings_path.read_text(encoding="utf-8", errors="replace") != text:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise LeaseholdError(
             f"{service.settings_path} exists, and is kept: leave out {options}, and edit the file"

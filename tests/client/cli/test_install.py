@@ -164,6 +164,10 @@ def test_settings_that_exist_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
         steps.install_steps(WORKER, Path("/p"), "", {"run_as": "a"}, None)
     planned = [step.text for step in steps.install_steps(WORKER, Path("/p"), "", {}, None)]
     assert not any("worker.toml" in text for text in planned)
+    # A join that was refused ends an installation. The same command is then given again.
+    (tmp_path / "worker.toml").write_text(settings_text(WORKER, {"run_as": "a"}))
+    again = [step.text for step in steps.install_steps(WORKER, Path("/p"), "", {"run_as": "a"}, "token")]
+    assert not any("worker.toml" in text for text in again)
 
 
 def test_a_host_without_systemd_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def unit_and_user(installed: Installed) -> None:
     installed.mended("unit", "REFUSED", "is inactive")
     host.run("sh", "-c", f"systemctl stop {UNIT}; rm /etc/systemd/system/{UNIT}; systemctl daemon-reload")
     installed.mended("unit", "REFUSED", "is not installed")
-    host.run("chown", "root:", STATE)
+    host.run("sh", "-c", f"chown root: {STATE} {STATE}/journal.sqlite3*")
     installed.mended("user", "REFUSED", "belongs to root")
 
 

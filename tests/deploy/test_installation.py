@@ -82,11 +82,17 @@ def install_all(host: SystemdHost, tmp_path: Path) -> dict[str, str]:
 @pytest.mark.long
 def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path: Path) -> None:
     before, users = installed_files(host), host.run("cat", "/etc/passwd", "/etc/group")
-    install_all(host, tmp_path)
+    gpus = install_all(host, tmp_path)
     pid = counter_pid(host)
     assert host.run("ps", "-o", "user=", str(pid)).strip() == "alice"
     refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
     assert "processes of workloads run on" in refused
+    assert counter_pid(host) == pid
+    host.run("leasehold", "uninstall", "worker")
+    refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
+    assert "processes of workloads run on" in refused
+    host.run("leasehold", "install", "worker", env=gpus)
+    wait_for(lambda: "CONNECTED" in host.run("leasehold", "get", "workers"), "the worker is connected")
     assert counter_pid(host) == pid
     host.run("leasehold", "stop", "counter")
     host.run("leasehold", "uninstall", "worker", "--purge")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, WORKLOAD_STATE_SUSPENDED
+from leasehold_coordinator.server.backup import _state_files
 
 from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
 from tests.integration.test_enrolment import join, set_directories
@@ -94,6 +95,33 @@ def test_a_worker_that_joined_since_the_backup_comes_back(folder: Path) -> None:
         fleet.start_coordinator()
         fleet.address = f"unix:{folder / 'store.sock'}"
         fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
+
+
+@pytest.mark.long
+def test_a_worker_that_joined_comes_back_to_a_coordinator_without_its_store(folder: Path) -> None:
+    listen = ("--listen", "0.0.0.0:0", "--worker-listen")
+    with make_fleet(folder, *listen, "0.0.0.0:0") as fleet:
+        port = fleet.worker_address.rpartition(":")[2]
+        fleet.address = f"unix:{folder / 'store.sock'}"
+        join(fleet, "gpu-01")
+        fleet.kill_coordinator()
+        (folder / "store.sqlite3").rename(folder / "away.sqlite3")
+        fleet.address = "0.0.0.0:0"
+        fleet.options = (*listen, f"0.0.0.0:{port}", "--store-restored")
+        with pytest.raises(AssertionError, match="lost commits"):
+            fleet.start_coordinator()
+        fleet.kill_coordinator()
+        for path in folder.glob("store.sqlite3*"):
+            path.rename(folder / f"away-{path.name}")
+        fleet.start_coordinator()
+        fleet.address = f"unix:{folder / 'store.sock'}"
+        fleet.wait(lambda: fleet.worker_state("gpu-01") == "WORKER_STATE_CONNECTED")
+
+
+def test_copies_from_before_migrations_are_in_no_backup(tmp_path: Path) -> None:
+    for name in ("own.sqlite3", "own.sqlite3-tables-0014", "ca.key"):
+        (tmp_path / name).touch()
+    assert set(_state_files(tmp_path, tmp_path / "own.sqlite3")) == {"ca.key"}
 
 
 def test_nothing_is_overwritten(fleet: Fleet) -> None:

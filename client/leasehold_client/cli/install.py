@@ -24,7 +24,11 @@ TOKEN_LIMIT: Final = 65_536
 _USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Print the steps and the unit, and do nothing.")
-_user = click.option("--user", metavar="USER", help="Unix user of the daemon, which is created if missing.")
+_user = click.option(
+    "--user",
+    metavar="USER",
+    help="Unix user of the daemon, which is created if missing. An installed unit keeps its own user.",
+)
 _purge = click.option(
     "--purge",
     is_flag=True,
@@ -115,7 +119,9 @@ def _install(
 
 def _service(name: str, user: str | None) -> Service:
     from leasehold_client.installation.services import DEFAULT_USERS, Service
+    from leasehold_client.installation.steps import installed_user
 
+    user = user or installed_user(Service(name, "").unit_path)
     if user is not None and (not _USER.fullmatch(user) or user == "root"):
         raise UsageError(f"{user!r} is no user for a daemon: give the name of a Unix user other than root")
     return Service(name, user or DEFAULT_USERS[name])

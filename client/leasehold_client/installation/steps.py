@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -57,15 +58,15 @@ def install_steps(
         join_token: The token by which a worker joins. None: it has joined, or needs none.
 
     Raises:
-        LeaseholdError: Settings are given, and the file of settings exists.
+        LeaseholdError: Settings are given, and the file of settings exists with others.
     """
     steps: list[Step] = []
     if not _has_user(service.user):
         steps.append(Step(f"create the Unix user {service.user}", partial(_create_user, service)))
+    text = settings_text(service, chosen)
     if not service.settings_path.exists():
-        text = settings_text(service, chosen)
         steps.append(Step(f"write {service.settings_path}", partial(write, service.settings_path, text)))
-    elif chosen:
+    elif chosen and service.settings_path.read_text(encoding="utf-8", errors="replace") != text:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise LeaseholdError(
             f"{service.settings_path} exists, and is kept: leave out {options}, and edit the file"
@@ -92,6 +93,8 @@ def uninstall_steps(service: Service, *, purge: bool) -> list[Step]:
         if purge:
             steps.append(Step(f"stop {service.unit}", partial(_stop, service)))
         steps.append(Step(f"disable {service.unit}, and remove it", partial(_remove_unit, service)))
+    elif purge:
+        steps.append(Step("look for processes of workloads", partial(_require_no_processes, service)))
     if not purge:
         return steps
     for path in (service.settings_path, service.state_directory):
@@ -106,6 +109,15 @@ def kept(service: Service) -> list[str]:
     """The names of files and users that an uninstallation without a purge leaves."""
     paths = [str(path) for path in (service.settings_path, service.state_directory) if path.exists()]
     return paths + ([f"the Unix user {service.user}"] if _has_user(service.user) else [])
+
+
+def installed_user(unit: Path) -> str | None:
+    """The Unix user that an installed unit names. None: there is no unit, or it names none."""
+    try:
+        found = re.search(r"(?m)^User=(.+)$", unit.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found[1].strip() if found else None
 
 
 def require_host() -> None:
@@ -262,10 +274,24 @@ def _stop(service: Service) -> None:
         time.sleep(0.1)
     if left:
         _run("systemctl", "start", service.unit)
-        raise LeaseholdError(
-            f"{len(left)} processes of workloads run on, such as {left[0]}: end them by `leasehold stop`, or "
-            "leave out --purge"
-        )
+        raise _still_running(left)
+
+
+def _require_no_processes(service: Service) -> None:
+    """Refuses a purge after an uninstallation that left workloads. Systemd knows the unit no more.
+
+    Raises:
+        LeaseholdError: The unit's control group has processes.
+    """
+    if left := _processes(f"/system.slice/{service.unit}"):
+        raise _still_running(left)
+
+
+def _still_running(left: Sequence[int]) -> LeaseholdError:
+    return LeaseholdError(
+        f"{len(left)} processes of workloads run on, such as {left[0]}: end them by `leasehold stop` "
+        "(an uninstalled worker must be installed again for that), or leave out --purge"
+    )
 
 
 def _processes(control_group: str) -> list[int]:
@@ -274,7 +300,8 @@ def _processes(control_group: str) -> list[int]:
     if control_group:
         for base in CGROUPS:
             for path in (base / control_group.lstrip("/")).rglob("cgroup.procs"):
-                found.update(int(pid) for pid in path.read_text(encoding="ascii").split())
+                with suppress(OSError):  # the group has been removed, since its last process ended
+                    found.update(int(pid) for pid in path.read_text(encoding="ascii").split())
     return sorted(found)
 
 
@@ -323,9 +350,14 @@ def do_all(steps: Sequence[Step], tell: Callable[[str], None]) -> None:
     Raises:
         LeaseholdError: A step failed. Those before it are done.
     """
-    for step in steps:
-        tell(step.text)
-        try:
-            step.do()
-        except OSError as error:
-            raise LeaseholdError(f"can't {step.text}: {error.strerror or error}") from error
+    # With a umask such as 077, the users of the daemons could not enter new directories in /etc and /var/lib.
+    umask = os.umask(0o022)
+    try:
+        for step in steps:
+            tell(step.text)
+            try:
+                step.do()
+            except OSError as error:
+                raise LeaseholdError(f"can't {step.text}: {error.strerror or error}") from error
+    finally:
+        os.umask(umask)

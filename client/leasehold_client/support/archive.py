@@ -25,7 +25,7 @@ def with_manifest(bundle: Bundle) -> list[Member]:
 
 
 def write_archive(path: Path, members: Sequence[Member]) -> int:
-    """Writes a new archive with mode 0600. A failed write leaves no file.
+    """Writes a new archive with mode 0600. A write that fails or is interrupted leaves no file.
 
     Returns:
         Its size in bytes.
@@ -49,7 +49,7 @@ def write_archive(path: Path, members: Sequence[Member]) -> int:
             file.write(packed.getbuffer())
             file.flush()
             os.fsync(descriptor)
-    except OSError:
+    except BaseException:  # such as KeyboardInterrupt
         path.unlink(missing_ok=True)
         raise
     return packed.getbuffer().nbytes

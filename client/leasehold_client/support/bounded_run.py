@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from leasehold_client.errors import LeaseholdError
+from leasehold_client.installation.steps import PASSED
 
 CHUNK_BYTES: Final = 65_536
 ERROR_BYTES: Final = 2_000
@@ -33,7 +34,8 @@ def run_bounded(
         limit_bytes: Most bytes of its standard output.
         keep_end: Whether the end of a larger output is the result. False: a larger output is an error.
         owner_of: If root calls, the program runs as the owner of this directory. It then leaves no file of
-            root's there, such as those of a database.
+            root's there, such as those of a database. It gets few of root's variables, which the owner could
+            read in /proc.
 
     Returns:
         The exit code, and the output.
@@ -53,6 +55,7 @@ def run_bounded(
             group=owner.st_gid if owner else None,
             extra_groups=[] if owner else None,
             cwd="/",
+            env=_shared_variables() if owner and owner.st_uid else None,
         )
     except OSError as error:
         raise LeaseholdError(f"{command[0]} does not run: {error.strerror}") from error
@@ -72,6 +75,13 @@ def run_bounded(
         why = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise LeaseholdError(f"{command[0]} printed nothing{f': {why}' if why else ''}")
     return process.returncode, output
+
+
+def _shared_variables() -> dict[str, str]:
+    """The variables of this process that have no secrets."""
+    return {
+        name: value for name, value in os.environ.items() if name in PASSED or name.startswith("LEASEHOLD_")
+    }
 
 
 def _read(

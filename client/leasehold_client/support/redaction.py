@@ -4,7 +4,7 @@ Documents keep only named fields. Text of logs and errors has no fields: known f
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 REMOVED: Final = "(removed)"
@@ -85,23 +85,39 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
 }
 """Settings whose values are kept. Labels are texts of users, and ``oidc`` has addresses of others."""
 
-_SECRETS: Final = (
+_WORDS: Final = (
+    "password|passwd|passphrase|pwd|secret|token|api[_-]?key|private[_-]?key|access[_-]?key|credential"
+)
+"""Words in the names of secrets."""
+
+_VALUE: Final = r"""("(?:[^"\\\n]|\\.){0,4096}"|'[^'\n]{0,4096}'|\S+)"""
+"""A value in text: quoted, or up to a space."""
+
+
+def _option(found: re.Match[str]) -> str:
+    return found[1] + REMOVED if re.search(_WORDS, found[1], re.IGNORECASE) else found[0]
+
+
+def _url(found: re.Match[str]) -> str:
+    _, sign, place = found[2].rpartition("@")  # a password may have this sign too
+    return found[1] + (f"{REMOVED}@" if sign else "") + place
+
+
+_SECRETS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
     (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), REMOVED),
     (re.compile(r"leasehold-join-[\w-]+"), f"leasehold-join-{REMOVED}"),
     (re.compile(r"\beyJ[\w-]{1,512}\.[\w-]{1,8192}\.[\w-]*"), REMOVED),
     (re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}"), rf"\1 {REMOVED}"),
     (
-        re.compile(
-            r"(?i)((?:password|passwd|secret|token|api_?key|private_?key|credential)[\w-]{0,64}[\"']?"
-            r"\s{0,8}[=:]\s{0,8})(\"[^\"\n]{0,4096}\"|'[^'\n]{0,4096}'|[^\s,;)]+)"
-        ),
+        re.compile(rf"(?i)((?:{_WORDS})[\w-]{{0,64}}[\"']?\s{{0,8}}[=:]\s{{0,8}}){_VALUE}"),
         rf"\1{REMOVED}",
     ),
+    (re.compile(rf"(?<![\w-])(--[\w-]++ +){_VALUE}"), _option),
     (re.compile(r"(pid \d+ of [^\s(]+) \(.{0,4096}\)"), rf"\1 ({REMOVED})"),
-    (re.compile(r"(\w://)[^/@\s]+@"), rf"\1{REMOVED}@"),
+    (re.compile(r"(\w://)([^\s\"']*)"), _url),
 )
 """Forms of secrets in text: keys and certificates, join tokens, JSON Web Tokens, headers, assignments,
-command lines of foreign processes, and logins in URLs. Bounded repetitions keep the time linear."""
+options, command lines of foreign processes, and logins in URLs. Bounded repetitions keep the time linear."""
 
 
 def without_secrets(text: str) -> str:

@@ -30,6 +30,9 @@ STORE: Final = "coordinator.sqlite3"
 STORE_FILES: Final = ("", "-wal", "-shm", "-seal", "-journal")
 """Endings of the files of a store."""
 
+MIGRATED: Final = "-tables-"
+"""In the names of the copies that a store has from before its migrations. No backup has them."""
+
 
 def create(state_directory: Path, database: str, archive: Path) -> Manifest:
     """Writes a backup. A coordinator may serve the store meanwhile.
@@ -143,6 +146,7 @@ def _state_files(directory: Path, store: Path | None) -> dict[str, Path]:
         for path in found
         if stat.S_ISREG(path.lstat().st_mode)
         and str(path.resolve()) not in left_out
+        and not (store is not None and str(path.resolve()).startswith(f"{store.resolve()}{MIGRATED}"))
         and not path.name.startswith(".")
     }
 

@@ -164,6 +164,10 @@ def test_settings_that_exist_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
         steps.install_steps(WORKER, Path("/p"), "", {"run_as": "a"}, None)
     planned = [step.text for step in steps.install_steps(WORKER, Path("/p"), "", {}, None)]
     assert not any("worker.toml" in text for text in planned)
+    # A join that was refused ends an installation. The same command is then given again.
+    (tmp_path / "worker.toml").write_text(settings_text(WORKER, {"run_as": "a"}))
+    again = [step.text for step in steps.install_steps(WORKER, Path("/p"), "", {"run_as": "a"}, "token")]
+    assert not any("worker.toml" in text for text in again)
 
 
 def test_a_host_without_systemd_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +178,48 @@ def test_a_host_without_systemd_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(LeaseholdError, match="only root"):
         steps.require_host()
+
+
+@needs_root
+def test_the_umask_of_root_closes_no_directory_of_a_daemon(tmp_path: Path) -> None:
+    account, umask = pwd.getpwnam("nobody"), os.umask(0o077)
+    settings, state = tmp_path / "etc" / "worker.toml", tmp_path / "lib" / "worker"
+    planned = [
+        Step("write", lambda: steps.write(settings, "")),
+        Step("make", lambda: steps.make_directory(state, 0o711, account)),
+    ]
+    try:
+        do_all(planned, lambda _: None)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(umask)
+    for path, mode in ((settings.parent, 0o755), (state.parent, 0o755), (state, 0o711)):
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_repeated_installation_keeps_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold_client.installation.services.UNIT_DIRECTORY", tmp_path)
+    monkeypatch.setattr(program, "service_program", lambda: Path("/opt/leasehold/bin/leasehold"))
+    arguments = ["worker", "--dry-run"]
+    assert "\nUser=leasehold-worker\n" in CliRunner().invoke(install, arguments).output
+    (tmp_path / WORKER.unit).write_text(unit_text(unit_template(WORKER.unit), Path("/p"), "gpus"))
+    assert "\nUser=gpus\n" in CliRunner().invoke(install, arguments).output
+    assert "\nUser=other\n" in CliRunner().invoke(install, [*arguments, "--user", "other"]).output
+
+
+def test_a_purge_after_an_uninstallation_keeps_a_worker_whose_workloads_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold_client.installation.services.UNIT_DIRECTORY", tmp_path)
+    monkeypatch.setattr(steps, "CGROUPS", (tmp_path,))
+    group = tmp_path / "system.slice" / WORKER.unit / "workload"
+    group.mkdir(parents=True)
+    (group / "cgroup.procs").write_text("4711\n")
+    first = steps.uninstall_steps(WORKER, purge=True)[0]
+    with pytest.raises(LeaseholdError, match="1 processes of workloads run on, such as 4711"):
+        first.do()
+    (group / "cgroup.procs").write_text("")
+    first.do()
 
 
 def test_a_dry_run_changes_nothing() -> None:

@@ -43,7 +43,12 @@ def test_a_program_that_is_missing_or_fails_has_its_reason() -> None:
 
 
 @needs_root
-def test_root_reads_as_the_owner_of_the_directory(tmp_path: Path) -> None:
+def test_root_reads_as_the_owner_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.chown(tmp_path, ALICE_UID, ALICE_UID)
+    monkeypatch.setenv("A_SECRET", "of root")
+    monkeypatch.setenv("LEASEHOLD_OWN", "told")
+    _, variables = run_bounded(["env"], 10, 10_000, owner_of=tmp_path)
+    assert b"LEASEHOLD_OWN=told" in variables
+    assert b"A_SECRET" not in variables
     _, output = run_bounded(["id", "-u"], 10, 100, owner_of=tmp_path)
     assert int(output) == ALICE_UID

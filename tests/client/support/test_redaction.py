@@ -59,6 +59,12 @@ def test_only_named_fields_are_kept_at_each_depth() -> None:
         f'{{"client_secret": "{CANARY}"}}',
         f"--hf-token={CANARY}",
         f"postgresql://ann:{CANARY}@db/leasehold",
+        f"postgresql://ann:p@ss/{CANARY}@db/leasehold",
+        f"X-Api-Key: {CANARY}",
+        f"PGPASSWORD=a,b;c){CANARY}",
+        f'"password": "a\\"{CANARY}"',
+        f"serve --hf-token {CANARY}",
+        f"serve --password '{CANARY} {CANARY}'",
         f"eyJhbGciOi.{CANARY}.{CANARY}",
         f"pid 468 of ann (python serve.py --key {CANARY}) holds 576.0 MiB",
         f"pid 468 of ann (python -c print(1) {CANARY}) holds 576.0 MiB",
@@ -80,6 +86,10 @@ def test_known_forms_of_secrets_are_removed_from_text(text: str) -> None:
         "eyJa.",
         "pid 1 of a (",
         "a://",
+        "--token",
+        "--token-",
+        "--token ",
+        '--token "',
         "-----BEGIN A",
         "Bearer ",
         "token ",
@@ -87,9 +97,9 @@ def test_known_forms_of_secrets_are_removed_from_text(text: str) -> None:
 )
 def test_the_time_is_linear_in_the_text(piece: str) -> None:
     text = piece * (2**20 // len(piece))
-    began = time.monotonic()
+    began = time.thread_time()
     without_secrets(text)
-    assert time.monotonic() - began < 5.0
+    assert time.thread_time() - began < 5.0
 
 
 def test_ordinary_lines_stay() -> None:

@@ -74,9 +74,11 @@ def user(patient: Examination) -> str:
         raise failed(f"the state directory {path} does not exist: run {RESTART}") from None
     name = found.user or "root"
     if owner != uid:
+        # After a `chown` of the directory alone, systemd leaves its files to the other user.
+        # `--from` spares the folders of workloads' users.
         raise failed(
             f"the state directory {path} belongs to {user_name(owner)}, and {UNIT} runs as {name}: run "
-            f"`chown {name}: {shlex.quote(str(path))} && systemctl restart {UNIT}`"
+            f"`chown -R --from={owner} {name}: {shlex.quote(str(path))} && systemctl restart {UNIT}`"
         )
     return f"{name}, who owns {path}"
 
@@ -243,9 +245,10 @@ def core_dumps(patient: Examination) -> str:
     limit = service.main.core_limit if service.main else found.core_limit
     if pattern.startswith("|") and "systemd-coredump" not in pattern:
         # The kernel ignores the limit for a program. systemd-coredump(8) obeys the limit, and others may not.
+        program = next(iter(pattern[1:].split(maxsplit=1)), "a program without a name")
         raise warning(
             f"a core dump of a suspended process has its GPU memory, and kernel.core_pattern gives it to "
-            f"{pattern[1:].split(maxsplit=1)[0]}, whatever its limit: run "
+            f"{program}, whatever its limit: run "
             "`sysctl -w kernel.core_pattern=core`"
         )
     if limit != "0":

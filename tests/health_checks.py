@@ -1,5 +1,9 @@
 """Health checks as Kubernetes makes them: without TLS and without an identity."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import grpc
 from grpc_health.v1 import health_pb2
 
@@ -23,6 +27,7 @@ class Prober:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
+        self.address = address
         self.place = host, int(port)
         self.channel = grpc.insecure_channel(address, OPTIONS)
         self._check: grpc.UnaryUnaryMultiCallable[
@@ -46,3 +51,29 @@ class Prober:
         except grpc.RpcError as error:
             return error.code()
         return grpc.StatusCode.OK
+
+
+@contextmanager
+def half_open_calls(prober: Prober, number: int) -> Iterator[None]:
+    """Calls of another connection whose requests do not arrive. Some of them have reached the server."""
+    begun, done = threading.Event(), threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        begun.set()
+        done.wait(TIMEOUT_S)
+        yield from ()
+
+    with grpc.insecure_channel(prober.address, OPTIONS) as channel:
+        method: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+            "/grpc.health.v1.Health/Check"
+        )
+        calls = [method.future(silence(), wait_for_ready=True) for _ in range(number)]
+        try:
+            grpc.channel_ready_future(channel).result(TIMEOUT_S)
+            assert begun.wait(TIMEOUT_S)
+            yield
+            assert not all(call.done() for call in calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            done.set()

@@ -8,8 +8,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from leasehold_coordinator.server.channel_options import server_options
 from leasehold_coordinator.server.ports import add_port
 
-CONNECTIONS: Final = 64
-"""Most connections for health checks, and most of their calls."""
+CONNECTIONS: Final = 16
+CALLS: Final = 2
+"""Most connections for health checks, and most calls of each: no connection keeps out the others."""
 
 MESSAGE_LIMIT_BYTES: Final = 1_024
 """Most bytes of a request, which is the name of a service."""
@@ -29,8 +30,10 @@ class HealthListener:
         options = {
             **dict(server_options(CONNECTIONS)),
             "grpc.max_receive_message_length": MESSAGE_LIMIT_BYTES,
+            "grpc.max_concurrent_streams": CALLS,
         }
-        self._server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=CONNECTIONS)
+        calls = CONNECTIONS * CALLS
+        self._server = grpc.aio.server(options=[*options.items()], maximum_concurrent_rpcs=calls)
         health_pb2_grpc.add_HealthServicer_to_server(_Checks(health_servicer), self._server)
 
     async def start(self, address: str) -> str:

@@ -10,12 +10,12 @@ import grpc
 import pytest
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.server.config import load_config
-from leasehold_coordinator.server.health_listener import CONNECTIONS, MESSAGE_LIMIT_BYTES
+from leasehold_coordinator.server.health_listener import CALLS, CONNECTIONS, MESSAGE_LIMIT_BYTES
 from leasehold_coordinator.server.health_reports import LIVENESS
 
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
 from tests.coordinator.server.test_health_reports import QUICK
-from tests.health_checks import NOT_SERVING, SERVING, Prober
+from tests.health_checks import NOT_SERVING, SERVING, Prober, half_open_calls
 from tests.ports import free_port
 
 
@@ -76,6 +76,14 @@ def test_connections_are_bounded(probe: tuple[Prober, CoordinatorProcess]) -> No
             held.enter_context(socket.create_connection(client.place, timeout=20))
         further = held.enter_context(socket.create_connection(client.place, timeout=20))
         assert further.recv(1) == b""
+
+
+def test_half_open_calls_of_one_connection_keep_out_no_other(
+    probe: tuple[Prober, CoordinatorProcess],
+) -> None:
+    client, _ = probe
+    with half_open_calls(client, CONNECTIONS * CALLS + 1):
+        assert client.check() == SERVING
 
 
 def test_no_port_unless_the_settings_name_one() -> None:

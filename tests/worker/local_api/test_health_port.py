@@ -10,9 +10,9 @@ import pytest
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.config import load_config
 from leasehold_worker.errors import StartError
-from leasehold_worker.local_api.health_port import MESSAGE_LIMIT_BYTES, SESSION
+from leasehold_worker.local_api.health_port import CALLS, CONNECTIONS, MESSAGE_LIMIT_BYTES, SESSION
 
-from tests.health_checks import NOT_SERVING, SERVING, TIMEOUT_S, Prober
+from tests.health_checks import NOT_SERVING, SERVING, TIMEOUT_S, Prober, half_open_calls
 from tests.ports import free_port
 from tests.worker.conftest import WorkerProcess
 from tests.worker.scripted_coordinator import ScriptedCoordinator
@@ -52,6 +52,8 @@ def test_checks_tell_of_the_worker_and_of_its_session(
     coordinator.stop()
     wait(prober, NOT_SERVING)
     assert prober.check() == SERVING, "a worker without a coordinator serves its host"
+    with half_open_calls(prober, CONNECTIONS * CALLS + 1):
+        assert prober.check() == SERVING
     for service, code in (
         ("leasehold.unknown", grpc.StatusCode.NOT_FOUND),
         ("x" * (MESSAGE_LIMIT_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),

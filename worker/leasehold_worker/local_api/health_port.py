@@ -17,9 +17,12 @@ logger = logging.getLogger(__name__)
 SESSION: Final = "leasehold.session"
 """Name in the health service for the session with the coordinator."""
 
-THREADS: Final = 4
-CALLS: Final = 16
-"""Most calls at once, and most connections."""
+CONNECTIONS: Final = 16
+CALLS: Final = 2
+"""Most connections for health checks, and most calls of each: no connection keeps out the others.
+
+A call takes a thread from its begin, also if its request does not arrive.
+"""
 
 MESSAGE_LIMIT_BYTES: Final = 1_024
 """Most bytes of a request, which is the name of a service."""
@@ -75,13 +78,14 @@ async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncI
     if not address:
         yield
         return
-    executor = ThreadPoolExecutor(THREADS, thread_name_prefix="health")
+    executor = ThreadPoolExecutor(CONNECTIONS * CALLS, thread_name_prefix="health")
     server = grpc.server(
         executor,
-        maximum_concurrent_rpcs=CALLS,
+        maximum_concurrent_rpcs=CONNECTIONS * CALLS,
         options=[
             ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-            ("grpc.max_allowed_incoming_connections", CALLS),
+            ("grpc.max_allowed_incoming_connections", CONNECTIONS),
+            ("grpc.max_concurrent_streams", CALLS),
             ("grpc.so_reuseport", 0),
         ],
     )

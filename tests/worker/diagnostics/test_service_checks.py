@@ -22,7 +22,8 @@ from leasehold_worker.diagnostics.installed_service import (
     main_process,
     user_of,
 )
-from leasehold_worker.files.enrolment_file import Enrolment, write_enrolment
+from leasehold_worker.errors import StartError
+from leasehold_worker.files.enrolment_file import Enrolment, read_enrolment, write_enrolment
 from leasehold_worker.host import service_unit
 from leasehold_worker.host.service_unit import ServiceUnit, parse_unit, read_unit
 from leasehold_worker.planning.findings import NOT_CHECKED, REFUSED, WARNING
@@ -191,6 +192,8 @@ def test_a_certificate_that_is_none(patient: Examination) -> None:
     assert "is not a file of the worker's user with mode 0600" in finding("certificate", patient)[1]
     path.chmod(0o600)
     assert "is damaged" in finding("certificate", patient)[1]
+    with pytest.raises(StartError, match=rf"belongs to user {os.geteuid()}, .*: if .*`chown 54321 {path}`"):
+        read_enrolment(path.parent, 54321)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def read_enrolment(directory: Path, owner_uid: int | None = None) -> Enrolment |
     owner_uid = os.geteuid() if owner_uid is None else owner_uid
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_uid != owner_uid and not found.st_mode & 0o077:
+            raise StartError(
+                f"{path} belongs to user {found.st_uid}, and the worker is user {owner_uid}: if the worker "
+                f"was that user before, `chown {owner_uid} {path}`; otherwise delete it, and join again with "
+                "a token of `leasehold token create --replace`"
+            )
         if not stat.S_ISREG(found.st_mode) or found.st_uid != owner_uid or found.st_mode & 0o077:
             raise StartError(
                 f"{path} is not a file of the worker's user with mode 0600: others may have its key; delete "

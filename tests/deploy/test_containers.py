@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from tests.deploy.manifests import find, pod
+from tests.git_checkout import ROOT, needs_git, tracked_files
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 NAMES: Final = ("coordinator", "worker")
 USERS: Final = {"coordinator": "10400", "worker": "10401"}
 DIGEST: Final = f"@sha256:{'0' * 64}"
@@ -50,17 +50,21 @@ def test_a_base_image_without_a_digest_is_refused(name: str) -> None:
 def test_the_image_has_what_the_wheel_is_made_of(name: str) -> None:
     _, build, _ = stages(name)
     copied = [source for words in arguments(build, "COPY") for source in words.split()[:-1]]
-    tracked = subprocess.run(
-        ["git", "ls-files", "--", *copied], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.splitlines()
-    if tracked:  # an unpacked sdist has no git
-        assert [one for one in copied if not any(Path(path).is_relative_to(one) for path in tracked)] == []
     permitted = (ROOT / ".dockerignore").read_text().splitlines()
     assert [one for one in copied if f"!{one}" not in permitted] == []
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = [*wheel["packages"], *wheel["force-include"], settings["project"]["readme"], "pyproject.toml"]
     assert [one for one in needed if not any(Path(one).is_relative_to(source) for source in copied)] == []
+
+
+@needs_git
+@pytest.mark.parametrize("name", NAMES)
+def test_git_tracks_what_the_image_takes(name: str) -> None:
+    _, build, _ = stages(name)
+    copied = [source for words in arguments(build, "COPY") for source in words.split()[:-1]]
+    tracked = tracked_files()
+    assert [one for one in copied if not any(Path(path).is_relative_to(one) for path in tracked)] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

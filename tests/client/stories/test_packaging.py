@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.git_checkout import ROOT, needs_git, tracked_files
+
 LEFT_BY_README = ("leasehold-venv/lib/big.so", "five.log", ".cache/criu/criu", ".venv/bin/python")
 
 
@@ -84,17 +85,6 @@ def test_the_demonstration_runs_from_the_wheel(installed: Path) -> None:
     done = from_wheel(installed, "-m", "leasehold_client", "demo")
     assert done.returncode == 0, done.stderr
     assert '"lost": 0' in done.stdout
-
-
-needs_git = pytest.mark.skipif(
-    shutil.which("git") is None or not (ROOT / ".git").exists(), reason="no git checkout"
-)
-
-
-def tracked_files() -> set[str]:
-    """The names of what git tracks."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
-    return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
 
 
 def copy_checkout(checkout: Path) -> set[str]:

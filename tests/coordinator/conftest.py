@@ -1,8 +1,10 @@
 """A real coordinator process with its store, and scripted workers."""
 
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,10 @@ def run_coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run(COORDINATOR, arguments, env=os.environ, timeout=30)
 
 
+PORT_IN_USE = "the port is in use"
+PORT_TIMEOUT_S = 30.0
+
+
 @dataclass
 class CoordinatorProcess:
     """The coordinator under test. It keeps its address and store over restarts."""
@@ -47,6 +53,20 @@ class CoordinatorProcess:
 
     def start(self) -> None:
         """Starts it, and opens the stubs."""
+        deadline = time.monotonic() + PORT_TIMEOUT_S
+        while (listening := self._launch()) is None:
+            # After its end, a connection of another suite on this machine may have its port for a while.
+            assert PORT_IN_USE in self.log(), self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.1)
+        self.address, self.worker_address = listening.groups()
+        self.channel = open_channel(self.address)
+        self.fleet = FleetServiceStub(self.channel)
+        self.workloads = WorkloadServiceStub(self.channel)
+        self.commands = CommandServiceStub(self.channel)
+
+    def _launch(self) -> re.Match[str] | None:
+        """Starts it. None: it has ended."""
         listen = ["--listen", self.address, "--worker-listen", self.worker_address]
         options = [*listen, "--database", str(self.folder / "store.sqlite3"), *self.options]
         with (self.folder / "coordinator.log").open("a") as log:
@@ -59,12 +79,10 @@ class CoordinatorProcess:
             )
         assert self.process.stdout is not None
         listening = LISTENING.search(self.process.stdout.readline())
-        assert listening, self.log()
-        self.address, self.worker_address = listening.groups()
-        self.channel = open_channel(self.address)
-        self.fleet = FleetServiceStub(self.channel)
-        self.workloads = WorkloadServiceStub(self.channel)
-        self.commands = CommandServiceStub(self.channel)
+        if listening is None:
+            self.process.wait(PORT_TIMEOUT_S)
+            self.process.stdout.close()
+        return listening
 
     def log(self) -> str:
         """What it has logged."""

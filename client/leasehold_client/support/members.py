@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(slots=True)
 class Bundle:
-    """What was collected.
+    """The collected members of an archive.
 
     Attributes:
         members: The members, in the order of their parts.

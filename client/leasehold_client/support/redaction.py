@@ -1,4 +1,4 @@
-"""What the bundle leaves out: values of settings and messages that could be secrets.
+"""Removal of secrets from the bundle: values of settings and messages that could be secrets.
 
 Documents keep only named fields. Text of logs and errors has no fields: known forms of secrets are removed.
 """

@@ -1,4 +1,4 @@
-"""Who may call each method, and the fields that name resources. A method without a row is refused."""
+"""The callers of each method, and the fields that name resources. A method without a row is refused."""
 
 from typing import Final
 

@@ -17,7 +17,7 @@ class Role(IntEnum):
 
 @unique
 class Credential(Enum):
-    """What a method requires of its caller instead of a role of clients."""
+    """The credential that a method requires of its caller, where no role of clients decides."""
 
     IDENTITY = "identity"
     """Any identity, of a client or a worker. No role is needed."""

@@ -15,7 +15,7 @@ SIZE_LIMIT_BYTES: Final = 262_144
 
 
 class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker has from its enrolment. Keys and certificates are PEM."""
+    """The contents of a worker's enrolment. Keys and certificates are PEM."""
 
     identity: str = ""
     """The identity of the certificate, ``worker/NAME``. Empty: the worker has not joined yet."""

@@ -26,7 +26,7 @@ NEEDED: Final = frozenset(_NAMES)
 """All that a worker without root needs for programs of other users: docs/security.md has the reasons."""
 
 FOR_MAPPED_USERS: Final = frozenset({CHOWN, SETGID})
-"""Those that only programs and folders of other users need. The group of the socket needs CAP_CHOWN too."""
+"""The capabilities for programs and folders of other users. The group of the socket needs CAP_CHOWN too."""
 
 NOT_NEEDED_BY_ROOT: Final = {
     9: "CAP_LINUX_IMMUTABLE",
@@ -44,7 +44,7 @@ NOT_NEEDED_BY_ROOT: Final = {
     36: "CAP_BLOCK_SUSPEND",
     37: "CAP_AUDIT_READ",
 }
-"""Those that neither a worker of root, nor its CRIU, nor the driver uses.
+"""The capabilities that neither a worker of root, nor its CRIU, nor the driver uses.
 
 CAP_SYS_MODULE is kept: the first call of libcuda or NVML has nvidia-modprobe load the driver's modules.
 """

@@ -1,8 +1,7 @@
 """Channels to coordinators with this user's credentials, and servers that have them."""
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import grpc
 from leasehold_client.config import INSECURE_SCHEME, UNIX_SCHEME, credentials_directory
@@ -14,9 +13,6 @@ from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.server.transport import ServerTls, open_state
 from leasehold_coordinator.storage.store import Store
-
-LISTENING: Final = re.compile(r" on (\S+) for clients, (\S+) for workers\n")
-"""A coordinator's line about its addresses."""
 
 Options = Sequence[tuple[str, int]]
 

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Self
 
-from tests.channels import LISTENING
+from tests.listening import LISTENING
 
 SWARM_SIZE = 2_500
 """Light workers of one process."""

@@ -1,10 +1,8 @@
 """A real coordinator process with its store, and scripted workers."""
 
 import os
-import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,8 @@ from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello
 
-from tests.channels import LISTENING, open_channel, open_worker_channel
+from tests.channels import open_channel, open_worker_channel
+from tests.listening import start_until_listening
 from tests.prefork import COORDINATOR, Forked, run
 
 from .scripted_worker import ScriptedWorker, make_hello
@@ -31,10 +30,6 @@ rpc_errors.REQUEST_TIMEOUT_S = 2.0
 def run_coordinator(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a coordinator that is to end by itself."""
     return run(COORDINATOR, arguments, env=os.environ, timeout=30)
-
-
-PORT_IN_USE = "the port is in use"
-PORT_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -53,36 +48,23 @@ class CoordinatorProcess:
 
     def start(self) -> None:
         """Starts it, and opens the stubs."""
-        deadline = time.monotonic() + PORT_TIMEOUT_S
-        while (listening := self._launch()) is None:
-            # After its end, a connection of another suite on this machine may have its port for a while.
-            assert PORT_IN_USE in self.log(), self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.1)
-        self.address, self.worker_address = listening.groups()
+        self.process, self.address, self.worker_address = start_until_listening(self._launch, self.log)
         self.channel = open_channel(self.address)
         self.fleet = FleetServiceStub(self.channel)
         self.workloads = WorkloadServiceStub(self.channel)
         self.commands = CommandServiceStub(self.channel)
 
-    def _launch(self) -> re.Match[str] | None:
-        """Starts it. None: it has ended."""
+    def _launch(self) -> subprocess.Popen[str]:
         listen = ["--listen", self.address, "--worker-listen", self.worker_address]
         options = [*listen, "--database", str(self.folder / "store.sqlite3"), *self.options]
         with (self.folder / "coordinator.log").open("a") as log:
-            self.process = Forked(
+            return Forked(
                 f"{self.prelude}\n{COORDINATOR}" if self.prelude else COORDINATOR,
                 [*options, "--load-interval", str(self.load_interval_s)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=os.environ,
             )
-        assert self.process.stdout is not None
-        listening = LISTENING.search(self.process.stdout.readline())
-        if listening is None:
-            self.process.wait(PORT_TIMEOUT_S)
-            self.process.stdout.close()
-        return listening
 
     def log(self) -> str:
         """What it has logged."""

@@ -20,8 +20,8 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
-from tests.channels import LISTENING
 from tests.integration.mutual_tls import MutualTls, variables_set
+from tests.listening import start_until_listening
 from tests.prefork import COMMAND_LINE, Forked, run
 from tests.worker.conftest import end_leftovers
 
@@ -61,12 +61,10 @@ class Fleet:
         options += ["--database", str(self.folder / "store.sqlite3"), *self.options]
         if self.mutual is not None:
             options += self.mutual.coordinator_options
-        process = self._start("coordinator", "coordinator", *options)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        match = LISTENING.search(line)
-        assert match, (line, self.log("coordinator"))
-        self.address, self.worker_address = (text.replace("0.0.0.0", "127.0.0.1") for text in match.groups())
+        _, *addresses = start_until_listening(
+            lambda: self._start("coordinator", "coordinator", *options), lambda: self.log("coordinator")
+        )
+        self.address, self.worker_address = (text.replace("0.0.0.0", "127.0.0.1") for text in addresses)
 
     def kill_coordinator(self) -> None:
         """Kills it, as a crash would."""

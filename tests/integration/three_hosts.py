@@ -16,8 +16,8 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.demo.counts import read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
-from tests.channels import LISTENING
 from tests.chaos.namespaces import HOSTS, NET, PORT, WORKER_PORT, inside, namespaces
+from tests.listening import LISTENING
 from tests.prefork import COMMAND_LINE, run
 from tests.worker.conftest import COUNTER, end_leftovers
 from tests.worker.unix_users import (

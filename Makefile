@@ -122,7 +122,7 @@ protos: $(VENV)/.installed
 # The locks name no host: uv writes none, and pip asks whichever index it is set up with. Each lock of an extra has
 # the pins of requirements.txt; build.txt has what builds the package from a checkout.
 UV_LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
-EXTRAS := client coordinator worker
+EXTRAS := client coordinator worker web tracing
 lock:
 	$(UV_LOCK) pyproject.toml --extra dev --upgrade --output-file requirements.txt
 	mkdir -p requirements

@@ -81,8 +81,9 @@ def test_each_lock_has_a_purpose_and_is_made_by_make_lock() -> None:
 
 def test_the_page_of_dependencies_has_each_distribution_of_each_extra() -> None:
     page = (ROOT / "docs/dependencies.md").read_text()
-    rows = re.findall(r"^\| ([\w-]+) \| [\d.]+ \| (yes)? ?\| (yes)? ?\| (yes)? ?\|", page, re.MULTILINE)
-    for place, extra in enumerate(("worker", "coordinator", "client"), 1):
+    columns = r"(?: (yes)? ?\|)" * 5
+    rows = re.findall(rf"^\| ([\w-]+) \| [\d.]+ \|{columns}", page, re.MULTILINE)
+    for place, extra in enumerate(("worker", "coordinator", "client", "web", "tracing"), 1):
         told = {canonicalize_name(row[0]) for row in rows if row[place]}
         lock = (ROOT / f"requirements/{extra}.txt").read_text()
         here = re.findall(r"^([\w.-]+)==\S+(?: ; (.*?))? *\\$", lock, re.MULTILINE)

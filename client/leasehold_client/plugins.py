@@ -49,16 +49,19 @@ PLUGINS: Final = {
 
 MODULES: Final = {
     "coordinator": (
+        "aiohttp",
         "alembic",
         "cryptography",
         "grpc_health",
         "grpc_reflection",
+        "prometheus_client",
         "jwt",
         "sqlalchemy",
+        "structlog",
         "uvloop",
     ),
     "simgpu": (),
-    "worker": ("cryptography", "cuda", "grpc_health", "pynvml", "trio"),
+    "worker": ("cryptography", "cuda", "grpc_health", "pynvml", "prometheus_client", "structlog", "trio"),
 }
 """Top-level modules of each extra. Reading them from package metadata would double the time of ``--help``."""
 

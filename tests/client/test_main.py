@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from packaging.utils import canonicalize_name
 from click.testing import CliRunner
 from leasehold_client import main, plugins
 
@@ -135,7 +136,7 @@ def test_the_modules_of_each_extra_are_those_of_its_packages() -> None:
     distributions = importlib.metadata.packages_distributions()
     modules = {"cuda-python": "cuda", "nvidia-ml-py": "pynvml"}  # the one has no module, the other an example
     for module, names in distributions.items():
-        modules |= {name.lower(): module for name in names if name.lower() not in modules}
+        modules = {canonicalize_name(name): module for name in names} | modules
     for extra, found in plugins.MODULES.items():
         names = [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in extras[extra]]
         assert [modules[name] for name in names] == list(found)

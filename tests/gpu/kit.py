@@ -28,9 +28,11 @@ MIB: Final = 2**20
 LIMIT_BYTES: Final = 60 * MIB
 
 NOT_NEEDED: Final = re.compile(
-    r"ast-serialize|buf-bin|cuda-python|editables|execnet|grimp|grpcio-tools|hatchling|hypothesis"
-    r"|import-linter|importlib-resources|jsonschema.*|kubernetes-validate|librt|mypy.*|pathspec|pytest-xdist"
-    r"|pyyaml|referencing|rpds-py|ruff|setuptools|tomlkit|trove-classifiers|types-.*"
+    r"ast-serialize|babel|backrefs|buf-bin|certifi|charset-normalizer|colorama|cuda-python|editables|execnet"
+    r"|ghp-import|greenlet|griffelib|grimp|grpcio-tools|hatchling|hypothesis|import-linter|importlib-resources"
+    r"|jinja2|jsonschema.*|kubernetes-validate|librt|markdown|mergedeep|mkdocs.*|mypy.*|opentelemetry-.*|paginate"
+    r"|pathspec|playwright|pyee|pymdown-extensions|pytest-xdist|python-dateutil|pyyaml-env-tag|referencing"
+    r"|requests|rpds-py|ruff|setuptools|six|tomlkit|trove-classifiers|types-.*|tzdata|urllib3|watchdog"
 )
 """Developers' tools, and cuda-python: an empty package that stands for cuda-bindings and cuda-core."""
 

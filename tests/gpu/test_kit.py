@@ -33,7 +33,10 @@ def needed(package: str, extras: tuple[str, ...] = ("",)) -> set[str]:
             requirement.marker is None or requirement.marker.evaluate({"extra": each}) for each in extras
         )
         if wanted and not requirement.name.startswith("leasehold"):
-            found |= {canonicalize_name(requirement.name), *needed(requirement.name)}
+            found |= {
+                canonicalize_name(requirement.name),
+                *needed(requirement.name, ("", *requirement.extras)),
+            }
     return found
 
 

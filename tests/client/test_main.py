@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 import pytest
-from packaging.utils import canonicalize_name
 from click.testing import CliRunner
 from leasehold_client import main, plugins
+from packaging.utils import canonicalize_name
 
 from .conftest import CommandLine
 

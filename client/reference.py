@@ -1,4 +1,4 @@
-"""Prepares docstrings for the reference: roles of reStructuredText become code. mkdocs.yml loads this file."""
+"""Prepares docstrings for the reference: roles of reStructuredText become code. mkdocs.yml loads the file."""
 
 import re
 from typing import Any, Final

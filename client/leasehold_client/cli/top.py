@@ -34,7 +34,9 @@ def top(coordinator: str | None, context: str | None, on_behalf_of: str) -> None
     """
     interrupts.raise_in_verb()
     try:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        # The screen is written to standard error.
+        is_terminal = all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
+        if not is_terminal or os.environ.get("TERM") == "dumb":
             raise UsageError(
                 "top needs a terminal: run it in one, or print the fleet with `leasehold get gpus` or "
                 "`leasehold get gpus --watch`"

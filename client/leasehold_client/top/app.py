@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final, final
 
+from leasehold.v1.access_service_pb2 import Role
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
@@ -16,10 +17,10 @@ from textual.worker import Worker as TextualWorker
 
 from leasehold_client.aio.client import AsyncClient
 from leasehold_client.aio.command_watch import has_ended
-from leasehold_client.arguments.gpu_names import gpu_place
+from leasehold_client.arguments.gpu_names import gpu_place, with_places
 from leasehold_client.display.terminal_text import one_line, safe_cell
 from leasehold_client.errors import UsageError
-from leasehold_client.messages import PARKED, operation_name
+from leasehold_client.messages import PARKED, command_state, operation_name
 from leasehold_client.top import actions
 from leasehold_client.top.actions import Action
 from leasehold_client.top.contact import Contact
@@ -31,7 +32,7 @@ from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.key_help import HELP, KEYS
 from leasehold_client.top.plain_filter import FILTER_LIMIT, is_expression
 from leasehold_client.top.row_list import RowList
-from leasehold_client.top.row_text import Piece, row_pieces
+from leasehold_client.top.row_text import Piece, progress_text, row_pieces
 from leasehold_client.top.rows import (
     OPEN_HOSTS_LIMIT,
     ORDERS,
@@ -86,7 +87,7 @@ class TopApp(App[None]):
         Binding("x", "stop"),
         Binding("c", "cordon"),
         Binding("k", "cancel_command"),
-        Binding("slash", "filter"),
+        Binding("slash", "filter", priority=True),  # takes the focus before the next key is read
         Binding("o", "sort"),
         Binding("p", "pause"),
         Binding("question_mark", "help"),
@@ -113,6 +114,7 @@ class TopApp(App[None]):
         self._paused_at_s: float | None = None
         self._departure: _Departure | None = None
         self._note = ""
+        self._written: dict[str, tuple[str, str]] = {}
         self._own_command_ids: set[str] = set()
 
     def compose(self) -> ComposeResult:
@@ -128,7 +130,7 @@ class TopApp(App[None]):
             max_length=FILTER_LIMIT,
         )
         yield Static("", id="note", markup=False)
-        yield Static(KEYS, id="keys", markup=False)
+        yield Static(KEYS, id="keys")
 
     def on_mount(self) -> None:
         """Starts the watches and the updates."""
@@ -172,14 +174,20 @@ class TopApp(App[None]):
         """The lines around the lists."""
         state, style = connection_text(self.contact, self.model, is_paused=self._paused_at_s is not None)
         who = f"{self.contact.caller.identity} ({self.contact.role or 'no role'})"
-        connection = self.query_one("#connection", Static)
-        connection.set_classes(style.replace("bold ", ""))
-        connection.update(safe_cell(one_line(f"{state}  |  {self._client.address}  |  {who}")))
+        self._write("connection", f"{state}  |  {self._client.address}  |  {who}", style)
+        self._write("note", self._note_text())
         if self._paused_at_s is None:
-            self.query_one("#counts", Static).update(safe_cell(counts_text(self.model)))
-        self.query_one("#note", Static).update(safe_cell(self._note_text()))
-        count = len(self.model.commands.values)
-        self.query_one("#commands-title", Static).update(f"Commands: {count} open, and the newest ended ones")
+            self._write("counts", counts_text(self.model))
+            count = len(self.model.commands.values)
+            self._write("commands-title", f"Commands: {count} open, and the newest ended ones")
+
+    def _write(self, place: str, text: str, style: str = "") -> None:
+        """Writes a line of text, if it has changed."""
+        if self._written.get(place) != (text, style):
+            self._written[place] = (text, style)
+            line = self.query_one(f"#{place}", Static)
+            line.set_classes(style)
+            line.update(safe_cell(text))
 
     def _note_text(self) -> str:
         """What the user is about to do, or else the last message, or how the list is chosen."""
@@ -198,9 +206,9 @@ class TopApp(App[None]):
         """Tells the outcome of a command of this session, once it has ended."""
         for command_id in self._own_command_ids & self.model.ended_commands.keys():
             self._own_command_ids.discard(command_id)
-            row = next(row for row in self._commands.rows if row.key == f"command {command_id}")
-            text = "".join(piece.text.strip() + " " for piece in row_pieces(row, time.time(), 0))
-            self._note = one_line(text)
+            command = self.model.ended_commands[command_id]
+            text = f"{operation_name(command)} {command_state(command)}: {progress_text(command)}"
+            self._note = with_places(one_line(text), self.model.places())
 
     def _pieces(self, row: Row, width: int) -> Sequence[Piece]:
         now_s = time.time() if self._paused_at_s is None else self._paused_at_s
@@ -220,8 +228,7 @@ class TopApp(App[None]):
             return
         is_toggled = event.is_open != self._view.opens_hosts
         others = self._view.toggled - {worker_id}
-        self._view = replace(self._view, toggled=others | {worker_id} if is_toggled else others)
-        self._update_rows()
+        self._look(replace(self._view, toggled=others | {worker_id} if is_toggled else others))
         if not event.is_open:
             self._fleet.select(f"host {worker_id}")
 
@@ -244,7 +251,13 @@ class TopApp(App[None]):
         """Takes the next order of hosts."""
         names = list(ORDERS)
         self._note = ""
-        self._view = replace(self._view, order=names[(names.index(self._view.order) + 1) % len(names)])
+        self._look(replace(self._view, order=names[(names.index(self._view.order) + 1) % len(names)]))
+
+    def _look(self, view: View) -> None:
+        """Shows another view of the present fleet, which ends a pause."""
+        self._paused_at_s = None
+        self._view = view
+        self._update_rows()
 
     def action_pause(self) -> None:
         """Stops the list, or lets it go on. The model stays current."""
@@ -262,12 +275,16 @@ class TopApp(App[None]):
 
     # The filter
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """In an input or a dialog, the key of the filter is a character."""
+        return action != "filter" or (isinstance(self.focused, RowList) and len(self.screen_stack) == 1)
+
     def action_filter(self) -> None:
         """Opens the input of the filter."""
         entry = self.query_one("#filter", Input)
         entry.value = self._filter_text
         entry.display = True
-        entry.focus()
+        self.screen.set_focus(entry)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Takes the filter."""
@@ -278,7 +295,7 @@ class TopApp(App[None]):
     def _close_filter(self) -> None:
         self.query_one("#filter", Input).display = False
         if not self._commands.has_focus:
-            self._fleet.focus()
+            self.screen.set_focus(self._fleet)
 
     def _filter_by(self, text: str) -> None:
         if self._filter_worker is not None:
@@ -290,7 +307,7 @@ class TopApp(App[None]):
             self._filter_worker = self.run_worker(self._filter.run(), exit_on_error=True)
         else:
             words = tuple(text.casefold().split())
-        self._view = replace(self._view, words=words)
+        self._look(replace(self._view, words=words))
 
     # Operations
 
@@ -408,7 +425,7 @@ class TopApp(App[None]):
             self.model.put_command(command)
             self._note = ""
 
-    def _may(self, verb: str, role: "actions.Role.ValueType") -> bool:
+    def _may(self, verb: str, role: Role.ValueType) -> bool:
         """Whether the caller's role permits an operation. If not, says so."""
         if refusal := self.contact.not_permitted(verb, role):
             self._tell(refusal)

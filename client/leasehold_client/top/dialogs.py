@@ -22,6 +22,9 @@ from leasehold_client.top.fleet_model import FleetModel
 REASON_LIMIT: Final = 256
 """Longest reason of a cordon in characters."""
 
+FRAME_HEIGHT: Final = 6
+"""Lines of a dialog and around it that its text can't have."""
+
 _SCROLLING: Final[list[BindingType]] = [
     Binding("up", "scroll(-1)", show=False),
     Binding("down", "scroll(1)", show=False),
@@ -44,6 +47,11 @@ class _TextScreen(ModalScreen[Command | None]):
             with VerticalScroll(classes="dialog-body", can_focus=False):
                 yield Static("", classes="dialog-text", markup=False)
             yield Static("", classes="dialog-keys", markup=False)
+
+    def on_resize(self) -> None:
+        """Leaves room for the title, the keys and the frame."""
+        body = self.query_one(".dialog-body", VerticalScroll)
+        body.styles.max_height = max(1, self.size.height - FRAME_HEIGHT)
 
     def write(self, lines: Sequence[str], keys: str) -> None:
         """Replaces the text and the line with the keys."""

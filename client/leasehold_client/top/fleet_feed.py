@@ -59,26 +59,22 @@ class FleetFeed:
         while True:
             try:
                 async with asyncio.TaskGroup() as group:
+                    for follow in (self._follow_fleet, self._follow_workloads, self._follow_commands):
+                        group.create_task(follow())
                     group.create_task(self._beat())
-                    group.create_task(
-                        self._follow(
-                            self._model.begin_fleet, self._model.fold_fleet, self._client.watch_fleet
-                        )
-                    )
-                    group.create_task(
-                        self._follow(
-                            self._model.begin_workloads,
-                            self._model.fold_workloads,
-                            self._client.watch_workloads,
-                        )
-                    )
-                    group.create_task(
-                        self._follow(
-                            self._model.begin_commands, self._model.fold_commands, self._client.watch_commands
-                        )
-                    )
             except* _OutageEndedError:
                 self._contact.refusal = ""
+
+    async def _follow_fleet(self) -> None:
+        await self._follow(self._model.begin_fleet, self._model.fold_fleet, self._client.watch_fleet)
+
+    async def _follow_workloads(self) -> None:
+        model = self._model
+        await self._follow(model.begin_workloads, model.fold_workloads, self._client.watch_workloads)
+
+    async def _follow_commands(self) -> None:
+        model = self._model
+        await self._follow(model.begin_commands, model.fold_commands, self._client.watch_commands)
 
     async def _follow(
         self,

@@ -2,15 +2,25 @@
 
 from typing import Final
 
+from rich.text import Text
+
 from leasehold_client.top.row_text import LEGEND
 
-KEYS: Final = "s suspend r restore m move x stop c cordon k cancel / filter o sort p pause ? help"
+_KEYS: Final = (
+    *("s suspend", "r restore", "m move", "x stop", "c cordon", "k cancel"),
+    *("/ filter", "? help", "q quit", "o sort", "p pause", "Tab commands", "Enter details"),
+)
+
+KEYS: Final = Text(" ").join(
+    Text.assemble((key, "bold reverse"), " ", word) for key, _, word in (one.partition(" ") for one in _KEYS)
+)
+"""The line of keys, the most needed first."""
 
 HELP: Final = (
     "A host has a slot for each GPU, and below them its parked workloads and its",
     "waiting claims. Below the list are the commands, with their phases.",
     "",
-    LEGEND.replace("  c cordoned", "\nc cordoned"),
+    *LEGEND,
     "",
     "up, down, PageUp, PageDown, Home, End   move the cursor",
     "left, right    close or open a host",
@@ -26,7 +36,7 @@ HELP: Final = (
     "/  filter      words that a host, GPU or workload contains, or an expression",
     "               of docs/api.md, such as: gpu_name:H100 AND state = FREE",
     "o  sort        next order of hosts",
-    "p  pause       stop the list, or let it go on",
+    "p  pause       stop the list, until p, a filter, or another order",
     "q, Ctrl-C      quit; commands continue",
     "",
     "Nothing changes before its plan is shown and y is pressed.",

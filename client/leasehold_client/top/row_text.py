@@ -1,22 +1,24 @@
-"""Rows as pieces of text with styles, for any width. Each state has a letter and a word, not only a colour. Pure."""
+"""Rows as pieces of text, for any width. Each state has a letter and a word, not only a colour. Pure."""
 
 from typing import Final, NamedTuple, assert_never
 
 from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command, CommandResult
 from leasehold.v1.gpu_pb2 import GpuHealth, GpuSample
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.worker_pb2 import FleetGpu, WorkerState
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_client.aio.command_watch import has_ended
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
 from leasehold_client.display.fleet_tables import UNREMARKABLE, cordon_text, gpu_reason
-from leasehold_client.display.outcome import timing_line
+from leasehold_client.display.outcome import seconds_text, timing_line
 from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import (
     PARKED,
     command_state,
+    duration_s,
     enum_name,
     operation_name,
     reason_name,
@@ -62,8 +64,10 @@ _SLOTS: Final[dict[SlotState.ValueType, _Look]] = {
 _UNKNOWN: Final = _Look("?", "yellow")
 
 LEGEND: Final = (
-    "# leased  . free  r reserved  c cordoned  ! unhealthy  f foreign process  ? unknown  P parked"
+    "# leased   . free   r reserved   c cordoned",
+    "! unhealthy   f foreign process   ? unknown   P parked   W waiting",
 )
+"""The letters."""
 
 _WORKERS: Final[dict[WorkerState.ValueType, str]] = {
     worker_pb2.WORKER_STATE_CONNECTED: "green",
@@ -110,7 +114,7 @@ def row_pieces(row: Row, now_s: float, width: int) -> list[Piece]:
 
 
 def _name_width(width: int) -> int:
-    return 30 if width >= WIDE else 16
+    return 30 if width >= WIDE else 15
 
 
 def _host_pieces(row: HostRow, now_s: float, width: int) -> list[Piece]:
@@ -160,7 +164,7 @@ def _slot_pieces(row: SlotRow, now_s: float, width: int) -> list[Piece]:
     if width < WIDE and reason:  # a problem matters more than measurements
         return [*pieces, Piece(reason, style="yellow")]
     pieces += _sample_pieces(row.sample, gpu)
-    pieces.append(Piece(age_text(gpu.lease.since, now_s), 11))
+    pieces.append(Piece(f" {age_text(gpu.lease.since, now_s)}", 12))
     if width < WIDE:
         return [*pieces, Piece(_state_beside(row.workload), style=_workload_style(row.workload))]
     health = "ok" if gpu.lease.health == gpu_pb2.GPU_HEALTH_OK else _health(gpu)
@@ -188,7 +192,7 @@ def _sample_pieces(sample: GpuSample, gpu: FleetGpu) -> list[Piece]:
     total = f"{known.memory_total_bytes / _GIB:.0f}" if known.HasField("memory_total_bytes") else "?"
     busy = f"{sample.utilization_percent}%" if sample.HasField("utilization_percent") else "?"
     heat = f"{sample.temperature_celsius} C" if sample.HasField("temperature_celsius") else "?"
-    return [Piece(f"{used}/{total} GiB", 15), Piece(f"{busy:>4}", 6), Piece(f"{heat:>5}", 7)]
+    return [Piece(f"{used}/{total} GiB", 13), Piece(f"{busy:>4}", 5), Piece(f"{heat:>5}", 6)]
 
 
 def _state_beside(workload: Workload | None) -> str:
@@ -213,21 +217,21 @@ def _policy(workload: Workload | None) -> str:
 
 def _workload_pieces(workload: Workload, now_s: float, width: int) -> list[Piece]:
     is_parked = workload.status.state in PARKED
-    letter, word = ("P", "parked") if is_parked else ("-", "no GPU")
+    word = enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_").lower()
     since = workload.status.park_time if is_parked else workload.create_time
     pieces = [
-        Piece("", 6),
-        Piece(f"{letter} {word}", 12, "bold cyan" if is_parked else ""),
+        Piece("", 3),
+        Piece(f"P {word}" if is_parked else f"- {word}", 15, _workload_style(workload)),
         Piece(workload.name, _name_width(width)),
         Piece(" ", 1),
-        Piece(tier_text(workload) if is_parked else "-", 28),
-        Piece(age_text(since, now_s), 11),
+        Piece(tier_text(workload) if is_parked else "holds no GPU", 25),
+        Piece(age_text(since, now_s), 10),
     ]
-    style = "bold red" if workload.status.state in _BAD_STATES else "cyan"
+    state = workload_state(workload)
     if width < WIDE:
-        return [*pieces, Piece(workload_state(workload), style=style)]
+        return [*pieces, Piece("" if state == word.upper() else state)]
     by = policy_text(workload.status.parked_by) if workload.status.HasField("parked_by") else ""
-    return [*pieces, Piece(workload_state(workload), 31, style), Piece(by)]
+    return [*pieces, Piece(state, 31, _workload_style(workload)), Piece(by)]
 
 
 def tier_text(workload: Workload) -> str:
@@ -256,17 +260,23 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
     ]
     if width >= WIDE:
         pieces += [Piece(row.worker_name, 20), Piece(" ", 1), Piece(command.actor, 24), Piece(" ", 1)]
-    return [*pieces, Piece(_progress(row))]
+    return [*pieces, Piece(progress_text(command))]
 
 
-def _progress(row: CommandRow) -> str:
+def progress_text(command: Command) -> str:
     """The phase of an open command, the phases of a successful one with their rates, or the failure."""
-    command = row.command
     if not has_ended(command.state):
         return command.phase or "waits for its worker"
     if command.state == command_pb2.COMMAND_STATE_SUCCEEDED:
-        return "nothing to do" if command.result.already_there else timing_line(command.result)
+        return _success_text(command.result)
     return f"{one_line(command.error.message)} ({reason_name(command.error.reason)})"
+
+
+def _success_text(result: CommandResult) -> str:
+    if result.already_there:
+        return "nothing to do"
+    took = f"took {seconds_text(duration_s(result.duration))}"
+    return f"{took}: {phases}" if (phases := timing_line(result)) else took
 
 
 _COMMANDS: Final[dict[int, str]] = {

@@ -12,7 +12,7 @@ from leasehold_client.top.fleet_model import FleetModel
 
 
 def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> tuple[str, str]:
-    """The state of the connection, and its style.
+    """The state of the connection, and its class of ``top.tcss``.
 
     Args:
         contact: The connection.
@@ -21,14 +21,14 @@ def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> 
     """
     if contact.lost_since is not None:
         away = duration_text(contact.clock() - contact.lost_since)
-        return f"COORDINATOR AWAY for {away}: this is the last known state; trying again", "bold red"
+        return f"COORDINATOR AWAY for {away}: this is the last known state; trying again", "away"
     if contact.refusal:
-        return f"REFUSED: {contact.refusal}", "bold red"
+        return f"REFUSED: {contact.refusal}", "away"
     if not model.is_complete:
-        return "catching up: reading the whole fleet", "bold yellow"
+        return "catching up: reading the whole fleet", "waiting"
     if is_paused:
-        return "PAUSED: press p to go on", "bold yellow"
-    return "live", "green"
+        return "PAUSED: press p to go on", "waiting"
+    return "live", "live"
 
 
 def counts_text(model: FleetModel) -> str:

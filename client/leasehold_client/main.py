@@ -29,6 +29,7 @@ LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT, insecure:HOST:PORT (with
 
 VERBS: Final = {
     "get": "List workers, GPUs, workloads, checkpoints, commands, events or the audit, or show one by NAME.",
+    "top": "Show the fleet on a terminal, live, with keys to suspend, restore, move and stop.",
     "run": "Start a workload on a worker.",
     "wait": "Wait until a workload is ready or has ended.",
     "suspend": "Suspend a workload and free its GPUs for others.",

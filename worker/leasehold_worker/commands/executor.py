@@ -39,6 +39,7 @@ from leasehold_worker.commands.ledger import (
     workload_ids,
 )
 from leasehold_worker.commands.messages import fitting, result_message
+from leasehold_worker.commands.operation_metrics import outcome_name, reason_name, record, verb_of
 from leasehold_worker.commands.outcomes import outcome_of
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import (
@@ -315,7 +316,9 @@ class Commands:
             progress.warnings.append(too_late)
         progress.close(failed=error is not None)
         del self._executions[command.command_id]
-        self._finish(command, outcome_of(error, progress), error, progress, time.monotonic() - started)
+        state, duration_s = outcome_of(error, progress), time.monotonic() - started
+        record(command, state, error, progress, duration_s)
+        self._finish(command, state, error, progress, duration_s)
 
     def _enter(self, command: CommandSpec, phase: str) -> None:
         self._carry_out(self._ledger.progress(command.command_id, phase))
@@ -344,10 +347,16 @@ class Commands:
         )
         logger.info(
             "%s %s after %.3f s%s",
-            command.operation.WhichOneof("kind") or "unknown operation",
-            CommandState.Name(state).removeprefix("COMMAND_STATE_"),
+            verb_of(command),
+            outcome_name(state),
             duration_s,
             f": {error.message}" if error else "",
+            extra={
+                "verb": verb_of(command),
+                "outcome": outcome_name(state),
+                "duration_s": round(duration_s, 6),
+                **({"reason": reason_name(error)} if error else {}),
+            },
         )
         self._carry_out(self._ledger.finish(fitting(update)))
         self._finished.notify()

@@ -2,7 +2,6 @@
 
 import http.client
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -86,7 +85,7 @@ def wait_for(address: str, wanted: Callable[[Scrape], bool]) -> Scrape:
             found = scrape(address)
             if wanted(found):
                 return found
-        except (ConnectionError, socket.timeout):
+        except (TimeoutError, ConnectionError):
             pass
         assert time.monotonic() < deadline, "no scrape is as wanted"
         time.sleep(0.05)

@@ -40,6 +40,14 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Address for health checks (grpc.health.v1) without TLS and identity.  [default: none]",
 )
 @click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    help=(
+        "Address for metrics (OpenMetrics) under /metrics; off loopback with TLS and client certificates, or "
+        "insecure:HOST:PORT.  [default: none]"
+    ),
+)
+@click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
@@ -92,6 +100,7 @@ def command(
     worker_listen: str | None,
     join_listen: str | None,
     health_listen: str | None,
+    metrics_listen: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
@@ -122,6 +131,7 @@ def command(
         worker_listen=worker_listen,
         join_listen=join_listen,
         health_listen=health_listen,
+        metrics_listen=metrics_listen,
         database=database,
         socket=socket,
         state_dir=state_dir,

@@ -65,7 +65,7 @@ def scrape(address: str, tls: ssl.SSLContext | None = None) -> Scrape:
     status, content_type, body = request(address, accept=OPENMETRICS, tls=tls)
     assert status == 200, body
     assert content_type.startswith("application/openmetrics-text"), content_type
-    return Scrape(list(parse_openmetrics(body)))
+    return Scrape(list(parse_openmetrics(body)))  # type: ignore[no-untyped-call]
 
 
 def scrape_text(address: str) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, final
 
+from google.protobuf.descriptor import EnumDescriptor
 from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.worker_pb2 import WorkerState
@@ -102,7 +103,7 @@ class FleetGauges:
             return
         gpus = Counter(seen_state(lease) for lease in known.leases)
         for slot_state, number in gpus.items():
-            add("leasehold_fleet_gpus", number, name, _name(SlotState.Name, slot_state, "SLOT_STATE_"))
+            add("leasehold_fleet_gpus", number, name, _name(SlotState.DESCRIPTOR, slot_state, "SLOT_STATE_"))
         if known.load.sequence:  # there is a load since the last hello
             add("leasehold_fleet_claims_waiting", known.load.pending_claimers, name)
         workloads = self._fleet.workloads.of_worker(known.hello.worker_id)
@@ -115,7 +116,7 @@ class FleetGauges:
                 "leasehold_fleet_workloads",
                 number,
                 name,
-                _name(WorkloadState.Name, workload_state, "WORKLOAD_STATE_"),
+                _name(WorkloadState.DESCRIPTOR, workload_state, "WORKLOAD_STATE_"),
             )
         ages_s = [_parked_s(workload) for workload in workloads if workload.status.HasField("park_time")]
         if ages_s:
@@ -138,9 +139,7 @@ def _parked_s(workload: Workload) -> float:
     return time.time() - workload.status.park_time.ToNanoseconds() / 1e9
 
 
-def _name(name_of: Callable[[int], str], value: int, prefix: str) -> str:
+def _name(enum: EnumDescriptor, number: int, prefix: str) -> str:
     """A state as a label. A newer worker may send a state that this coordinator does not know."""
-    try:
-        return name_of(value).removeprefix(prefix)
-    except ValueError:
-        return "OTHER"
+    value = enum.values_by_number.get(number)
+    return value.name.removeprefix(prefix) if value is not None else "OTHER"

@@ -120,7 +120,7 @@ def test_refused_and_silent_connections_keep_no_scrape_out(
         ("GET", "/metrics?name=x", 200),
     ):
         assert request(address, method, path)[0] == status
-    for sent, status in (
+    for sent, found in (
         (b"GET /metrics HTTP/2\r\n\r\n", b"400"),
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
@@ -128,7 +128,7 @@ def test_refused_and_silent_connections_keep_no_scrape_out(
     ):
         with socket.create_connection(place, TIMEOUT_S) as connection:
             connection.sendall(sent)
-            assert connection.recv(4096).split()[1] == status, sent[:40]
+            assert connection.recv(4096).split()[1] == found, sent[:40]
     assert scrape(address).value("leasehold_worker_info") == 1
 
 

@@ -21,10 +21,11 @@ def log_context(**names: str) -> Iterator[None]:
 
 @final
 class ContextFilter(logging.Filter):
-    """Adds its context to each record, as ``[name=value …] ``, or nothing."""
+    """Adds its context to each record: as ``names``, and as the text ``[name=value …] `` or nothing."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass."""
-        names = " ".join(f"{name}={value}" for name, value in _names.get().items() if value)
+        record.names = {name: value for name, value in _names.get().items() if value}
+        names = " ".join(f"{name}={value}" for name, value in record.names.items())
         record.context = f"[{names}] " if names else ""
         return True

@@ -14,13 +14,14 @@ from leasehold.worker.v1.session_pb2 import CommandAck, CommandFrame, CommandUpd
 from leasehold_coordinator.access.secret_vault import SealError
 from leasehold_coordinator.core.command_effects import Acknowledge, Effect, Note, Send, Store, frame_of
 from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
-from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
+from leasehold_coordinator.core.command_states import FAILED, OUTCOMES, PENDING, is_terminal
 from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import command_rows, refused_command_rows
 from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
 from leasehold_coordinator.fleet.callers import counted_caller, current_caller
+from leasehold_coordinator.fleet.command_ends import outcome_name, reason_name, verb_of
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.frame_rules import check_command_of
 from leasehold_coordinator.fleet.permissions import is_operator
@@ -144,6 +145,7 @@ class Dispatcher:
         else:
             with self._fleet.workload_being_created(workload):
                 await self._carry_out(effects, [workload_row(workload), *audited])
+        _log_creation(command)
         if command.state == PENDING:  # earlier commands may have ended meanwhile
             start(self._advance(command.worker_id))
 
@@ -202,7 +204,12 @@ class Dispatcher:
         """Applies a worker's update of a command. An outcome is acknowledged once it is stored."""
         stored = self._fleet.ledger.commands.get(update.command_id)
         workload = stored.command.workload_id if stored is not None else ""
-        with log_context(worker=session.hello.name, command=update.command_id, workload=workload):
+        with log_context(
+            session=session.session_id,
+            worker=session.hello.name,
+            command=update.command_id,
+            workload=workload,
+        ):
             await self._update(session, update)
             if stored is not None and is_terminal(update.state):
                 _log_end(stored.command, update)
@@ -395,12 +402,30 @@ class Dispatcher:
         await self._fleet.apply_workloads(workloads, session, is_complete=True)
 
 
+def _log_creation(command: Command) -> None:
+    """Logs who asked for a command, once the command is stored."""
+    verb = verb_of(command)
+    actor = f"{command.actor} for {command.on_behalf_of}" if command.on_behalf_of else command.actor
+    with log_context(command=command.command_id, workload=command.workload_id):
+        logger.info("%s created for worker %s by %s", verb, command.worker_id, actor, extra={"verb": verb})
+
+
 def _log_end(command: Command, update: CommandUpdate) -> None:
     """Logs how a command ended. The log context names the command and its workload."""
-    logger.info(
+    duration_s = update.result.duration.ToNanoseconds() / 1e9
+    verb, outcome = verb_of(command), outcome_name(update.state)
+    error = update.error if update.HasField("error") else None
+    logger.log(
+        logging.WARNING if update.state == FAILED else logging.INFO,
         "%s %s after %.3f s%s",
-        command.operation.WhichOneof("kind") or "unknown operation",
-        CommandState.Name(update.state).removeprefix("COMMAND_STATE_"),
-        update.result.duration.ToNanoseconds() / 1e9,
-        f": {update.error.message}" if update.HasField("error") else "",
+        verb,
+        outcome,
+        duration_s,
+        f": {error.message}" if error else "",
+        extra={
+            "verb": verb,
+            "outcome": outcome,
+            "duration_s": duration_s,
+            **({"reason": reason_name(error)} if error else {}),
+        },
     )

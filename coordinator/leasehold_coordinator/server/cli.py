@@ -95,6 +95,11 @@ objects, which frequent collections would scan again during thousands of hellos.
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="How much to log, to standard error.  [default: info]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Format of the log on standard error.  [default: text]",
+)
 def command(
     listen: str | None,
     worker_listen: str | None,
@@ -109,6 +114,7 @@ def command(
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run the coordinator, the server for workers and clients.
 
@@ -139,4 +145,5 @@ def command(
         store_restored=store_restored,
         load_interval_s=load_interval_s,
         log_level=log_level,
+        log_format=log_format,
     )

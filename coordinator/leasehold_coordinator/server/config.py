@@ -17,6 +17,7 @@ from leasehold_coordinator.access.identities import NAME, NAME_RULE
 from leasehold_coordinator.access.key_source import check_url
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.caller_bounds import CallerLimits
+from leasehold_coordinator.log_format import LogFormat
 from leasehold_coordinator.server.own_pki import PkiFiles
 from leasehold_coordinator.server.ports import INSECURE_SCHEME
 
@@ -123,6 +124,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Unfinished commands of one caller."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    log_format: LogFormat = "text"
+    """text or json, on standard error."""
 
     @property
     def caller_limits(self) -> CallerLimits:

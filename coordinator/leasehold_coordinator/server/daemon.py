@@ -15,7 +15,7 @@ import uvloop
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
-from leasehold_coordinator.log_format import LogFormatter
+from leasehold_coordinator.log_format import formatter_of
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     DESCRIPTORS,
@@ -54,7 +54,7 @@ def _serve(config: CoordinatorConfig) -> None:
     _raise_descriptor_limit()
     os.umask(0o077)  # the store holds environment variables of workloads, which may be secrets
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
+    handler.setFormatter(formatter_of(config.log_format))
     handler.addFilter(LineBound())
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])

@@ -84,6 +84,11 @@ from leasehold_worker import __version__
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Level of the log on standard error.  [default: info]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Format of the log on standard error.  [default: text]",
+)
 def command(
     coordinator: str | None,
     credentials: Path | None,
@@ -98,6 +103,7 @@ def command(
     stop_workloads: str | None,
     config_path: Path | None,
     log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run the worker agent of a GPU host.
 
@@ -127,4 +133,5 @@ def command(
         metrics_listen=metrics_listen,
         stop_workloads=stop_workloads,
         log_level=log_level,
+        log_format=log_format,
     )

@@ -20,6 +20,7 @@ from leasehold_worker.files.enrolment_file import read_enrolment
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
 from leasehold_worker.local_api.metrics_tls import MetricsTlsFiles
+from leasehold_worker.log_format import LogFormat
 from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
 from leasehold_worker.programs.run_as import MIN_UID, RunAsSetting, check_run_as, is_loopback
 from leasehold_worker.session.channel import INSECURE_SCHEME
@@ -60,6 +61,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the worker."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    log_format: LogFormat = "text"
+    """text or json, on standard error."""
     labels: dict[str, str] = {}
     """Sent with hello."""
     driver_call_floor_s: float = CALL_FLOOR_S

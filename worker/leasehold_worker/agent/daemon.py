@@ -27,7 +27,7 @@ from leasehold_worker.files.workload_files import USER_FOLDERS
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.capabilities import give_up_unneeded
 from leasehold_worker.log_context import ContextFilter
-from leasehold_worker.log_format import LogFormatter
+from leasehold_worker.log_format import formatter_of
 from leasehold_worker.session.enrolment import TICKET_LIMIT, read_ticket, ticket_name
 from leasehold_worker.session.enrolment import join as enrol
 
@@ -112,7 +112,7 @@ def _join_token(join: str | None, join_file: Path | None) -> str | None:
 def _prepare(config: WorkerConfig) -> None:
     """Sets the log, the umask and the capabilities of the process."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
+    handler.setFormatter(formatter_of(config.log_format))
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(UMASK)

@@ -95,6 +95,8 @@ class Commands:
         self._unwritten: set[str] = set()
         """Ids of ended commands whose outcome is not on disk yet."""
         self._executions: dict[str, Execution] = {}
+        self._session_id = ""
+        """The present session, for the log."""
         self._closed = False
         self._finished = Change()
         self._local: dict[str, Callable[[CommandUpdate], None]] = {}
@@ -129,8 +131,15 @@ class Commands:
             if update.command_id not in self._unwritten and not is_local(update.command_id)
         ]
 
-    def receive(self, frame: CommandFrame, epoch: int) -> None:
-        """Accepts a command or its cancellation. A known command is answered with its current state."""
+    def receive(self, frame: CommandFrame, epoch: int, session_id: str = "") -> None:
+        """Accepts a command or its cancellation. A known command is answered with its current state.
+
+        Args:
+            frame: The frame.
+            epoch: The highest epoch that this worker has seen.
+            session_id: The session, for the log. Empty: the worker's own command.
+        """
+        self._session_id = session_id or self._session_id
         crash_point("command-received")
         refusal = self._refusal(frame.command)
         received_s = time.time() - self.stalls.waited_s()
@@ -290,7 +299,12 @@ class Commands:
     async def _execute(self, execution: Execution) -> None:
         entry = execution.entry
         workloads = ",".join(workload_ids(entry.command))
-        with log_context(epoch=str(entry.epoch or ""), command=entry.command_id, workload=workloads):
+        session = self._session_id if entry.epoch else ""
+        with log_context(
+            session=session, epoch=str(entry.epoch or ""), command=entry.command_id, workload=workloads
+        ):
+            verb = verb_of(entry.command)
+            logger.info("%s begins%s", verb, _for_whom(entry.command), extra={"verb": verb})
             await self._perform_and_finish(execution)
 
     async def _perform_and_finish(self, execution: Execution) -> None:
@@ -321,6 +335,7 @@ class Commands:
         self._finish(command, state, error, progress, duration_s)
 
     def _enter(self, command: CommandSpec, phase: str) -> None:
+        logger.debug("phase %s", phase, extra={"verb": verb_of(command), "phase": phase})
         self._carry_out(self._ledger.progress(command.command_id, phase))
         crash_point(f"phase-{phase}")
 
@@ -345,7 +360,8 @@ class Commands:
             error=error.to_proto() if error else None,
             workloads=self._workloads_of([*workload_ids(command), *preempted_by(command)]),
         )
-        logger.info(
+        logger.log(
+            logging.WARNING if state == FAILED else logging.INFO,
             "%s %s after %.3f s%s",
             verb_of(command),
             outcome_name(state),
@@ -360,3 +376,8 @@ class Commands:
         )
         self._carry_out(self._ledger.finish(fitting(update)))
         self._finished.notify()
+
+
+def _for_whom(command: CommandSpec) -> str:
+    """The owner of a command's workload, for the log."""
+    return f" for {command.owner}" if command.owner else ""

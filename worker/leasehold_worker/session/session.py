@@ -75,6 +75,9 @@ EPOCH_LIMIT: Final = 2**62
 COALESCE_S: Final = 0.05
 """Lease changes within 100 ms share one load."""
 
+SESSION_ID_LIMIT: Final = 64
+"""Characters of the session's id in the log. The coordinator may send any id."""
+
 POLL_INTERVAL_S: Final = 0.02
 LOAD_INTERVALS_S: Final = (0.01, 3600.0)
 SILENCE_LIMIT_S: Final = 86_400.0
@@ -297,17 +300,17 @@ class CoordinatorSession:
             frame = await _receive(frames, self._silence_limit_s)
             self._heard_s = trio.current_time()
             try:
-                self._take(frame, welcome.epoch, outbox, nursery)
+                self._take(frame, welcome, outbox, nursery)
             except SessionEndError:
                 raise
             except Exception:
                 logger.exception("a %s failed because of a defect, and is skipped", frame.WhichOneof("frame"))
 
-    def _take(self, frame: ConnectResponse, epoch: int, outbox: Outbox, nursery: trio.Nursery) -> None:
+    def _take(self, frame: ConnectResponse, welcome: Welcome, outbox: Outbox, nursery: trio.Nursery) -> None:
         match frame.WhichOneof("frame"):
             case "command":
                 self._secrets.seal(frame.command.command)  # before anything of the worker keeps it
-                self._commands.receive(frame.command, epoch)
+                self._commands.receive(frame.command, welcome.epoch, welcome.session_id[:SESSION_ID_LIMIT])
             case "command_ack":
                 self._commands.acknowledge(frame.command_ack.command_id)
             case "read_output" | "plan_query" | "checkpoint_query":

@@ -136,11 +136,11 @@ def test_an_address_off_loopback_needs_tls_or_a_word(tmp_path: Path) -> None:
     settings = tmp_path / "worker.toml"
     settings.write_text("")
     with pytest.raises(StartError, match="off loopback, and has no TLS"):
-        load_config(settings, metrics_listen="0.0.0.0:7406")
-    assert load_config(settings, metrics_listen="insecure:0.0.0.0:7406").metrics_address == "0.0.0.0:7406"
+        load_config(settings, metrics_listen="0.0.0.0:7407")
+    assert load_config(settings, metrics_listen="insecure:0.0.0.0:7407").metrics_address == "0.0.0.0:7407"
     with pytest.raises(StartError, match="not HOST:PORT"):
-        load_config(settings, metrics_listen="7406")
-    settings.write_text('metrics_listen = "0.0.0.0:7406"\nmetrics_tls_key = "/key.pem"\n')
+        load_config(settings, metrics_listen="7407")
+    settings.write_text('metrics_listen = "0.0.0.0:7407"\nmetrics_tls_key = "/key.pem"\n')
     with pytest.raises(StartError, match="belong together"):
         load_config(settings)
 

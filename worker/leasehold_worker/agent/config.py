@@ -216,7 +216,7 @@ def load_config(
             f"{DEFAULT_COORDINATOR}"
         )
     _check_listener("health checks", config.health_listen, "0.0.0.0:7404")
-    _check_listener("metrics", config.metrics_address, "127.0.0.1:7406")
+    _check_listener("metrics", config.metrics_address, "127.0.0.1:7407")
     _check_metrics(config)
     if not WORKER_NAME.fullmatch(config.name):
         raise StartError(

@@ -25,7 +25,7 @@ class ContextFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass."""
-        record.names = {name: value for name, value in _names.get().items() if value}
-        names = " ".join(f"{name}={value}" for name, value in record.names.items())
-        record.context = f"[{names}] " if names else ""
+        names = {name: value for name, value in _names.get().items() if value}
+        text = " ".join(f"{name}={value}" for name, value in names.items())
+        record.__dict__ |= {"names": names, "context": f"[{text}] " if text else ""}
         return True

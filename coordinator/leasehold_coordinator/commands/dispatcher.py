@@ -31,6 +31,7 @@ from leasehold_coordinator.log_context import log_context
 from leasehold_coordinator.shielded_tasks import start
 from leasehold_coordinator.storage.rows import AuditRow, Change, workload_row
 from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
+from leasehold_coordinator.tracing import trace_id
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Dispatcher:
             request_digest,
             is_operator=is_operator(),
         )
+        self._fleet.traces.begin(command)
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
         return self._store_created(effects, command, workload, command_rows(command))
@@ -140,12 +142,18 @@ class Dispatcher:
         workload: Workload | None,
         audited: Sequence[AuditRow],
     ) -> None:
-        if workload is None:
-            await self._carry_out(effects, audited)
-        else:
-            with self._fleet.workload_being_created(workload):
-                await self._carry_out(effects, [workload_row(workload), *audited])
-        _log_creation(command)
+        trace = trace_id(self._fleet.traces.of(command.command_id))
+        with log_context(command=command.command_id, workload=command.workload_id, trace=trace):
+            try:
+                if workload is None:
+                    await self._carry_out(effects, audited)
+                else:
+                    with self._fleet.workload_being_created(workload):
+                        await self._carry_out(effects, [workload_row(workload), *audited])
+            except FleetError:
+                self._fleet.traces.drop(command)
+                raise
+            _log_creation(command)
         if command.state == PENDING:  # earlier commands may have ended meanwhile
             start(self._advance(command.worker_id))
 
@@ -209,6 +217,7 @@ class Dispatcher:
             worker=session.hello.name,
             command=update.command_id,
             workload=workload,
+            trace=trace_id(self._fleet.traces.of(update.command_id)),
         ):
             await self._update(session, update)
             if stored is not None and is_terminal(update.state):
@@ -362,6 +371,7 @@ class Dispatcher:
                         frame = frame_of(effect, to.epoch, now_timestamp(), jumped_ns())
                         workload = self._fleet.workloads.get(stored.command.workload_id)
                         frame.command.owner = workload.owner if workload is not None else ""
+                        frame.command.trace_parent = self._fleet.traces.of(stored.command.command_id)
                         if not self._reveal(frame):
                             continue
                         to.send(ConnectResponse(command=frame))
@@ -406,8 +416,7 @@ def _log_creation(command: Command) -> None:
     """Logs who asked for a command, once the command is stored."""
     verb = verb_of(command)
     actor = f"{command.actor} for {command.on_behalf_of}" if command.on_behalf_of else command.actor
-    with log_context(command=command.command_id, workload=command.workload_id):
-        logger.info("%s created for worker %s by %s", verb, command.worker_id, actor, extra={"verb": verb})
+    logger.info("%s created for worker %s by %s", verb, command.worker_id, actor, extra={"verb": verb})
 
 
 def _log_end(command: Command, update: CommandUpdate) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 import click
 import uvloop
 
+from leasehold_coordinator import __version__
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
@@ -25,6 +26,7 @@ from leasehold_coordinator.server.channel_options import (
 from leasehold_coordinator.server.config import CoordinatorConfig, load_config
 from leasehold_coordinator.server.listeners import Addresses
 from leasehold_coordinator.server.server import serve
+from leasehold_coordinator.tracing import open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ def _serve(config: CoordinatorConfig) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Anybody could fill the log with malformed headers: gRPC writes tracebacks with their content.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
+
+    open_tracing("leasehold-coordinator", __version__)
 
     def announce(addresses: Addresses) -> None:
         clients, workers = addresses

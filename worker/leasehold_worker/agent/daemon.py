@@ -12,6 +12,7 @@ from typing import Final
 import click
 import trio
 
+from leasehold_worker import __version__
 from leasehold_worker.agent.agent import run_agent
 from leasehold_worker.agent.config import WorkerConfig, load_config
 from leasehold_worker.errors import StartError
@@ -30,6 +31,7 @@ from leasehold_worker.log_context import ContextFilter
 from leasehold_worker.log_format import formatter_of
 from leasehold_worker.session.enrolment import TICKET_LIMIT, read_ticket, ticket_name
 from leasehold_worker.session.enrolment import join as enrol
+from leasehold_worker.tracing import open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ def _prepare(config: WorkerConfig) -> None:
     handler.setFormatter(formatter_of(config.log_format))
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    open_tracing("leasehold-worker", __version__)
     os.umask(UMASK)
     give_up_unneeded(
         config.state_dir / USER_FOLDERS,

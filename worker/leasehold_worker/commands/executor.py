@@ -18,8 +18,9 @@ from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.operation_pb2 import Operation
 from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec, CommandUpdate
 
+from leasehold_worker import tracing
 from leasehold_worker.change import Change
-from leasehold_worker.commands import journal_file
+from leasehold_worker.commands import journal_file, operation_trace
 from leasehold_worker.commands.execution import Execution, Perform
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal
@@ -301,7 +302,11 @@ class Commands:
         workloads = ",".join(workload_ids(entry.command))
         session = self._session_id if entry.epoch else ""
         with log_context(
-            session=session, epoch=str(entry.epoch or ""), command=entry.command_id, workload=workloads
+            session=session,
+            epoch=str(entry.epoch or ""),
+            command=entry.command_id,
+            workload=workloads,
+            trace=tracing.trace_id(entry.command.trace_parent),
         ):
             verb = verb_of(entry.command)
             logger.info("%s begins%s", verb, _for_whom(entry.command), extra={"verb": verb})
@@ -332,6 +337,7 @@ class Commands:
         del self._executions[command.command_id]
         state, duration_s = outcome_of(error, progress), time.monotonic() - started
         record(command, state, error, progress, duration_s)
+        operation_trace.export(command, state, error, progress, started)
         self._finish(command, state, error, progress, duration_s)
 
     def _enter(self, command: CommandSpec, phase: str) -> None:

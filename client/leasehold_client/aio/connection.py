@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, cast, final
 
 import grpc
 
+from leasehold_client import __version__, tracing
 from leasehold_client.aio.retry import repeat
 from leasehold_client.coordinator.channels import Credentials, certificate_file, find_credentials
 from leasehold_client.coordinator.connection import (
@@ -24,6 +25,7 @@ from leasehold_client.coordinator.connection import (
     too_many_pages,
 )
 from leasehold_client.coordinator.renewing_channel import RenewedContext
+from leasehold_client.coordinator.trace_interceptor import TRACE_PARENT_KEY, begin_call
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
 __all__ = ["CALL_TIMEOUT_S", "PAGE_SIZE", "AsyncConnection"]
@@ -175,6 +177,7 @@ class AsyncConnection:
 
     async def _open(self) -> grpc.aio.Channel:
         target, tls, self._token = await asyncio.to_thread(self._find)
+        tracing.open_tracing("leasehold-client", __version__)
         if tls is None:
             return grpc.aio.insecure_channel(target, options=OPTIONS)
         return grpc.aio.secure_channel(target, tls, options=OPTIONS)
@@ -198,9 +201,27 @@ class _LateChannel:
     def __init__(self, present: Callable[[], grpc.aio.Channel]) -> None:
         self._present = present
 
-    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
-        """A unary method."""
-        return lambda *call, **options: self._present().unary_unary(*arguments, **named)(*call, **options)
+    def unary_unary(self, path: str, *arguments: Any, **named: Any) -> Any:
+        """A unary method. Each call has a span, if spans are exported."""
+
+        async def call(request: Any, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> Any:
+            method = self._present().unary_unary(path, *arguments, **named)
+            span = begin_call(path)
+            if span is None:
+                return await method(request, timeout=timeout, metadata=metadata)
+            headers = (*metadata, (TRACE_PARENT_KEY, span.trace_parent))
+            try:
+                response = await method(request, timeout=timeout, metadata=headers)
+            except grpc.aio.AioRpcError as error:
+                span.end(error.code().name)
+                raise
+            except asyncio.CancelledError:
+                span.end(grpc.StatusCode.CANCELLED.name)
+                raise
+            span.end()
+            return response
+
+        return call
 
     def unary_stream(self, *arguments: Any, **named: Any) -> Any:
         """A method with a response stream."""

@@ -40,6 +40,14 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Address for health checks (grpc.health.v1) without TLS and identity.  [default: none]",
 )
 @click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    help=(
+        "Address for metrics (OpenMetrics) under /metrics; off loopback with TLS and client certificates, or "
+        "insecure:HOST:PORT.  [default: none]"
+    ),
+)
+@click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
@@ -87,11 +95,17 @@ objects, which frequent collections would scan again during thousands of hellos.
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="How much to log, to standard error.  [default: info]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Format of the log on standard error.  [default: text]",
+)
 def command(
     listen: str | None,
     worker_listen: str | None,
     join_listen: str | None,
     health_listen: str | None,
+    metrics_listen: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
@@ -100,6 +114,7 @@ def command(
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run the coordinator, the server for workers and clients.
 
@@ -122,6 +137,7 @@ def command(
         worker_listen=worker_listen,
         join_listen=join_listen,
         health_listen=health_listen,
+        metrics_listen=metrics_listen,
         database=database,
         socket=socket,
         state_dir=state_dir,
@@ -129,4 +145,5 @@ def command(
         store_restored=store_restored,
         load_interval_s=load_interval_s,
         log_level=log_level,
+        log_format=log_format,
     )

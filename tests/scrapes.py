@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-TIMEOUT_S: Final = 40.0
+TIMEOUT_S: Final = 60.0
 OPENMETRICS: Final = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
@@ -77,12 +77,12 @@ def scrape_text(address: str) -> str:
     return body
 
 
-def wait_for(address: str, wanted: Callable[[Scrape], bool]) -> Scrape:
+def wait_for(address: str, wanted: Callable[[Scrape], bool], tls: ssl.SSLContext | None = None) -> Scrape:
     """Scrapes until a scrape is as wanted, and returns it. The daemon may just start."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            found = scrape(address)
+            found = scrape(address, tls)
             if wanted(found):
                 return found
         except (TimeoutError, ConnectionError):

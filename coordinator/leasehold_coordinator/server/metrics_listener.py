@@ -8,7 +8,8 @@ from http import HTTPStatus
 from typing import Final, final
 
 from prometheus_client import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from leasehold_coordinator import metrics
@@ -60,7 +61,7 @@ class MetricsListener:
         """Serves on a listening socket until cancelled, and closes it."""
         loop = asyncio.get_running_loop()
         with listener:
-            try:
+            async with asyncio.TaskGroup() as tasks:
                 while True:
                     try:
                         connection, peer = await loop.sock_accept(listener)
@@ -70,12 +71,9 @@ class MetricsListener:
                         continue
                     if len(self._connections) >= CONNECTIONS:
                         next(iter(self._connections)).cancel()
-                    task = loop.create_task(self._serve(connection, str(peer[0])))
+                    task = tasks.create_task(self._serve(connection, str(peer[0])))
                     self._connections[task] = None
                     task.add_done_callback(self._connections.pop)
-            finally:
-                for task in list(self._connections):
-                    task.cancel()
 
     async def _serve(self, connection: socket.socket, address: str) -> None:
         """Answers one request of a connection, and ends the connection."""
@@ -115,7 +113,7 @@ class MetricsListener:
             request = parse_head(await _head(reader))
         except HttpError as error:
             return refusal(error)
-        encode, content_type = choose_encoder(request.accept)
+        encode, content_type = _OPENMETRICS if request.is_openmetrics else _TEXT
         families = _Families(await self._gauges())
         async with self._encoding:
             body = await asyncio.to_thread(encode, families)
@@ -133,6 +131,11 @@ class MetricsListener:
         if (why := self._access.refusal(der, address)) is not None:
             logger.warning("refused metrics to %s: %s", address, why)
             raise HttpError(HTTPStatus.FORBIDDEN, why)
+
+
+_OPENMETRICS: Final = openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
+_TEXT: Final = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+"""Encoders, each with its content type. Those of other versions are never asked for."""
 
 
 @final

@@ -8,6 +8,7 @@ HEAD_LIMIT_BYTES: Final = 8_192
 """Most bytes of a request line with its headers. Prometheus sends about 300."""
 
 PATH: Final = "/metrics"
+OPENMETRICS: Final = "application/openmetrics-text"
 
 
 class HttpError(Exception):
@@ -26,11 +27,11 @@ class MetricsRequest(NamedTuple):
     """A request for metrics.
 
     Attributes:
-        accept: The header ``Accept``, which chooses the format. Empty: none.
+        is_openmetrics: The answer is in OpenMetrics, and otherwise in Prometheus's text format.
         is_head: Only the headers of the answer are wanted.
     """
 
-    accept: str
+    is_openmetrics: bool
     is_head: bool
 
 
@@ -53,7 +54,7 @@ def parse_head(head: bytes) -> MetricsRequest:
     if method not in ("GET", "HEAD"):
         raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"only GET and HEAD are served: GET {PATH}")
     headers = dict(map(_header, filter(None, fields)))
-    return MetricsRequest(headers.get("accept", ""), method == "HEAD")
+    return MetricsRequest(OPENMETRICS in headers.get("accept", ""), method == "HEAD")
 
 
 def _header(field: str) -> tuple[str, str]:

@@ -103,6 +103,7 @@ def test_refused_and_silent_connections_keep_no_scrape_out(
         (b"GET /metrics HTTP/2\r\n\r\n", b"400"),
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nAccept: text/plain;version=x\x00\xff\r\n\r\n", b"200"),
         (b"GET /metrics HTTP/1.1\r\nx: " + b"x" * 2 * HEAD_LIMIT_BYTES, b"431"),
     ):
         with socket.create_connection(place, TIMEOUT_S) as connection:

@@ -1,17 +1,21 @@
 """The worker's port for metrics: a real worker is scraped while it suspends and restores a workload."""
 
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from leasehold.v1.operation_pb2 import RestoreOperation, StopOperation, SuspendOperation
+from leasehold_coordinator.access.authority import open_authority
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.config import load_config
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_api.metrics_port import CONNECTIONS
 from leasehold_worker.local_api.metrics_request import HEAD_LIMIT_BYTES
+from leasehold_worker.local_api.metrics_tls import MetricsTls, MetricsTlsFiles
 
+from tests.certificates import Holder, issue
 from tests.ports import free_port
 from tests.scrapes import TIMEOUT_S, promtool, request, scrape, scrape_text, wait_for
 from tests.worker.conftest import WorkerProcess
@@ -124,12 +128,84 @@ def test_refused_and_silent_connections_keep_no_scrape_out(
         (b"GET /metrics HTTP/2\r\n\r\n", b"400"),
         (b"nonsense\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nAccept: text/plain;version=x\x00\xff\r\n\r\n", b"200"),
         (b"GET /metrics HTTP/1.1\r\nx: " + b"x" * 2 * HEAD_LIMIT_BYTES, b"431"),
     ):
         with socket.create_connection(place, TIMEOUT_S) as connection:
             connection.sendall(sent)
             assert connection.recv(4096).split()[1] == found, sent[:40]
     assert scrape(address).value("leasehold_worker_info") == 1
+
+
+def client_context(holder: Holder, folder: Path) -> ssl.SSLContext:
+    """TLS of a scraper with a certificate."""
+    holder.write(folder, "client")
+    context = ssl.create_default_context(cadata=holder.roots.decode())
+    context.load_cert_chain(folder / "client.pem", folder / "client.key")
+    return context
+
+
+def test_off_loopback_a_scrape_needs_a_certificate_of_the_right_authority(
+    start_worker: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    ours, others = (open_authority(new_folder(tmp_path / name)) for name in ("ours", "others"))
+    server = ours.issue_server(["127.0.0.1"])
+    files = {"certificate": server.chain, "key": server.key, "client_ca": ours.pem}
+    settings = [f'metrics_listen = "0.0.0.0:{(port := free_port())}"']
+    for name, content in files.items():
+        path = tmp_path / f"{name}.pem"
+        path.touch(0o600)
+        path.write_bytes(content)
+        settings.append(f'metrics_tls_{name} = "{path}"')
+    (tmp_path / "worker.toml").write_text("\n".join(settings))
+    worker = start_worker(None, config=str(tmp_path / "worker.toml"))
+    address = f"127.0.0.1:{port}"
+    friend = client_context(issue(ours, "service/prometheus"), tmp_path / "friend")
+    wait_for(address, lambda _: True, friend)
+    assert scrape(address, friend).value("leasehold_worker_info") == 1
+    stranger = client_context(issue(others, "service/prometheus"), tmp_path / "stranger")
+    stranger.load_verify_locations(cadata=ours.pem.decode())
+    nobody = ssl.create_default_context(cadata=ours.pem.decode())
+    for context in (stranger, nobody, None):
+        with pytest.raises(OSError):  # ssl.SSLError is one, and so is a closed connection
+            request(address, tls=context)
+    assert scrape(address, friend).value("leasehold_worker_info") == 1
+    assert worker.stop() == 0
+    assert "Traceback" not in worker.log.read_text()
+
+
+def test_changed_files_serve_new_connections_and_unusable_ones_do_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = open_authority(new_folder(tmp_path / "authority"))
+    files = MetricsTlsFiles(*(tmp_path / f"{name}.pem" for name in ("certificate", "key", "client_ca")))
+    with pytest.raises(StartError, match="metrics_tls_key and metrics_tls_client_ca can't be used"):
+        MetricsTls(files)
+    files.client_ca.write_bytes(authority.pem)
+
+    def renew() -> None:
+        server = authority.issue_server(["127.0.0.1"])
+        files.certificate.write_bytes(server.chain)
+        files.key.write_bytes(server.key)
+
+    renew()
+    tls = MetricsTls(files)
+    first = tls.context
+    tls.poll()
+    assert tls.context is first
+    renew()
+    tls.poll()
+    second = tls.context
+    assert second is not first
+    files.key.write_text("no key")
+    tls.poll()
+    assert tls.context is second
+    assert "the previous ones stay" in caplog.text
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir(mode=0o700)
+    return path
 
 
 def test_an_address_off_loopback_needs_tls_or_a_word(tmp_path: Path) -> None:

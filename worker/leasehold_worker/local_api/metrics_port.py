@@ -8,7 +8,8 @@ from typing import Final, final
 
 import trio
 from prometheus_client import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from leasehold_worker import metrics
@@ -79,12 +80,17 @@ class MetricsPort:
         except HttpError as error:
             await stream.send_all(refusal(error))
             return
-        encode, content_type = choose_encoder(request.accept)
+        encode, content_type = _OPENMETRICS if request.is_openmetrics else _TEXT
         families = _Families([*self._gauges()])
         body = await trio.to_thread.run_sync(encode, families)
         await stream.send_all(answer(HTTPStatus.OK, content_type, body, is_head=request.is_head))
         if isinstance(stream, trio.SocketStream):
             await stream.send_eof()
+
+
+_OPENMETRICS: Final = openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
+_TEXT: Final = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+"""Encoders, each with its content type. Those of other versions are never asked for."""
 
 
 @final

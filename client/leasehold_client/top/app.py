@@ -174,7 +174,7 @@ class TopApp(App[None]):
         """The lines around the lists."""
         state, style = connection_text(self.contact, self.model, is_paused=self._paused_at_s is not None)
         who = f"{self.contact.caller.identity} ({self.contact.role or 'no role'})"
-        self._write("connection", f"{state}  |  {self._client.address}  |  {who}", style)
+        self._write("connection", f"{state} | {self._client.address} | {who}", style)
         self._write("note", self._note_text())
         if self._paused_at_s is None:
             self._write("counts", counts_text(self.model))

@@ -47,7 +47,12 @@ END_OF_SNAPSHOT = Bookmark(snapshot_end=True)
 
 def worker(name: str = "alpha", gpus: int = 2, **fields: Any) -> Worker:
     """A connected worker."""
-    given = {"state": CONNECTED, "gpu_count": gpus, "free_gpu_count": 1, "last_seen_time": NOW} | fields
+    given: dict[str, Any] = {
+        "state": CONNECTED,
+        "gpu_count": gpus,
+        "free_gpu_count": 1,
+        "last_seen_time": NOW,
+    } | fields
     return Worker(worker_id=f"w-{name}", name=name, **given)
 
 
@@ -63,7 +68,7 @@ def gpu(
         memory_total_bytes=80 << 30,
         temperature_celsius=71,
     )
-    by = {"workload_id": f"id-of-{holder}"} if holder else {}
+    by: dict[str, Any] = {"workload_id": f"id-of-{holder}"} if holder else {}
     return FleetGpu(
         worker_id=f"w-{worker}",
         worker_name=worker,
@@ -90,7 +95,7 @@ def workload(
     **status: Any,
 ) -> Workload:
     """A workload with a lease, or without one."""
-    lease = {"lease": Lease(gpu_uuids=gpu_uuids)} if gpu_uuids else {}
+    lease: dict[str, Any] = {"lease": Lease(gpu_uuids=gpu_uuids)} if gpu_uuids else {}
     told = WorkloadStatus(state=state, ready_time=NOW, **lease, **status)
     return Workload(
         workload_id=f"id-of-{name}", name=name, worker_id=f"w-{worker}", status=told, create_time=NOW
@@ -111,7 +116,11 @@ def parked(name: str, worker: str = "alpha") -> Workload:
 
 def command(command_id: str, workload_id: str = "id-of-one", **fields: Any) -> Command:
     """A suspend that runs."""
-    given = {"state": command_pb2.COMMAND_STATE_RUNNING, "phase": "checkpoint", "create_time": NOW} | fields
+    given: dict[str, Any] = {
+        "state": command_pb2.COMMAND_STATE_RUNNING,
+        "phase": "checkpoint",
+        "create_time": NOW,
+    } | fields
     made = Command(command_id=command_id, workload_id=workload_id, worker_id="w-alpha", **given)
     made.operation.suspend.SetInParent()
     return made

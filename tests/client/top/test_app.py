@@ -395,11 +395,9 @@ def test_text_of_peers_is_neither_markup_nor_control(fleet: ScriptedFleet) -> No
 
 def test_a_thousand_hosts_stay_responsive(fleet: ScriptedFleet) -> None:
     names = [f"host-{number:04}" for number in range(1000)]
-    fleet.fleet = [
-        entry
-        for name in names
-        for entry in (worker(name, gpus=8), *(gpu(slot, worker=name) for slot in range(8)))
-    ]
+    fleet.fleet = []
+    for name in names:
+        fleet.fleet += [worker(name, gpus=8), *(gpu(slot, worker=name) for slot in range(8))]
     fleet.workloads = []
 
     async def steps(page: Page) -> None:

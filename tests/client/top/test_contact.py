@@ -10,12 +10,11 @@ VIEWER, USER = access_service_pb2.ROLE_VIEWER, access_service_pb2.ROLE_USER
 
 
 def test_only_an_outage_means_away_and_the_first_failure_counts() -> None:
-    now = 5.0
-    contact = Contact(lambda: now)
+    times = iter((5.0, 9.0))
+    contact = Contact(lambda: next(times))
     contact.failed(LeaseholdError("busy", "TOO_MANY_CALLS", code=grpc.StatusCode.RESOURCE_EXHAUSTED))
     assert contact.lost_since is None
     contact.failed(NoCoordinatorError("nobody"))
-    now = 9.0
     contact.failed(NoCoordinatorError("nobody"))
     assert contact.lost_since == 5.0
     assert contact.answered(WhoAmIResponse())

@@ -129,7 +129,11 @@ def test_a_plan_with_refusals_can_not_be_confirmed(fleet: ScriptedFleet) -> None
     async def steps(page: Page) -> None:
         await page.press("down", "s")
         await page.shows("REFUSED: GPU-x needs 9 GiB: stop [bold]b (INSUFFICIENT_HOST_MEMORY)")
-        await page.press("y", "escape", "q")
+        assert "y suspend" not in page.text()
+        await page.press("y")
+        await page.shows("nothing was changed   Esc close")
+        await page.press("escape")
+        await page.shows("order: name")
         assert not fleet.scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
 
     play(fleet, steps, width=120)

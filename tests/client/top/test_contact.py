@@ -13,7 +13,7 @@ def test_only_an_outage_means_away_and_the_first_failure_counts() -> None:
     times = iter((5.0, 9.0))
     contact = Contact(lambda: next(times))
     contact.failed(LeaseholdError("busy", "TOO_MANY_CALLS", code=grpc.StatusCode.RESOURCE_EXHAUSTED))
-    assert contact.lost_since is None
+    assert not contact.answered(WhoAmIResponse())
     contact.failed(NoCoordinatorError("nobody"))
     contact.failed(NoCoordinatorError("nobody"))
     assert contact.lost_since == 5.0

@@ -19,6 +19,7 @@ from .conftest import CommandLine
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = [
     "get",
+    "top",
     "run",
     "suspend",
     "restore",

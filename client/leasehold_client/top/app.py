@@ -1,8 +1,8 @@
 """The screen of ``leasehold top``: what is shown, and what each key does."""
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Final, final
 
@@ -16,11 +16,10 @@ from textual.widgets import Input, Static
 from textual.worker import Worker as TextualWorker
 
 from leasehold_client.aio.client import AsyncClient
-from leasehold_client.aio.command_watch import has_ended
 from leasehold_client.arguments.gpu_names import gpu_place, with_places
 from leasehold_client.display.terminal_text import one_line, safe_cell
 from leasehold_client.errors import UsageError
-from leasehold_client.messages import PARKED, command_state, operation_name
+from leasehold_client.messages import command_state, operation_name
 from leasehold_client.top import actions
 from leasehold_client.top.actions import Action
 from leasehold_client.top.contact import Contact
@@ -36,16 +35,14 @@ from leasehold_client.top.row_text import Piece, progress_text, row_pieces
 from leasehold_client.top.rows import (
     OPEN_HOSTS_LIMIT,
     ORDERS,
-    ClaimsRow,
-    CommandRow,
-    HostRow,
     Row,
     SlotRow,
     View,
-    WorkloadRow,
+    command_about,
     command_rows,
     fleet_rows,
 )
+from leasehold_client.top.selection import cordon_target, departure_of, host_of, open_command, workload_of
 from leasehold_client.top.summary_text import connection_text, counts_text
 
 TICK_S: Final = 0.1
@@ -53,19 +50,6 @@ TICK_S: Final = 0.1
 
 AGES_S: Final = 1.0
 """Time between two updates of ages."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Departure:
-    """A move whose target is being chosen.
-
-    Attributes:
-        workload: The workload.
-        source: The GPU that it leaves. None: it is parked.
-    """
-
-    workload: Workload
-    source: FleetGpu | None
 
 
 @final
@@ -112,7 +96,8 @@ class TopApp(App[None]):
         self._filter_text = ""
         self._shown: tuple[object, ...] = ()
         self._paused_at_s: float | None = None
-        self._departure: _Departure | None = None
+        self._departure: tuple[Workload, FleetGpu | None] | None = None
+        """A move without a target yet: the workload, and the GPU that it leaves. No GPU: it is parked."""
         self._note = ""
         self._written: dict[str, tuple[str, str]] = {}
         self._own_command_ids: set[str] = set()
@@ -174,7 +159,7 @@ class TopApp(App[None]):
         """The lines around the lists."""
         state, style = connection_text(self.contact, self.model, is_paused=self._paused_at_s is not None)
         who = f"{self.contact.caller.identity} ({self.contact.role or 'no role'})"
-        self._write("connection", f"{state}  |  {self._client.address}  |  {who}", style)
+        self._write("connection", f"{state} | {self._client.address} | {who}", style)
         self._write("note", self._note_text())
         if self._paused_at_s is None:
             self._write("counts", counts_text(self.model))
@@ -192,9 +177,9 @@ class TopApp(App[None]):
     def _note_text(self) -> str:
         """What the user is about to do, or else the last message, or how the list is chosen."""
         if self._departure is not None:
-            name, source = self._departure.workload.name, self._departure.source
+            workload, source = self._departure
             place = f" from {gpu_place(source)}" if source is not None else ""
-            return f"Move {name}{place}: choose its slot with the arrows, then Enter. Esc leaves it."
+            return f"Move {workload.name}{place}: choose its slot with the arrows, then Enter. Esc leaves it."
         if self._filter is not None and self._filter.refusal:
             return one_line(self._filter.refusal)
         if self._note:
@@ -223,7 +208,7 @@ class TopApp(App[None]):
 
     def on_row_list_opened(self, event: RowList.Opened) -> None:
         """Opens or closes a host."""
-        worker_id = _worker_id(event.row)
+        worker_id = host_of(event.row)
         if worker_id is None:
             return
         is_toggled = event.is_open != self._view.opens_hosts
@@ -313,64 +298,60 @@ class TopApp(App[None]):
 
     def action_suspend(self) -> None:
         """Suspends the workload of the row."""
-        if (workload := self._chosen_workload("suspend")) is not None:
-            self._confirm(actions.suspend(self._client, workload))
+        self._attempt(lambda: actions.suspend(self._client, workload_of(self._fleet.selected, "s")))
 
     def action_restore(self) -> None:
         """Restores the parked workload of the row."""
-        if (workload := self._chosen_workload("restore")) is not None:
-            self._confirm(actions.restore(self._client, workload))
+        self._attempt(lambda: actions.restore(self._client, workload_of(self._fleet.selected, "r")))
 
     def action_stop(self) -> None:
         """Stops the workload of the row."""
-        if (workload := self._chosen_workload("stop")) is not None:
-            self._confirm(actions.stop(self._client, workload))
+        self._attempt(lambda: actions.stop(self._client, workload_of(self._fleet.selected, "x")))
+
+    def action_cancel_command(self) -> None:
+        """Cancels the command of the row, or the open command about its workload."""
+        row = self._commands.selected if self._commands.has_focus else self._fleet.selected
+
+        def make() -> Action:
+            command = open_command(row, self.model)
+            return actions.cancel(self._client, command, command_about(self.model, command))
+
+        self._attempt(make)
 
     def action_move(self) -> None:
         """Begins a move. The next Enter chooses the target."""
-        workload = self._chosen_workload("move")
-        if workload is None or not self._may("remap", actions.USER):
+        self._departure = None
+        try:
+            departure = departure_of(self._fleet.selected)
+        except UsageError as error:
+            self._tell(error.message)
             return
-        row = self._fleet.selected
-        source = row.gpu if isinstance(row, SlotRow) else None
-        if source is None and workload.status.state not in PARKED:
-            self._tell(f"{workload.name} holds no GPU: there is nothing to move")
-            return
-        self._departure = _Departure(workload, source)
+        if self._may("remap", actions.USER):
+            self._departure = departure
 
-    def _arrive(self, departure: _Departure, row: Row) -> None:
+    def _arrive(self, departure: tuple[Workload, FleetGpu | None], row: Row) -> None:
         """Takes the slot of a row as the target of a move."""
         if not isinstance(row, SlotRow):
             self._tell("choose a GPU of the host: press Right to open a host")
             return
-        self._departure = None
-        try:
-            if departure.source is None:
-                known = list(self.model.gpus.values.values())
-                action = actions.restore(self._client, departure.workload, row.gpu, known)
-            else:
-                action = actions.move(
-                    self._client, departure.workload, departure.source, row.gpu, row.workload
-                )
-        except UsageError as error:
-            self._tell(error.message)
-        else:
-            self._confirm(action)
+        workload, source = departure
+
+        def make() -> Action:
+            if source is None:
+                return actions.restore(self._client, workload, row.gpu, list(self.model.gpus.values.values()))
+            return actions.move(self._client, workload, source, row.gpu, row.workload)
+
+        self._attempt(make)
 
     def action_cordon(self) -> None:
         """Cordons or uncordons the host or the GPU of the row."""
-        row = self._fleet.selected
-        target: Worker | FleetGpu
-        match row:
-            case HostRow():
-                target, is_cordoned = row.worker, row.worker.HasField("cordon")
-            case SlotRow():
-                target, is_cordoned = row.gpu, row.gpu.lease.HasField("cordon")
-            case _:
-                self._tell("choose a host or a GPU, and press c again")
-                return
-        if is_cordoned:
-            self._confirm(actions.uncordon(self._client, target))
+        try:
+            target = cordon_target(self._fleet.selected)
+        except UsageError as error:
+            self._tell(error.message)
+            return
+        if (target if isinstance(target, Worker) else target.lease).HasField("cordon"):
+            self._attempt(lambda: actions.uncordon(self._client, target))
         elif self._may("cordon", actions.OPERATOR):
             about = target.name if isinstance(target, Worker) else gpu_place(target)
             self.push_screen(ReasonDialog(about), partial(self._cordon, target))
@@ -379,39 +360,15 @@ class TopApp(App[None]):
         if reason is not None:
             self._confirm(actions.cordon(self._client, target, reason, self._caller))
 
-    def action_cancel_command(self) -> None:
-        """Cancels the command of the row, or the open command about its workload."""
-        command = self._chosen_command()
-        if command is None:
-            self._tell("choose an open command with Tab and the arrows, and press k again")
-        elif has_ended(command.state):
-            self._tell(f"this {operation_name(command)} has ended: only an open command can be cancelled")
-        else:
-            about = self.model.workload_name(command.workload_id) or self.model.worker_name(command.worker_id)
-            self._confirm(actions.cancel(self._client, command, about))
-
-    def _chosen_command(self) -> Command | None:
-        row = self._commands.selected if self._commands.has_focus else self._fleet.selected
-        match row:
-            case CommandRow():
-                return row.command
-            case SlotRow(workload=Workload() as workload) | WorkloadRow(workload=workload):
-                return self.model.open_command(workload.workload_id)
-            case _:
-                return None
-
-    def _chosen_workload(self, verb: str) -> Workload | None:
-        """The workload of the row. Without one, says so."""
+    def _attempt(self, make: Callable[[], Action]) -> None:
+        """Asks for the confirmation of an operation, or says why there is none."""
         self._departure = None
-        row = self._fleet.selected
-        match row:
-            case SlotRow(workload=Workload() as workload) | WorkloadRow(workload=workload):
-                return workload
-            case SlotRow() if row.gpu.workload_name:
-                self._tell(f"{row.gpu.workload_name} has ended, or you may not see it")
-            case _:
-                self._tell(f"choose a GPU with a workload, or a parked workload, and press {verb[0]} again")
-        return None
+        try:
+            action = make()
+        except UsageError as error:
+            self._tell(error.message)
+        else:
+            self._confirm(action)
 
     def _confirm(self, action: Action) -> None:
         """Shows the plan of an operation and asks, if the role permits the operation."""
@@ -433,16 +390,3 @@ class TopApp(App[None]):
 
     def _tell(self, message: str) -> None:
         self._note = one_line(message)
-
-
-def _worker_id(row: Row) -> str | None:
-    """The host of a row. None: a command."""
-    match row:
-        case HostRow() | ClaimsRow():
-            return row.worker.worker_id
-        case SlotRow():
-            return row.gpu.worker_id
-        case WorkloadRow():
-            return row.workload.worker_id
-        case CommandRow():
-            return None

@@ -116,9 +116,11 @@ class FleetModel:
         self.revision += 1
 
     def put_command(self, command: Command) -> None:
-        """Takes a state of a command. The newest ended commands stay."""
+        """Takes a state of a command, unless a newer one is known. The newest ended commands stay."""
         if not has_ended(command.state):
-            self.commands.put(command.command_id, command)
+            known = self.commands.values.get(command.command_id, command)
+            if command.command_id not in self.ended_commands and command.revision >= known.revision:
+                self.commands.put(command.command_id, command)
             return
         self.commands.remove(command.command_id)
         self.ended_commands.pop(command.command_id, None)

@@ -103,17 +103,17 @@ class RowList(ScrollView, can_focus=True):
         if place >= len(self.rows):
             text = f"  {self.empty}" if place == 0 else ""
             return Strip([Segment(set_cell_size(safe_cell(text), width), self.rich_style)], width)
+        cursor = None
+        if place == self._cursor:  # one style, since colours make a reversed row hard to read
+            cursor = _CURSOR if self.has_focus else _CURSOR_ELSEWHERE
         segments = []
         left = width
         for piece in self._pieces(self.rows[place], width):
             size = left if piece.width == REST else min(left, piece.width)
-            style = self.rich_style + Style.parse(piece.style)
+            style = self.rich_style + (Style.parse(piece.style) if cursor is None else cursor)
             segments.append(Segment(set_cell_size(safe_cell(piece.text), size), style))
             left -= size
-        strip = Strip(segments).adjust_cell_length(width, self.rich_style)
-        if place != self._cursor:
-            return strip
-        return strip.apply_style(_CURSOR if self.has_focus else _CURSOR_ELSEWHERE)
+        return Strip(segments).adjust_cell_length(width, self.rich_style + (cursor or Style()))
 
     def action_step(self, step: int) -> None:
         """Moves the cursor by a row."""

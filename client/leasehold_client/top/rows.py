@@ -178,11 +178,16 @@ def _age_key(command: Command) -> int:
     return -command.create_time.ToNanoseconds()
 
 
-def _command_row(model: FleetModel, command: Command) -> CommandRow:
+def command_about(model: FleetModel, command: Command) -> str:
+    """Names of the workloads of a command, or of its worker."""
+    if command.operation.WhichOneof("kind") == "run" and command.operation.run.name:
+        return command.operation.run.name
     names = sorted(model.workload_name(one) for one in workload_ids(command))
-    worker = model.worker_name(command.worker_id)
-    about = ", ".join(names) if command.operation.WhichOneof("kind") != "run" else command.operation.run.name
-    return CommandRow(command, about or worker, worker)
+    return ", ".join(names) or model.worker_name(command.worker_id)
+
+
+def _command_row(model: FleetModel, command: Command) -> CommandRow:
+    return CommandRow(command, command_about(model, command), model.worker_name(command.worker_id))
 
 
 def _holders(model: FleetModel) -> dict[str, Workload]:

@@ -50,10 +50,10 @@ def counts_text(model: FleetModel) -> str:
         total = sum(one.parked_bytes + one.disk_bytes for one in parked)
         parts.append(f"{len(parked)} parked, {size_text(total)}")
     if waiting:
-        parts.append(f"{_counted(waiting, 'claim')} waiting")
+        parts.append(f"{waiting} waiting")
     if model.commands.values:
         parts.append(_counted(len(model.commands.values), "command"))
-    return "  |  ".join(parts)
+    return " | ".join(parts)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -16,7 +16,6 @@ from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
 from leasehold_client.errors import LeaseholdError, UsageError
 
-
 EXAMPLES: Final = """\b
 Examples:
   leasehold top

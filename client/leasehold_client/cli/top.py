@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Final
 
 import click
 
@@ -15,22 +16,23 @@ from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
 from leasehold_client.errors import LeaseholdError, UsageError
 
+EXAMPLES: Final = """\b
+Examples:
+  leasehold top
+  leasehold top --coordinator gpu-control.example.com:7400
+"""
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @coordinator_option
 @context_option
 @as_option
 def top(coordinator: str | None, context: str | None, on_behalf_of: str) -> None:
-    r"""Show the fleet on a terminal, live, with keys to suspend, restore, move and stop.
+    """Show the fleet on a terminal, live, with keys to suspend, restore, move and stop.
 
     Each host has a slot for each GPU, with its holder, memory, utilization, temperature and health, and below
     them its parked workloads and its waiting claims. Open commands show their phases. A key shows the plan
     of an operation first, and changes nothing before you press y. Press ? for all keys.
-
-    \b
-    Example:
-      leasehold top
-      leasehold top --coordinator gpu-control.example.com:7400
     """
     interrupts.raise_in_verb()
     try:

@@ -108,6 +108,7 @@ class FleetFeed:
             try:
                 caller = await self._client.who_am_i()
                 if self._contact.answered(caller):
+                    self._model.begin_snapshots()  # before anybody sees the old entries as current
                     raise _OutageEndedError
                 self._model.take_samples(await self._measure())
             except LeaseholdError as error:

@@ -51,6 +51,12 @@ class FleetModel:
         """Whether each watch has told its whole snapshot."""
         return all(one.is_complete for one in (self.gpus, self.workloads, self.commands))
 
+    def begin_snapshots(self) -> None:
+        """All watches begin with a snapshot."""
+        self.begin_fleet()
+        self.begin_workloads()
+        self.begin_commands()
+
     def begin_fleet(self) -> None:
         """A watch of the fleet begins with a snapshot."""
         self.workers.begin_snapshot()

@@ -362,7 +362,7 @@ def test_a_coordinator_that_is_away_is_told_and_caught_up_with(
         fleet.fleet = [worker("alpha"), gpu(0), gpu(1)]
         fleet.workloads = []
         fleet.is_away = False
-        await page.shows("live", "connected    ..")
+        await page.shows("live", "1 host | 2 GPUs: 2 free", "connected    ..")
         assert "beta" not in page.text()
 
     play(fleet, steps)

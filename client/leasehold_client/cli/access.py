@@ -46,8 +46,8 @@ def grant(client: Client, role: str, identity: str, users: str, output: str) -> 
     from leasehold_client.display.documents import echo_message
 
     binding = client.grant(role, identity, users=users)
-    if output == "json":
-        echo_message(binding)
+    if output != "table":
+        echo_message(binding, output)
     else:
         echo(f"{_text(binding)}: granted by {binding.granted_by}")
 
@@ -68,17 +68,18 @@ def revoke(client: Client, role: str, identity: str, users: str) -> None:
 @verb
 def list_bindings(client: Client, output: str) -> None:
     """List all role bindings. root and the coordinator's Unix user are admins without one."""
-    from leasehold_client.display.documents import echo_json, to_dict
-    from leasehold_client.display.tables import echo_bindings
+    from leasehold_client.display.documents import echo_document, to_dict
+    from leasehold_client.display.record_tables import BINDING_COLUMNS
+    from leasehold_client.display.tables import echo_table
 
     bindings = client.bindings()
-    if output == "json":
-        echo_json({"bindings": [to_dict(binding) for binding in bindings]})
+    if output != "table":
+        echo_document({"bindings": [to_dict(binding) for binding in bindings]}, output)
     else:
-        echo_bindings(bindings)
+        echo_table(BINDING_COLUMNS, bindings)
 
 
 def _text(binding: RoleBinding) -> str:
-    from leasehold_client.display.tables import role_text
+    from leasehold_client.display.record_tables import role_text
 
     return f"{binding.identity} {role_text(binding)}"

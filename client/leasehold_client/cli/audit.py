@@ -33,8 +33,8 @@ def verify(client: Client, output: str) -> None:
     from leasehold_client.display.documents import echo_message
 
     found = client.verify_audit()
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
     else:
         last = f"entry {found.last_number} has hash {found.last_hash.hex()}"
         echo(f"verified {found.entry_count} entries; {last}")

@@ -32,25 +32,28 @@ def list_certificates(client: Client, include_ended: bool, output: str) -> None:
     authorities = client.certificates.authorities()
     certificates = client.certificates.all(include_ended=include_ended)
     blocks = client.certificates.blocks()
-    if output == "json":
-        from leasehold_client.display.documents import echo_json, to_dict
+    if output != "table":
+        from leasehold_client.display.documents import echo_document, to_dict
 
-        echo_json(
+        echo_document(
             {
                 "authorities": [to_dict(one) for one in authorities],
                 "certificates": [to_dict(one) for one in certificates],
                 "blocks": [to_dict(one) for one in blocks],
-            }
+            },
+            output,
         )
         return
-    from leasehold_client.display.certificate_tables import echo_authorities, echo_blocks, echo_certificates
+    from leasehold_client.display import certificate_tables
+    from leasehold_client.display.tables import echo_table
 
-    echo_authorities(authorities)
+    echo_table(certificate_tables.AUTHORITY_COLUMNS, authorities)
     echo("")
-    echo_certificates(certificates, {one.identity for one in blocks})
+    columns = certificate_tables.certificate_columns({one.identity for one in blocks})
+    echo_table(columns, certificates)
     if blocks:
         echo("")
-        echo_blocks(blocks)
+        echo_table(certificate_tables.BLOCK_COLUMNS, blocks)
 
 
 @ca.command("revoke")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import click
 
 from leasehold_client.arguments.policy_words import DEFAULT_PROCESS, DEFAULT_WEIGHTS, PROCESSES, WEIGHTS
+from leasehold_client.cli.parameter_types import Number
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--keep-checkpoints",
-        type=click.IntRange(1, CHECKPOINT_LIMIT),
+        type=Number(1, CHECKPOINT_LIMIT),
         metavar="N",
         help="Number of the newest application checkpoints to keep.  [default: 3]",
     )

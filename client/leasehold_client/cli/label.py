@@ -66,8 +66,8 @@ def _change(
     from leasehold_client.display.documents import echo_message
 
     found = _update(client, name, field, changes)
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
         return
     texts = found.labels if field == "labels" else found.annotations
     echo(f"{found.name}: {', '.join(f'{key}={texts[key]}' for key in sorted(texts)) or f'no {field}'}")

@@ -45,8 +45,8 @@ def rm_workload(client: Client, names: Sequence[str], output: str) -> None:
         except LeaseholdError as error:
             refusals.append(error)
             continue
-        if output == "json":
-            echo_message(deleted)
+        if output != "table":
+            echo_message(deleted, output)
         else:
             count = deleted.deleted_command_count
             echo(f"{name}: deleted, with {count} command{'' if count == 1 else 's'}")
@@ -67,10 +67,10 @@ def rm_worker(client: Client, name: str, output: str) -> None:
     connects again, it is registered again, with the workloads that it still has.
     """
     deleted = client.delete_worker(name)
-    if output == "json":
+    if output != "table":
         from leasehold_client.display.documents import echo_message
 
-        echo_message(deleted)
+        echo_message(deleted, output)
         return
     failed = len(deleted.failed_workload_ids)
     workloads = f"; {failed} workload{'' if failed == 1 else 's'} of it FAILED" if failed else ""
@@ -127,14 +127,16 @@ def rm_checkpoint(
 def _show_deletion(client: Client, chosen: Sequence[Checkpoint], options: CommandOptions) -> None:
     """Prints the checkpoints that would be deleted, and the bytes that would be freed."""
     from leasehold_client.byte_sizes import size_text
-    from leasehold_client.display.documents import echo_json, to_dict
-    from leasehold_client.display.tables import echo_checkpoints
+    from leasehold_client.display.documents import echo_document, to_dict
+    from leasehold_client.display.record_tables import checkpoint_columns
+    from leasehold_client.display.tables import echo_table
 
     freed_bytes = sum(one.size_bytes for one in chosen)
-    if options.json:
-        echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
+    if options.is_document:
+        document = {"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes}
+        echo_document(document, options.output)
     else:
-        echo_checkpoints(chosen, worker_names(client))
+        echo_table(checkpoint_columns(worker_names(client)), chosen)
         echo(f"would free {size_text(freed_bytes)} on disk")
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.cli.verb import WEEK_S, CommandOptions, Seconds, command_options, verb
+from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.verb import WEEK_S, CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @click.option(
     "--grace",
     "grace_s",
-    type=Seconds(min=0, max=WEEK_S),
+    type=Seconds(0, WEEK_S),
     metavar="SECONDS",
     help="Grace period between SIGTERM and SIGKILL.  [default: 10]",
 )

@@ -10,10 +10,10 @@ import click
 
 from leasehold_client.cli.caller import caller
 from leasehold_client.cli.eviction_options import policy_options
+from leasehold_client.cli.parameter_types import Seconds
 from leasehold_client.cli.verb import (
     HOLD_LIMIT_S,
     CommandOptions,
-    Seconds,
     command_options,
     dry_run_option,
     lock_timeout_option,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--hold-for",
     "hold_for_s",
-    type=Seconds(min=0.001, max=HOLD_LIMIT_S),
+    type=Seconds(0.001, HOLD_LIMIT_S),
     metavar="SECONDS",
     help="Keep the freed GPUs reserved for `run --hold` or `restore --hold`, for at most 10 minutes (10m).",
 )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, Seconds, output_option, verb
+from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Seconds(min=0, max=YEAR_S),
+    type=Seconds(0, YEAR_S),
     default=READY_LIMIT_S,
     metavar="SECONDS",
     help=f"Longest wait; then exit with 4.  [default: {READY_LIMIT_S:g}]",
@@ -44,7 +45,7 @@ def wait(client: Client, workload: str, condition: Condition, timeout_s: float, 
     from leasehold_client.messages import workload_state
 
     found = client.wait_workload(workload, condition, timeout_s=timeout_s)
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
     else:
         echo(f"{workload}: {'ready' if condition == 'ready' else workload_state(found)}")

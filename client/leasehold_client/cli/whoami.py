@@ -23,8 +23,8 @@ def whoami(client: Client, output: str) -> None:
     from leasehold_client.display.documents import echo_message
 
     found = client.who_am_i()
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
         return
     role = Role.Name(found.role).removeprefix("ROLE_").lower() if found.role else "no role"
     user = f" on behalf of {found.on_behalf_of}" if found.on_behalf_of else ""

@@ -16,8 +16,17 @@ def echo(text: str) -> None:
     Raises:
         LeaseholdError: The write failed, such as on a full disk.
     """
+    echo_escaped(safe_text(text))
+
+
+def echo_escaped(text: str) -> None:
+    """Prints a line that may have colours. Everything that others wrote in the line is escaped already.
+
+    Raises:
+        LeaseholdError: As of :func:`echo`.
+    """
     try:
-        click.echo(safe_text(text))
+        click.echo(text, color=True)  # click would remove colours where standard output is no terminal
     except OSError as error:
         _give_up(error)
 

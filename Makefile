@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu foreign-client check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos lock clean
+.PHONY: demo prepared test test-long criu foreign-client check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos client lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -50,6 +50,7 @@ check: $(VENV)/.installed
 	$(BIN)/buf format protos --diff --exit-code
 	.ci/breaking
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python client/generate.py --check
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m bench.checked -m bench.command_latency
@@ -118,6 +119,10 @@ sbom:
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write
 	$(BIN)/python protos/generate.py
+
+# The synchronous client, from the asynchronous one.
+client: $(VENV)/.installed
+	$(BIN)/python client/generate.py
 
 # The locks name no host: uv writes none, and pip asks whichever index it is set up with. Each lock of an extra has
 # the pins of requirements.txt; build.txt has what builds the package from a checkout.

@@ -209,18 +209,20 @@ class AsyncWatcher(AsyncReader):
     async def wait_workload(
         self, workload: str, condition: Condition = "ready", *, timeout_s: float | None = None
     ) -> Workload:
-        """Waits until a workload is ready or has ended, and returns the workload.
+        """Waits until a workload is ready, has ended or is in a state, and returns the workload.
 
         An outage of the coordinator is tolerated for 30 s.
 
         Args:
             workload: Id or name.
             condition: ``ready``: RUNNING, and its program is ready. ``ended``: EXITED, FAILED or RELEASED.
+                Or the name of a state, such as ``SUSPENDED``.
             timeout_s: Longest wait. None: no limit.
 
         Raises:
             WaitTimeoutError: The wait timed out.
-            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before it was ready.
+            UsageError: The condition does not exist.
+            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before the condition held.
             NoCoordinatorError: The outage lasted longer.
         """
         # By id, since another workload may get the name during the wait.

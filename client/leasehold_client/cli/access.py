@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
 
@@ -31,7 +32,12 @@ def access() -> None:
     """Give roles to users and services, and take them away."""
 
 
-@access.command()
+@access.command(
+    epilog=examples(
+        "leasehold access grant user user/alice",
+        "leasehold access grant on_behalf_of service/batch --users 'user/*'",
+    )
+)
 @_role_argument
 @_identity_argument
 @_users_option
@@ -52,7 +58,7 @@ def grant(client: Client, role: str, identity: str, users: str, output: str) -> 
         echo(f"{_text(binding)}: granted by {binding.granted_by}")
 
 
-@access.command()
+@access.command(epilog=examples("leasehold access revoke user user/alice"))
 @_role_argument
 @_identity_argument
 @_users_option
@@ -63,7 +69,7 @@ def revoke(client: Client, role: str, identity: str, users: str) -> None:
     echo(f"{identity} {role}{f' for {users}' if users else ''}: revoked")
 
 
-@access.command(name="list")
+@access.command(name="list", epilog=examples("leasehold access list"))
 @output_option
 @verb
 def list_bindings(client: Client, output: str) -> None:

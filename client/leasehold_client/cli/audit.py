@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_FAILED
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
@@ -21,7 +22,7 @@ def audit() -> None:
     """Verify that nobody changed the audit. `leasehold get audit` lists its entries."""
 
 
-@audit.command()
+@audit.command(epilog=examples("leasehold audit verify"))
 @output_option
 @verb
 def verify(client: Client, output: str) -> None:

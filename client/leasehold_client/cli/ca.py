@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
 
@@ -18,7 +19,7 @@ def ca() -> None:
     """List and revoke client certificates, block identities, and rotate the authority."""
 
 
-@ca.command("list")
+@ca.command("list", epilog=examples("leasehold ca list", "leasehold ca list --all"))
 @click.option(
     "--all",
     "include_ended",
@@ -56,7 +57,7 @@ def list_certificates(client: Client, include_ended: bool, output: str) -> None:
         echo_table(certificate_tables.BLOCK_COLUMNS, blocks)
 
 
-@ca.command("revoke")
+@ca.command("revoke", epilog=examples("leasehold ca revoke user/alice"))
 @click.argument("subject", metavar="SERIAL|NAME")
 @verb
 def revoke(client: Client, subject: str) -> None:
@@ -73,7 +74,7 @@ def revoke(client: Client, subject: str) -> None:
         echo(f"{serial}: revoked")
 
 
-@ca.command("unblock")
+@ca.command("unblock", epilog=examples("leasehold ca unblock user/alice"))
 @click.argument("identity", metavar="NAME")
 @verb
 def unblock(client: Client, identity: str) -> None:
@@ -82,7 +83,7 @@ def unblock(client: Client, identity: str) -> None:
     echo(f"{identity}: unblocked")
 
 
-@ca.command("rotate")
+@ca.command("rotate", epilog=examples("leasehold ca rotate"))
 @verb
 def rotate(client: Client) -> None:
     """Add a second authority, which signs client certificates from now on.
@@ -97,7 +98,7 @@ def rotate(client: Client) -> None:
     echo(f"{added.serial}: added; it signs from now on")
 
 
-@ca.command("retire")
+@ca.command("retire", epilog=examples("leasehold ca retire 5c1e0f7a"))
 @click.argument("serial", metavar="SERIAL")
 @click.option("--force", is_flag=True, help="Also if valid certificates are left. Their holders are refused.")
 @verb

@@ -9,7 +9,9 @@ from typing import ParamSpec
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.verb import output_option
 from leasehold_client.contexts import Context, locked_contexts, read_contexts
 from leasehold_client.display.standard_output import echo
@@ -36,7 +38,7 @@ def _told(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
     return call
 
 
-@context.command("list")
+@context.command("list", epilog=examples("leasehold context list"))
 @output_option
 @_told
 def list_contexts(output: str) -> None:
@@ -67,8 +69,8 @@ def list_contexts(output: str) -> None:
     echo_table(columns, contexts.by_name.values())
 
 
-@context.command()
-@click.argument("name", metavar="NAME|-")
+@context.command(epilog=examples("leasehold context use alice", "leasehold context use -"))
+@click.argument("name", metavar="NAME|-", shell_complete=complete_contexts)
 @_told
 def use(name: str) -> None:
     """Make a context the current one; - means none."""
@@ -83,8 +85,8 @@ def use(name: str) -> None:
     echo(f"{name}: {chosen.identity} at {chosen.coordinator}")
 
 
-@context.command()
-@click.argument("name")
+@context.command(epilog=examples("leasehold context delete alice"))
+@click.argument("name", shell_complete=complete_contexts)
 @_told
 def delete(name: str) -> None:
     """Delete a context with its key. Its certificate stays valid until an admin revokes it."""

@@ -47,6 +47,15 @@ class Eviction:
     checkpoint_id: str = ""
 
 
+@final
+class HooksType(click.Path):
+    """A click parameter type: a file of hooks, or the hooks themselves from a job file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Converts a path. A list of hooks stays."""
+        return value if isinstance(value, list) else super().convert(value, param, ctx)
+
+
 def policy_options(function: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of a policy, as the argument ``policy``. None: no option was given."""
 
@@ -101,15 +110,19 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--hooks",
         "hooks_file",
-        type=click.Path(path_type=Path),
+        type=HooksType(path_type=Path),
         metavar="FILE",
         help="Hooks around suspend and restore: a JSON list of Hook messages of the protos.",
     )
     @wraps(function)
     def call(
-        *positional: Any, evict: str | None, escalate_to: str | None, hooks_file: Path | None, **named: Any
+        *positional: Any,
+        evict: str | None,
+        escalate_to: str | None,
+        hooks_file: Path | list[object] | None,
+        **named: Any,
     ) -> None:
-        from leasehold_client.arguments.hooks_file import read_hooks
+        from leasehold_client.arguments.hooks_file import parse_hooks, read_hooks
         from leasehold_client.arguments.policies import make_policy, parse_policy
 
         def read() -> Eviction:
@@ -118,6 +131,8 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
                 policy = parse_policy(evict, escalate_to)
             elif escalate_to is not None:
                 policy = make_policy(escalate_to=escalate_to)
+            if isinstance(hooks_file, list):
+                return Eviction(policy, tuple(parse_hooks(hooks_file, "the job file")))
             return Eviction(policy, tuple(read_hooks(hooks_file)) if hooks_file is not None else ())
 
         function(*positional, eviction=_usable(read), **named)

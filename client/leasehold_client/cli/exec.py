@@ -16,6 +16,7 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.parameter_types import Number, Seconds
@@ -47,7 +48,14 @@ socket_option = click.option(
 )
 
 
-@click.command("exec", context_settings={"allow_interspersed_args": False})
+@click.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "leasehold exec -- python train.py",
+        "leasehold exec --gpus 2 --wait 1h -- torchrun --nproc-per-node 2 train.py",
+    ),
+)
 @partial(resource_options, gpus=1)
 @helper_options
 @adoption_options

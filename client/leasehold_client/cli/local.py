@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
 import click
 
 from leasehold_client import interrupts
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exec import socket_option
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.verb import output_option
@@ -51,7 +52,7 @@ def local() -> None:
     """Show and release leases of this host's worker, without a coordinator."""
 
 
-@local.command()
+@local.command(epilog=examples("leasehold local leases"))
 @output_option
 @_local_verb
 def leases(worker: LocalWorker, output: str) -> None:
@@ -97,7 +98,7 @@ def leases(worker: LocalWorker, output: str) -> None:
     _echo_queue(found)
 
 
-@local.command()
+@local.command(epilog=examples("leasehold local release taken"))
 @click.argument("workload")
 @_local_verb
 def release(worker: LocalWorker, workload: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import click
 
 from leasehold_client.arguments.selectors import both, label_filter
+from leasehold_client.cli.exit_codes import EXIT_FAILED
 from leasehold_client.display.terminal_text import echo_error, safe_text
 from leasehold_client.errors import UsageError
 
@@ -102,13 +104,13 @@ def confirm(question: str, names: Sequence[str], *, yes: bool) -> None:
 
     Raises:
         UsageError: Nobody can be asked.
-        Abort: The answer is no.
+        SystemExit: The answer is no.
     """
-    import sys
-
     if yes:
         return
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     if not sys.stdin.isatty():
         raise UsageError(f"{question} {listed}: without a terminal, answer with --yes")
-    click.confirm(safe_text(f"{question} {listed}?"), abort=True, err=True)
+    if not click.confirm(safe_text(f"{question} {listed}?"), err=True):
+        echo_error("leasehold: nothing was done")
+        sys.exit(EXIT_FAILED)

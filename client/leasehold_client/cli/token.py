@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.verb import WEEK_S, output_option, verb
 from leasehold_client.display.standard_output import echo
@@ -20,7 +21,14 @@ def token() -> None:
     """Create, list and delete join tokens of workers, users and services."""
 
 
-@token.command("create")
+@token.command(
+    "create",
+    epilog=examples(
+        "leasehold token create --worker gpu-07 > gpu-07.token",
+        "leasehold token create --worker 'gpu-*' --uses 16 --ttl 30m > gpus.token",
+        "leasehold token create --user alice",
+    ),
+)
 @click.option(
     "--worker", metavar="NAME", help="For the worker NAME. A pattern such as 'gpu-*' is for several."
 )
@@ -72,7 +80,7 @@ def create(
         echo(created.ticket)
 
 
-@token.command("list")
+@token.command("list", epilog=examples("leasehold token list"))
 @output_option
 @verb
 def list_tokens(client: Client, output: str) -> None:
@@ -89,7 +97,7 @@ def list_tokens(client: Client, output: str) -> None:
     echo_table(JOIN_TOKEN_COLUMNS, tokens)
 
 
-@token.command("delete")
+@token.command("delete", epilog=examples("leasehold token delete t-5c1e0f"))
 @click.argument("join_token_id", metavar="ID")
 @output_option
 @verb

@@ -15,6 +15,7 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
+from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import Seconds
 from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
@@ -47,6 +48,7 @@ context_option = click.option(
     "--context",
     metavar="NAME",
     envvar="LEASEHOLD_CONTEXT",
+    shell_complete=complete_contexts,
     help="Context with a client certificate.  [default: without --coordinator, the current one]",
 )
 as_option = click.option(

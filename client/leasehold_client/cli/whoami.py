@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 
-@click.command()
+@click.command(epilog=examples("leasehold whoami", "leasehold whoami --as user/alice"))
 @output_option
 @verb
 def whoami(client: Client, output: str) -> None:

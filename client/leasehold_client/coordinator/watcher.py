@@ -17,7 +17,7 @@ from leasehold.v1.command_service_pb2 import WatchCommandsResponse
 from leasehold.v1.event_service_pb2 import WatchEventsResponse
 from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.workload_pb2 import Workload
-from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse, WatchWorkloadsResponse
 
 from leasehold_client.coordinator.command_watch import CommandDeadline, watch_command
 from leasehold_client.coordinator.reader import Reader
@@ -237,7 +237,15 @@ class Watcher(Reader):
         )
 
     def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> Generator[bytes]:
-        """Yields the output of a workload.
+        """Yields the output of a workload. Arguments and errors as of :meth:`output_parts`."""
+        with closing(self.output_parts(workload, offset=offset, follow=follow)) as parts:
+            for part in parts:
+                yield part.data
+
+    def output_parts(
+        self, workload: str, *, offset: int = 0, follow: bool = False
+    ) -> Generator[ReadWorkloadOutputResponse]:
+        """Yields the output of a workload in parts, each with the position of the next one.
 
         A broken stream is resumed at its position, as in :meth:`watch`. A worker that is out of contact is
         an outage too if ``follow`` is set or output has already been read.
@@ -258,7 +266,7 @@ class Watcher(Reader):
         def may_reopen(error: LeaseholdError) -> bool:
             return is_outage(error) or (is_transient(error) and (follow or position > offset))
 
-        def open_stream() -> Generator[workload_service_pb2.ReadWorkloadOutputResponse]:
+        def open_stream() -> Generator[ReadWorkloadOutputResponse]:
             request = workload_service_pb2.ReadWorkloadOutputRequest(
                 workload=workload_id, offset=position, follow=follow
             )
@@ -267,7 +275,7 @@ class Watcher(Reader):
         with closing(resume(open_stream, may_reopen)) as responses:
             for response in responses:
                 position = response.next_offset
-                yield response.data
+                yield response
 
     def _workload_id(self, workload: str) -> str:
         found = self.workload(workload)

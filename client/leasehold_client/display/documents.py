@@ -36,7 +36,12 @@ def echo_message(message: Message, output: str) -> None:
 
 
 def echo_document(document: object, output: str) -> None:
-    """Prints one document.
+    """Prints one document. Arguments and errors as of :func:`document_text`."""
+    echo(document_text(document, output))
+
+
+def document_text(document: object, output: str) -> str:
+    """One document as text.
 
     Args:
         document: Values of JSON.
@@ -48,6 +53,5 @@ def echo_document(document: object, output: str) -> None:
     if output == "yaml":
         import yaml  # late: an optional package
 
-        echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False).rstrip())
-    else:
-        echo(json.dumps(document, indent=2))
+        return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
+    return json.dumps(document, indent=2)

@@ -10,25 +10,33 @@ from leasehold_client.display.terminal_text import discard, safe_text
 from leasehold_client.errors import LeaseholdError
 
 
-def echo(text: str) -> None:
-    """Prints a line. A line to a closed pipe is dropped.
+_has_no_reader = False
+"""Whether the pipe of standard output was found closed. Python reports that once."""
+
+
+def echo(text: str) -> bool:
+    """Prints a line. Returns False if the pipe is closed, so that the line is dropped.
 
     Raises:
         LeaseholdError: The write failed, such as on a full disk.
     """
-    echo_escaped(safe_text(text))
+    return echo_escaped(safe_text(text))
 
 
-def echo_escaped(text: str) -> None:
+def echo_escaped(text: str) -> bool:
     """Prints a line that may have colours. Everything that others wrote in the line is escaped already.
 
-    Raises:
-        LeaseholdError: As of :func:`echo`.
+    Returns and raises:
+        As :func:`echo`.
     """
+    if _has_no_reader:
+        return False
     try:
         click.echo(text, color=True)  # click would remove colours where standard output is no terminal
     except OSError as error:
         _give_up(error)
+        return False
+    return True
 
 
 def write(data: bytes) -> bool:
@@ -77,6 +85,8 @@ def _is_broken() -> bool:
 
 
 def _give_up(error: OSError) -> None:
+    global _has_no_reader
+    _has_no_reader = isinstance(error, BrokenPipeError)
     discard(sys.stdout)
     if not isinstance(error, BrokenPipeError):
         raise LeaseholdError(_message(error)) from error

@@ -233,7 +233,11 @@ def _load(name: str) -> click.Command | None:
     return command
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 @click.version_option(__version__)
 def leasehold() -> None:
     """Lease the GPUs of a fleet; suspend, restore and move running CUDA processes between them."""

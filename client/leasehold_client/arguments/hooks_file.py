@@ -69,8 +69,7 @@ def _read_hook(origin: str, number: int, document: object) -> Hook:
     except (json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise UsageError(
-            f"{origin}: hook {number} is not a Hook message ({why}): "
-            "use the field names of the protos"
+            f"{origin}: hook {number} is not a Hook message ({why}): use the field names of the protos"
         ) from error
 
 

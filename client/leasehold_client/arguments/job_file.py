@@ -68,7 +68,9 @@ def read_job_file(path: str) -> dict[str, Any]:
         if path == "-":
             data = sys.stdin.buffer.read(FILE_LIMIT_BYTES + 1)
             if len(data) > FILE_LIMIT_BYTES:
-                raise UsageError(f"the job file on standard input exceeds the limit of {FILE_LIMIT_BYTES} bytes")
+                raise UsageError(
+                    f"the job file on standard input exceeds the limit of {FILE_LIMIT_BYTES} bytes"
+                )
         else:
             data = read_settings_file(Path(path))
     except OSError as error:

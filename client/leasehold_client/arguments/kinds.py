@@ -30,9 +30,7 @@ KINDS: Final = (
     Kind("audit", "audit"),
 )
 
-BY_WORD: Final = {
-    word: kind for kind in KINDS for word in (kind.plural, kind.singular, kind.short) if word
-}
+BY_WORD: Final = {word: kind for kind in KINDS for word in (kind.plural, kind.singular, kind.short) if word}
 """Each kind by each of its names."""
 
 LABELLED: Final = frozenset({"workers", "workloads"})

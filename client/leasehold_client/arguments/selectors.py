@@ -36,8 +36,8 @@ def label_filter(selector: str) -> str:
         term = _TERM.match(selector, position)
         if term is None:
             raise UsageError(
-                f"invalid selector {selector!r} at {selector[position:].strip()[:40]!r}: write KEY=VALUE, KEY!=VALUE, "
-                "KEY, !KEY, or KEY in (A,B), separated by commas"
+                f"invalid selector {selector!r} at {selector[position:].strip()[:40]!r}: write KEY=VALUE, "
+                "KEY!=VALUE, KEY, !KEY, or KEY in (A,B), separated by commas"
             )
         conditions.append(_condition(term))
         position = term.end()

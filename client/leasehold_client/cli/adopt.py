@@ -21,7 +21,12 @@ PID_LIMIT: Final = 2**22
 
 
 @click.command(epilog=examples("leasehold adopt --worker alpha --pid 4711 --name taken"))
-@click.option("--worker", required=True, help="Name or id of the worker on the process's host.", shell_complete=complete_workers)
+@click.option(
+    "--worker",
+    required=True,
+    help="Name or id of the worker on the process's host.",
+    shell_complete=complete_workers,
+)
 @click.option(
     "--pid", required=True, type=Number(1, PID_LIMIT), metavar="PID", help="Process id on that host."
 )

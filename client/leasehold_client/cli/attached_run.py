@@ -1,4 +1,4 @@
-"""``leasehold run --attach``: shows the output of a program, passes signals on, and exits as the program did."""
+"""``leasehold run --attach``: shows the output of a program, stops it on Ctrl-C, and exits with its code."""
 
 from __future__ import annotations
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog=examples("leasehold cancel c-5c1e0f", "leasehold cancel $(leasehold get commands -q --filter 'state = PENDING')")
+    epilog=examples(
+        "leasehold cancel c-5c1e0f",
+        "leasehold cancel $(leasehold get commands -q --filter 'state = PENDING')",
+    )
 )
 @click.argument(
     "command_ids", nargs=-1, required=True, metavar="COMMAND...", shell_complete=complete_commands

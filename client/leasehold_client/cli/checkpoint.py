@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "leasehold checkpoint trainer", "leasehold checkpoint trainer --dry-run", "leasehold checkpoint -l job=9"
+        "leasehold checkpoint trainer",
+        "leasehold checkpoint trainer --dry-run",
+        "leasehold checkpoint -l job=9",
     )
 )
 @click.argument("names", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_running)

@@ -121,7 +121,7 @@ def conclude_all(
         creations: Name of each target, and a function that creates its command.
         options: Wait for all commands together, and output format. In JSON, a single command is a document,
             and several are ``{"commands": […]}``.
-        may_retry: Whether a command that is rejected as NOT_READY is created again once the workload is ready.
+        may_retry: Whether a command that is rejected as NOT_READY is created again after the readiness.
 
     Raises:
         NoCoordinatorError: No coordinator answers. Commands that were created continue.

@@ -39,9 +39,16 @@ _LONGEST_KIND: Final = len("WORKLOAD_CHANGED")
 @click.argument("workload", required=False, shell_complete=complete_workloads)
 @click.option("-f", "--follow", is_flag=True, help="Then print each new event, until interrupted.")
 @click.option("--worker", default="", help="Events of this worker.", shell_complete=complete_workers)
-@click.option("--since", "since_s", type=Seconds(0, YEAR_S), metavar="SECONDS", help="Events of the last 10m, 2h or 7d.")
 @click.option(
-    "--tail", type=Number(0, TAIL_LIMIT), default=100, show_default=True, metavar="N", help="Most earlier events."
+    "--since", "since_s", type=Seconds(0, YEAR_S), metavar="SECONDS", help="Events of the last 10m, 2h or 7d."
+)
+@click.option(
+    "--tail",
+    type=Number(0, TAIL_LIMIT),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Most earlier events.",
 )
 @click.option(
     "--filter", "filter_text", default="", metavar="FILTER", help="Which events, such as 'kind = GPU_HEALTH'."
@@ -69,7 +76,11 @@ def events(
         begin = datetime.fromtimestamp(time.time() - since_s, UTC).isoformat(timespec="seconds")
         earlier = both(earlier, f"time >= {begin}")
     try:
-        new = client.watch_events(workload=workload or "", worker=worker, filter=filter_text) if follow else None
+        new = (
+            client.watch_events(workload=workload or "", worker=worker, filter=filter_text)
+            if follow
+            else None
+        )
         if new is not None:
             next(new)  # a bookmark: an event after it is in the stream, and one before it in the list
         listed = client.events(workload or "", tail, filter=earlier) if tail else []
@@ -78,9 +89,9 @@ def events(
                 return
         known = {event.event_id for event in listed}
         for response in new or ():
-            if response.HasField("event") and response.event.event_id not in known:
-                if not _echo(response.event, output):
-                    return
+            is_new = response.HasField("event") and response.event.event_id not in known
+            if is_new and not _echo(response.event, output):
+                return
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say
 

@@ -18,8 +18,8 @@ from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import YEAR_S
 from leasehold_client.config import SOCKET_VARIABLE
 from leasehold_client.display.terminal_text import echo_error

@@ -88,9 +88,7 @@ def get(
         raise UsageError(f"{plural} have no labels: leave out -l, or use --filter")
     filter_text = both(filter_text, label_filter(selector))
     if names and plural not in _OF_OTHERS and (filter_text or sort_by):
-        raise UsageError(
-            f"-l, --filter and --sort-by are for lists: leave out {names[0]!r} or the options"
-        )
+        raise UsageError(f"-l, --filter and --sort-by are for lists: leave out {names[0]!r} or the options")
     if sort_by and plural == "checkpoints":
         raise UsageError("checkpoints are always listed newest first: leave out --sort-by")
     if columns and (quiet or output not in ("table", "wide")):

@@ -64,7 +64,7 @@ def _line(response: Message, change: str) -> str:
     from leasehold.v1 import lease_pb2, worker_pb2
 
     from leasehold_client.arguments.gpu_names import gpu_place
-    from leasehold_client.display.tables import event_text
+    from leasehold_client.display.record_tables import event_text
     from leasehold_client.display.terminal_text import one_line
     from leasehold_client.messages import command_state, enum_name, operation_name, time_text, workload_state
 

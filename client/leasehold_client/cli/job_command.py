@@ -59,9 +59,7 @@ def use_job_file(ctx: click.Context, param: click.Parameter, path: str | None) -
     except UsageError as error:
         raise click.UsageError(error.message, ctx) from error
     parameters = _parameters(ctx.command)
-    ctx.default_map = {
-        parameters[key].name or key: _as_option(key, value) for key, value in given.items()
-    }
+    ctx.default_map = {parameters[key].name or key: _as_option(key, value) for key, value in given.items()}
     return path
 
 

@@ -89,9 +89,7 @@ def list_kind(client: Client, plural: str, query: Query) -> Listing:
             if not names:
                 workloads = client.workloads(include_ended=query.include_ended, filter=text, order_by=order)
             columns_of = fleet_tables.workload_columns(gpu_places(client.gpus()))
-            return Listing(
-                workloads, columns_of, lambda one: one.name, lambda one: one.workload_id, refusals
-            )
+            return Listing(workloads, columns_of, lambda one: one.name, lambda one: one.workload_id, refusals)
         case "checkpoints":
             lists, refusals = _each(lambda name: known_checkpoints(client, name, text), names or [""])
             checkpoints = [one for found in lists for one in found]
@@ -131,9 +129,7 @@ def targets_of(client: Client, commands: Sequence[Command]) -> dict[str, str]:
     return names
 
 
-def _each(
-    find: Callable[[str], Shown], names: Sequence[str]
-) -> tuple[list[Shown], Sequence[LeaseholdError]]:
+def _each(find: Callable[[str], Shown], names: Sequence[str]) -> tuple[list[Shown], Sequence[LeaseholdError]]:
     """What is found by each name, and the refusals of the other names.
 
     Raises:

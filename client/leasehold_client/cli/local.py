@@ -79,13 +79,13 @@ def leases(worker: LocalWorker, output: str) -> None:
         known = holders.get(gpu.workload_id)
         return known.user if known else NOTHING
 
-    def state(gpu: GpuLease) -> str:
+    def slot_state(gpu: GpuLease) -> str:
         return enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower()
 
     columns: Sequence[Column[GpuLease]] = (
         Column("SLOT", lambda gpu: str(gpu.slot)),
         Column("GPU", lambda gpu: gpu.gpu_uuid, drop=1),
-        Column("STATE", state, is_state=True),
+        Column("STATE", slot_state, is_state=True),
         Column("HOLDER", holder, shrinks=True),
         Column("USER", user, drop=3),
         Column("REASON", lambda gpu: gpu_reason(gpu) or NOTHING, drop=2, shrinks=True),

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    epilog=examples("leasehold login --token alice.token", "ssh head cat alice.token | leasehold login --token -")
+    epilog=examples(
+        "leasehold login --token alice.token", "ssh head cat alice.token | leasehold login --token -"
+    )
 )
 @click.option(
     "--token",

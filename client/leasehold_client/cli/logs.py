@@ -63,9 +63,7 @@ def _last_lines(client: Client, workload: str, count: int) -> tuple[bytes, int]:
         kept_bytes += len(part.data)
         lines += part.data.count(b"\n")
         # The first part may begin within a line, and the last line may have no end.
-        while len(kept) > 1 and (
-            lines - kept[0].count(b"\n") > count or kept_bytes > TAIL_LIMIT_BYTES
-        ):
+        while len(kept) > 1 and (lines - kept[0].count(b"\n") > count or kept_bytes > TAIL_LIMIT_BYTES):
             dropped = kept.popleft()
             kept_bytes -= len(dropped)
             lines -= dropped.count(b"\n")

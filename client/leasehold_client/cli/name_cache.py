@@ -1,8 +1,8 @@
 """Names for shell completion, in a small file per coordinator.
 
-A shell runs a new process for each Tab. Most of those read the names of a few seconds ago from this file, since
-a call to the coordinator takes longer than a person should wait. A coordinator that is away costs one Tab
-FETCH_LIMIT_S, and the next Tabs nothing.
+A shell runs a new process for each Tab. Most of them read this file, since a call to the coordinator takes
+longer than a person should wait. A coordinator that is away costs one Tab FETCH_LIMIT_S, and the next Tabs
+nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _within_limit(fetch: Callable[[], Names]) -> Names | None:
     found: list[Names] = []
 
     def attempt() -> None:
-        with contextlib.suppress(Exception):  # an error on the screen would break the line that is being typed
+        with contextlib.suppress(
+            Exception
+        ):  # an error on the screen would break the line that is being typed
             found.append(fetch())
 
     thread = threading.Thread(target=attempt, daemon=True)

@@ -8,7 +8,6 @@ from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.arguments.gpu_names import gpu_place
 from leasehold_client.cli.name_cache import FETCH_LIMIT_S, NAME_LIMIT, Names
-from leasehold_client.contexts import Context
 from leasehold_client.coordinator.connection import Connection
 from leasehold_client.messages import command_state, enum_name, operation_name
 
@@ -16,13 +15,13 @@ COMMAND_LIMIT = 100
 """Most commands. Few people look for an older one."""
 
 
-def look_up_names(address: str, context: Context | None, on_behalf_of: str) -> Names:
+def look_up_names(address: str, context: str | None, on_behalf_of: str) -> Names:
     """Asks a coordinator for names.
 
     Raises:
         LeaseholdError: The coordinator refuses, or does not answer.
     """
-    connection = Connection(address, context=context, on_behalf_of=on_behalf_of)
+    connection = Connection(address, lambda error: None, context, on_behalf_of)
     fleet, workloads = FleetServiceStub(connection.channel), WorkloadServiceStub(connection.channel)
     commands = CommandServiceStub(connection.channel)
     workers = connection.read(

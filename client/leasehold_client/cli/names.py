@@ -110,6 +110,6 @@ def _names(ctx: click.Context) -> Names:
     def fetch() -> Names:
         from leasehold_client.cli.name_lookup import look_up_names
 
-        return look_up_names(address, found, on_behalf_of)
+        return look_up_names(address, found.name if found else None, on_behalf_of)
 
     return cached_names(f"{address} {found.name if found else ''} {on_behalf_of}", fetch)

@@ -73,7 +73,9 @@ class Number(IntegerType):
         try:
             number = int(str(value))
         except ValueError:
-            self.fail(f"{value!r} is not a whole number: write a number, such as {max(1, self.least)}", param, ctx)
+            self.fail(
+                f"{value!r} is not a whole number: write a number, such as {max(1, self.least)}", param, ctx
+            )
         if not self.least <= number <= self.most:
             self.fail(
                 f"{number} is out of range: write a number from {self.least} to {self.most}", param, ctx

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
         "leasehold remap one two --swap",
     )
 )
-@click.argument(
-    "workloads", nargs=-1, required=True, metavar="WORKLOAD...", shell_complete=complete_running
-)
+@click.argument("workloads", nargs=-1, required=True, metavar="WORKLOAD...", shell_complete=complete_running)
 @click.option(
     "--pair",
     "pairs",

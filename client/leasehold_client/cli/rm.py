@@ -38,7 +38,9 @@ def rm() -> None:
 @rm.command(
     "workload",
     epilog=examples(
-        "leasehold rm workload one two", "leasehold rm workload --all --yes", "leasehold rm workload -l team=vision"
+        "leasehold rm workload one two",
+        "leasehold rm workload --all --yes",
+        "leasehold rm workload -l team=vision",
     ),
 )
 @click.argument("names", nargs=-1, metavar="[WORKLOAD]...")
@@ -71,9 +73,7 @@ def rm_workload(client: Client, selection: Selection, yes: bool, output: str) ->
 
 
 @rm.command("worker", epilog=examples("leasehold rm worker gpu-07", "leasehold rm worker gpu-07 gpu-08"))
-@click.argument(
-    "names", nargs=-1, required=True, metavar="NAME|ID...", shell_complete=complete_workers
-)
+@click.argument("names", nargs=-1, required=True, metavar="NAME|ID...", shell_complete=complete_workers)
 @output_option
 @verb
 def rm_worker(client: Client, names: Sequence[str], output: str) -> None:
@@ -130,7 +130,8 @@ def _delete(
 
 
 @rm.command(
-    "checkpoint", epilog=examples("leasehold rm checkpoint k-5c1e0f --dry-run", "leasehold rm checkpoint k-5c1e0f")
+    "checkpoint",
+    epilog=examples("leasehold rm checkpoint k-5c1e0f --dry-run", "leasehold rm checkpoint k-5c1e0f"),
 )
 @click.argument("checkpoint_ids", nargs=-1, required=True, metavar="ID...")
 @click.option(

@@ -97,11 +97,13 @@ PRIORITY_LIMIT: Final = 2**31 - 1
         "report or log shows; may be repeated."
     ),
 )
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Set a label; may be repeated.")
 @click.option(
-    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="Set a label; may be repeated."
-)
-@click.option(
-    "--annotation", "annotations", multiple=True, metavar="KEY=VALUE", help="Set an annotation; may be repeated."
+    "--annotation",
+    "annotations",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an annotation; may be repeated.",
 )
 @click.option("--wait-ready", is_flag=True, help="Return once the workload is ready, not just started.")
 @click.option(
@@ -150,7 +152,9 @@ def run(
     if wait_ready and not options.wait:
         raise UsageError("--wait-ready and --no-wait exclude each other: give only one of them")
     if attach and (wait_ready or not options.wait or options.is_document):
-        raise UsageError("--attach prints the output of the program: leave out --wait-ready, --no-wait and -o")
+        raise UsageError(
+            "--attach prints the output of the program: leave out --wait-ready, --no-wait and -o"
+        )
     if remove and not attach:
         raise UsageError("--rm needs --attach, since nobody else waits for the end of the workload")
     spec = WorkloadSpec(

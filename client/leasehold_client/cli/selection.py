@@ -75,11 +75,17 @@ class Selection:
 
 
 def selection_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that search workloads, and turns them and ``names`` into the argument ``selection``."""
+    """Adds the options that search workloads. With ``names``, they become the argument ``selection``."""
 
-    @click.option("-l", "--selector", default="", metavar="LABELS", help="All with these labels, such as team=vision.")
     @click.option(
-        "--filter", "filter_text", default="", metavar="FILTER", help="All that match, as for `leasehold get`."
+        "-l", "--selector", default="", metavar="LABELS", help="All with these labels, such as team=vision."
+    )
+    @click.option(
+        "--filter",
+        "filter_text",
+        default="",
+        metavar="FILTER",
+        help="All that match, as for `leasehold get`.",
     )
     @click.option("--all", "is_all", is_flag=True, help="All to which the verb applies.")
     @wraps(function)

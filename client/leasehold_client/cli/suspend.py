@@ -86,16 +86,17 @@ def suspend(
     With --hold-for, nobody else gets the freed GPUs until `run --hold` or `restore --hold` has taken them,
     the time is over, or `release --hold` gives them up.
 
-    With --all, -l or --filter, the running workloads that hold GPUs are searched. With --worker, every workload that holds GPUs of the worker is suspended, the oldest
-    first. A workload that can't be suspended is reported and does not delay the others.
+    With --all, -l or --filter, the workloads that hold GPUs are searched. With --worker, every workload that
+    holds GPUs of the worker is suspended, the oldest first. A workload that can't be suspended is reported
+    and does not delay the others.
     """
     from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plans
 
     if worker is not None:
         if selection.names or selection.is_search or dry_run or hold_for_s is not None:
             raise UsageError(
-                "--worker suspends everything on a worker: leave out workloads, -l, --filter, --all, --dry-run and "
-                "--hold-for"
+                "--worker suspends everything on a worker: leave out workloads, -l, --filter, --all, "
+                "--dry-run and --hold-for"
             )
         answer = client.suspend_worker(
             worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=options.timeout_s

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 
-@click.command(epilog=examples("leasehold version", "leasehold version --client", "leasehold version -o json"))
+@click.command(
+    epilog=examples("leasehold version", "leasehold version --client", "leasehold version -o json")
+)
 @click.option("--client", "client_only", is_flag=True, help="Of this program only, without a coordinator.")
 @output_option
 @coordinator_option

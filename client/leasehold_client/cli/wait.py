@@ -17,6 +17,8 @@ from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
+    from leasehold.v1.workload_pb2 import Workload
+
     from leasehold_client.coordinator.client import Client
 
     TextParameter = click.ParamType[str]
@@ -26,7 +28,10 @@ else:  # older versions of click have no generic ParamType
 CONDITIONS: Final = (
     "ready",
     "ended",
-    *(f"state={state}" for state in ("RUNNING", "SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED", "EXITED")),
+    *(
+        f"state={state}"
+        for state in ("RUNNING", "SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED", "EXITED")
+    ),
 )
 """Conditions that a shell completes. Every state is a condition."""
 
@@ -95,7 +100,7 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
     if condition not in ("ready", "ended", *STATES):
         raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
     deadline = time.monotonic() + timeout_s
-    found = []
+    found: list[Workload] = []
     chosen = selection.find(client, lambda workload: True)
     for label, name in chosen:
         left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s

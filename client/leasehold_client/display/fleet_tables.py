@@ -11,7 +11,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadOrigin
 from leasehold_client.arguments.gpu_names import gpu_place
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
-from leasehold_client.display.tables import Column, field_size
+from leasehold_client.display.tables import Column, field_size, field_text
 from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import age_text, enum_name, time_text, workload_state
 
@@ -22,10 +22,10 @@ STARTED_HERE: Final = (workload_pb2.WORKLOAD_ORIGIN_UNSPECIFIED, workload_pb2.WO
 WORKER_COLUMNS: Final[Sequence[Column[Worker]]] = (
     Column("NAME", lambda worker: worker.name, shrinks=True),
     Column("STATE", lambda worker: _worker_state(worker), is_state=True),
-    Column("GPUS", lambda worker: _count(worker, "gpu_count")),
-    Column("FREE", lambda worker: _count(worker, "free_gpu_count")),
-    Column("PARKED", lambda worker: _count(worker, "parked_workload_count"), drop=3),
-    Column("WAITING", lambda worker: _count(worker, "pending_claimers"), is_wide=True),
+    Column("GPUS", lambda worker: field_text(worker, "gpu_count")),
+    Column("FREE", lambda worker: field_text(worker, "free_gpu_count")),
+    Column("PARKED", lambda worker: field_text(worker, "parked_workload_count"), drop=3),
+    Column("WAITING", lambda worker: field_text(worker, "pending_claimers"), is_wide=True),
     Column("CPU", lambda worker: _cpu(worker), drop=4),
     Column("MEMORY", lambda worker: _memory(worker), drop=5),
     Column("SEEN", lambda worker: age_text(worker.last_seen_time), drop=1),
@@ -41,10 +41,6 @@ WORKER_COLUMNS: Final[Sequence[Column[Worker]]] = (
     ),
 )
 """Columns of workers. SEEN is the time since the last report, REASON that of a cordon."""
-
-
-def _count(worker: Worker, field: str) -> str:
-    return str(getattr(worker, field)) if worker.HasField(field) else "?"
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -81,8 +77,8 @@ GPU_COLUMNS: Final[Sequence[Column[FleetGpu]]] = (
     Column("WORKLOAD", lambda gpu: gpu.workload_name or gpu.lease.workload_id or "-", shrinks=True),
     Column("USED", lambda gpu: field_size(gpu.lease.sample, "memory_used_bytes"), drop=1),
     Column("TOTAL", lambda gpu: field_size(gpu.lease.sample, "memory_total_bytes"), drop=3),
-    Column("UTIL", lambda gpu: _sample(gpu.lease.sample, "utilization_percent", "%"), drop=4),
-    Column("TEMP", lambda gpu: _sample(gpu.lease.sample, "temperature_celsius", "C"), drop=5),
+    Column("UTIL", lambda gpu: field_text(gpu.lease.sample, "utilization_percent", "%"), drop=4),
+    Column("TEMP", lambda gpu: field_text(gpu.lease.sample, "temperature_celsius", "C"), drop=5),
     Column("NAME", lambda gpu: gpu.gpu.name, drop=6, shrinks=True),
     Column("UUID", lambda gpu: gpu.gpu.uuid, is_wide=True),
     Column("REASON", lambda gpu: gpu_reason(gpu.lease) or "-", drop=2, shrinks=True),
@@ -93,10 +89,6 @@ GPU_COLUMNS: Final[Sequence[Column[FleetGpu]]] = (
 def slot_state(gpu: FleetGpu) -> str:
     """The state of a GPU's slot in lower case."""
     return enum_name(lease_pb2.SlotState.Name, gpu.lease.state, "SLOT_STATE_").lower()
-
-
-def _sample(sample: gpu_pb2.GpuSample, field: str, unit: str) -> str:
-    return f"{getattr(sample, field)}{unit}" if sample.HasField(field) else "?"
 
 
 def gpu_reason(lease: GpuLease) -> str:

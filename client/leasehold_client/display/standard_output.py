@@ -9,7 +9,6 @@ import click
 from leasehold_client.display.terminal_text import discard, safe_text
 from leasehold_client.errors import LeaseholdError
 
-
 _has_no_reader = False
 """Whether the pipe of standard output was found closed. Python reports that once."""
 

@@ -104,7 +104,9 @@ def choose(columns: Sequence[Column[Row]], view: View) -> list[Column[Row]]:
     by_name = {column.name: column for column in columns}
     for name in view.names:
         if name not in by_name:
-            raise UsageError(f"no column is named {name!r}{close_to(name, by_name)}: choose {', '.join(by_name)}")
+            raise UsageError(
+                f"no column is named {name!r}{close_to(name, by_name)}: choose {', '.join(by_name)}"
+            )
     return [by_name[name] for name in view.names]
 
 
@@ -165,3 +167,8 @@ def table_lines(rows: Iterable[Sequence[str]]) -> list[str]:
 def field_size(message: Message, field: str) -> str:
     """Formats an optional field in bytes. "?": unset."""
     return size_text(getattr(message, field)) if message.HasField(field) else "?"
+
+
+def field_text(message: Message, field: str, unit: str = "", unknown: str = "?") -> str:
+    """Formats an optional field with its unit, or as ``unknown`` if the field is unset."""
+    return f"{getattr(message, field)}{unit}" if message.HasField(field) else unknown

@@ -15,6 +15,17 @@ from leasehold_client.errors import UsageError
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
 _EXPECTED: Final = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
+_WORD: Final = re.compile(r"`([^`]*)`")
+_TYPES: Final = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "a table",
+    "str": "text",
+}
+"""Types of msgspec as people say them."""
+
 
 @final
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -103,6 +114,9 @@ def _explained(message: str) -> str:
         keys = JobFile.__struct_fields__
         return f"unknown key {unknown[1]!r}{close_to(unknown[1], keys)}: the keys are {', '.join(keys)}"
     if expected := _EXPECTED.fullmatch(message):
-        words = expected[1].replace("`", "").replace("Expected", "expected")
-        return f"{expected[2]}: {words}"
-    return message.replace("`", "")
+        return f"{expected[2]}: {_WORD.sub(_in_words, expected[1]).replace('Expected', 'expected')}"
+    return _WORD.sub(_in_words, message)
+
+
+def _in_words(types: re.Match[str]) -> str:
+    return " or ".join(_TYPES.get(one, one) for one in types[1].split(" | "))

@@ -31,8 +31,8 @@ SIGNAL_EXIT: Final = 128
 def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
     """Prints the output of a workload until its end, and exits with the code of its program.
 
-    The first Ctrl-C stops the workload (SIGTERM, and SIGKILL after the grace period), the second kills it at
-    once, and the third leaves it.
+    The first Ctrl-C or SIGTERM stops the workload: it gets SIGTERM, and SIGKILL after 10 s. The second one ends
+    this process at once, and the stop continues.
 
     Args:
         client: The client.
@@ -63,12 +63,12 @@ def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
 
 @final
 class _Interrupts:
-    """Turns signals into stops of a workload. Calls are made by a thread, since a handler must not block."""
+    """Turns a signal into a stop of the workload. A thread makes the call, since a handler must not block."""
 
     def __init__(self, client: Client, workload: Workload) -> None:
         self._client = client
         self._workload = workload
-        self._count = 0
+        self._is_stopping = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -81,24 +81,17 @@ class _Interrupts:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
         name = self._workload.name
-        if self._count == 1:
-            echo_error(f"leasehold: stopping {name}; Ctrl-C again kills it at once")
-            self._stop(None)
-        elif self._count == 2:
-            echo_error(f"leasehold: killing {name}; Ctrl-C again leaves it")
-            self._stop(0)
-        else:
+        if self._is_stopping:
             echo_error(f"leasehold: left; `leasehold get workloads {name}` shows its state")
             raise ProgramExit(EXIT_INTERRUPTED)
+        self._is_stopping = True
+        echo_error(f"leasehold: stopping {name}, which is killed after 10 s; Ctrl-C again leaves now")
+        threading.Thread(target=self._stop, daemon=True).start()
 
-    def _stop(self, grace_s: float | None) -> None:
-        def call() -> None:
-            try:
-                self._client.stop(self._workload.workload_id, grace_s=grace_s)
-            except LeaseholdError as error:
-                if error.reason != "WRONG_STATE":  # it has just ended
-                    echo_error(error_line(error.message, error.reason))
-
-        threading.Thread(target=call, daemon=True).start()
+    def _stop(self) -> None:
+        try:
+            self._client.stop(self._workload.workload_id)
+        except LeaseholdError as error:
+            if error.reason != "WRONG_STATE":  # it has just ended
+                echo_error(error_line(error.message, error.reason))

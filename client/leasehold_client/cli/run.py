@@ -109,7 +109,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 @click.option(
     "--attach",
     is_flag=True,
-    help="Print the output until the end, pass Ctrl-C on, and exit with the code of the program.",
+    help="Print the output until the end, stop the workload on Ctrl-C, and exit with the code of the program.",
 )
 @click.option("--rm", "remove", is_flag=True, help="With --attach: delete the record at the end.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")
@@ -141,8 +141,8 @@ def run(
     """Start a workload on a worker. The workload keeps running after this command has returned.
 
     With --attach, this command prints the output of the program, and exits with its code, or with 125 if
-    Leasehold itself fails. The first Ctrl-C stops the workload, the second kills it, and the third leaves it.
-    The program has no standard input.
+    Leasehold itself fails. Ctrl-C stops the workload, and a second Ctrl-C does not wait for its end. The
+    program has no standard input.
     """
     from leasehold.v1.workload_pb2 import WorkloadSpec
 

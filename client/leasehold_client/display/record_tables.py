@@ -72,7 +72,7 @@ def command_columns(names: Mapping[str, str]) -> Sequence[Column[Command]]:
     return (
         Column("ID", lambda command: command.command_id),
         Column("OPERATION", operation_name),
-        Column("ABOUT", about, shrinks=True),
+        Column("ABOUT", about, drop=3, shrinks=True),
         Column("STATE", command_state, is_state=True),
         Column("AGE", lambda command: age_text(command.create_time), drop=1),
         Column("PHASE", lambda command: command.phase or "-", is_wide=True),

@@ -171,4 +171,7 @@ def field_size(message: Message, field: str) -> str:
 
 def field_text(message: Message, field: str, unit: str = "", unknown: str = "?") -> str:
     """Formats an optional field with its unit, or as ``unknown`` if the field is unset."""
-    return f"{getattr(message, field)}{unit}" if message.HasField(field) else unknown
+    if not message.HasField(field):
+        return unknown
+    value = getattr(message, field)
+    return f"{value}{unit}" if not isinstance(value, bool) else ("yes" if value else "no")

@@ -7,8 +7,8 @@ Example::
         print(command.result.released_gpu_uuids)
 
 ``wait`` raises :class:`CommandFailedError` unless the command succeeds. :class:`AsyncClient` has the same
-methods for asyncio. Arguments and results are messages of the API: this package has the ones that programs use
-most, and ``leasehold.v1`` has all.
+methods for asyncio. Arguments and results are messages of the API: this package has the ones that programs
+use most, and ``leasehold.v1`` has all.
 """
 
 from importlib import import_module

@@ -43,8 +43,8 @@ class AsyncClient(AsyncWorkerChanges, AsyncAccessChanges):
     :mod:`leasehold_client.coordinator.request_options`.
 
     Args:
-        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
-            user's coordinator.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: that of
+            the context, or of LEASEHOLD_COORDINATOR, or else this user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
             or the current context.

@@ -35,9 +35,9 @@ TAIL_LIMIT_BYTES: Final = 64 << 20
 )
 @verb
 def logs(client: Client, workload: str, follow_output: bool, tail: int | None) -> None:
-    """Print the output of a workload: standard output and standard error in one stream.
+    """Print the output of a workload.
 
-    The output has no times, so it can't be searched by time.
+    Standard output and standard error are one stream. The output has no times, so it can't be searched by time.
     """
     try:
         offset = 0

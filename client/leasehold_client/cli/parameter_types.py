@@ -45,8 +45,7 @@ class Seconds(FloatType):
             self.fail(f"{value!r} is not a time: write seconds, such as 30, or 90s, 2m, 1h or 7d", param, ctx)
         if not self.least <= seconds <= self.most:
             self.fail(
-                f"{text} is out of range: write a time from {_time_text(self.least)} to "
-                f"{_time_text(self.most)}",
+                f"{text} is not in the range from {_time_text(self.least)} to {_time_text(self.most)}",
                 param,
                 ctx,
             )
@@ -77,9 +76,7 @@ class Number(IntegerType):
                 f"{value!r} is not a whole number: write a number, such as {max(1, self.least)}", param, ctx
             )
         if not self.least <= number <= self.most:
-            self.fail(
-                f"{number} is out of range: write a number from {self.least} to {self.most}", param, ctx
-            )
+            self.fail(f"{number} is not in the range from {self.least} to {self.most}", param, ctx)
         return number
 
 

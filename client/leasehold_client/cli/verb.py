@@ -17,7 +17,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import Seconds
-from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client.config import COORDINATOR_VARIABLE, configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -41,7 +41,7 @@ READY_LIMIT_S: Final = 600.0
 coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
+    envvar=COORDINATOR_VARIABLE,
     help="HOST:PORT, insecure:HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 context_option = click.option(

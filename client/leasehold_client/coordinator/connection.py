@@ -1,5 +1,6 @@
 """The connection to a coordinator: calls, lists and streams that raise :class:`LeaseholdError`."""
 
+import os
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
@@ -8,8 +9,8 @@ from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
-from leasehold_client.config import default_coordinator
-from leasehold_client.contexts import Context, find_context
+from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator
+from leasehold_client.contexts import CONTEXT_VARIABLE, Context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
@@ -61,8 +62,8 @@ class Connection:
     """A channel to one coordinator. Refusals are raised as :class:`LeaseholdError`.
 
     Args:
-        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
-            user's coordinator.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: that of
+            the context, or of LEASEHOLD_COORDINATOR, or else this user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
             or the current context.
@@ -182,6 +183,8 @@ def find_coordinator(address: str | None, context: str | None) -> tuple[str, Con
     Returns:
         The address, and the context. None: the credentials are a token, or the user of a socket.
     """
+    if not address and not context:
+        address, context = os.environ.get(COORDINATOR_VARIABLE), os.environ.get(CONTEXT_VARIABLE)
     found = find_context(context, address)
     if found is not None:
         require_no_token(f"the context {found.name} has a certificate")

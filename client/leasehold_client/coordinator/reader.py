@@ -51,8 +51,8 @@ class Reader:
     """A connection to one coordinator. Methods raise :class:`LeaseholdError` for a refusal.
 
     Args:
-        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: this
-            user's coordinator.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: that of
+            the context, or of LEASEHOLD_COORDINATOR, or else this user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
         context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
             or the current context.

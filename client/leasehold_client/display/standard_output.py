@@ -66,12 +66,20 @@ def printed_by_click() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not _is_broken():
+        if not (_is_of_click(error) or _is_broken()):
             raise
         discard(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise click.exceptions.Exit(0) from error
         raise click.ClickException(_message(error)) from error
+
+
+def _is_of_click(error: OSError) -> bool:
+    """Whether click was writing. A failed write of a long text leaves nothing that :func:`_is_broken` sees."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_globals.get("__name__") == "click.utils"
 
 
 def _is_broken() -> bool:

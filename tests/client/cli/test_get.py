@@ -13,7 +13,7 @@ from leasehold.v1 import (
 from leasehold.v1.worker_pb2 import Worker
 
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import GPUS, B, C, ScriptedCoordinator, command, workload
+from tests.client.scripted_coordinator import GPUS, C, ScriptedCoordinator, command, workload
 
 PENDING, RUNNING = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_RUNNING
 
@@ -28,7 +28,7 @@ def test_lists_as_tables_and_as_json(leasehold: CommandLine, scripted: ScriptedC
     scripted.answers["ListCommands"] = lambda request, context: command_service_pb2.ListCommandsResponse(
         commands=[command(PENDING)]
     )
-    for kind, match in {"workers": "beta", "gpus": B, "workloads": "alpha/0", "commands": "c-1"}.items():
+    for kind, match in {"workers": "beta", "gpus": "alpha/1", "workloads": "alpha/0", "commands": "c-1"}.items():
         table = leasehold("get", kind)
         assert (table.code, table.stderr) == (0, "")
         assert match in table.stdout

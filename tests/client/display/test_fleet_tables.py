@@ -31,7 +31,7 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
         [
             Worker(name="alpha", state=worker_pb2.WORKER_STATE_CONNECTED, cordon=CORDON, resources=machine),
             Worker(name="beta", state=worker_pb2.WORKER_STATE_LOST),
-        ]
+        ],
     )
     headings, alpha, beta = columns(capsys.readouterr().out)
     assert headings[5:7] == ["CPU", "MEMORY"]
@@ -56,7 +56,10 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
 def test_a_gpu_says_what_its_slot_is_doing(
     state: lease_pb2.SlotState.ValueType, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    echo_table(GPU_COLUMNS, [FleetGpu(worker_name="alpha", gpu=Gpu(slot=1, name="H100"), lease=GpuLease(state=state))])
+    echo_table(
+        GPU_COLUMNS,
+        [FleetGpu(worker_name="alpha", gpu=Gpu(slot=1, name="H100"), lease=GpuLease(state=state))],
+    )
     headings, row = columns(capsys.readouterr().out)
     assert row[:2] == ["alpha/1", word]
     assert (headings[-1], row[-1]) == ("REASON", "-")

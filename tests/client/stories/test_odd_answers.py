@@ -73,7 +73,7 @@ def test_a_terminal_without_the_character(scripted: ScriptedCoordinator) -> None
         workers=[Worker(name="alpha", driver_version="580 …")]
     )
     done = subprocess.run(
-        [sys.executable, "-m", "leasehold_client", "get", "workers"],
+        [sys.executable, "-m", "leasehold_client", "get", "workers", "-o", "wide"],
         env=os.environ | {"LEASEHOLD_COORDINATOR": scripted.address, "PYTHONIOENCODING": "latin-1"},
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.names import complete_commands
+from leasehold_client.cli.names import complete_open_commands
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
 )
 @click.argument(
-    "command_ids", nargs=-1, required=True, metavar="COMMAND...", shell_complete=complete_commands
+    "command_ids", nargs=-1, required=True, metavar="COMMAND...", shell_complete=complete_open_commands
 )
 @partial(
     command_options,

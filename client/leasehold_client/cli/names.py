@@ -5,6 +5,7 @@ Each completer takes what click gives it: the context, the parameter, and the in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,9 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 PARKED: Final = frozenset({"SLEEPING", "SUSPENDED", "CHECKPOINTED", "STOPPED"})
 """States of workloads that can be restored."""
+
+ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"})
+"""States of commands that have ended."""
 
 
 def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -69,6 +73,14 @@ def complete_commands(ctx: click.Context, param: click.Parameter, incomplete: st
     return _complete(ctx, "commands", incomplete)
 
 
+def complete_open_commands(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Completes a command that has not ended."""
+    found = _complete(ctx, "commands", incomplete)
+    return [one for one in found if (one.help or "").rpartition(" ")[2] not in ENDED]
+
+
 def complete_contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes a context, with its identity."""
     try:
@@ -108,6 +120,7 @@ def _names(ctx: click.Context) -> Names:
         return {}
 
     def fetch() -> Names:
+        os.environ["GRPC_VERBOSITY"] = "NONE"  # a log line would break the line that is being typed
         from leasehold_client.cli.name_lookup import look_up_names
 
         return look_up_names(address, found.name if found else None, on_behalf_of)

@@ -17,7 +17,7 @@ from leasehold_client.arguments.policies import make_policy
 
 from tests.client.checkpoints import GIB, MADE, done_command, serve, watched
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import A, ScriptedCoordinator, workload
+from tests.client.scripted_coordinator import A, ScriptedCoordinator
 
 
 def test_a_checkpoint_is_made_and_told(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

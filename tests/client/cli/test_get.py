@@ -28,7 +28,12 @@ def test_lists_as_tables_and_as_json(leasehold: CommandLine, scripted: ScriptedC
     scripted.answers["ListCommands"] = lambda request, context: command_service_pb2.ListCommandsResponse(
         commands=[command(PENDING)]
     )
-    for kind, match in {"workers": "beta", "gpus": "alpha/1", "workloads": "alpha/0", "commands": "c-1"}.items():
+    for kind, match in {
+        "workers": "beta",
+        "gpus": "alpha/1",
+        "workloads": "alpha/0",
+        "commands": "c-1",
+    }.items():
         table = leasehold("get", kind)
         assert (table.code, table.stderr) == (0, "")
         assert match in table.stdout

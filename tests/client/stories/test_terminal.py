@@ -157,7 +157,7 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(
     assert len(row) <= columns
     assert "RUNNING" in row
     assert headings.startswith("NAME")
-    assert (long_name in row) == (columns >= 120)
+    assert (long_name in row) == (columns >= 200)
     wide = shown_on_terminal({**environment, "NO_COLOR": "1"}, columns, "get", "workloads", "-o", "wide")
     assert long_name in wide[1]
 

@@ -31,8 +31,8 @@ SIGNAL_EXIT: Final = 128
 def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
     """Prints the output of a workload until its end, and exits with the code of its program.
 
-    The first Ctrl-C or SIGTERM stops the workload: it gets SIGTERM, and SIGKILL after 10 s. The second one ends
-    this process at once, and the stop continues.
+    The first Ctrl-C or SIGTERM stops the workload, which gets SIGTERM, and SIGKILL after 10 s. The second one
+    ends this process at once, and the stop continues.
 
     Args:
         client: The client.

@@ -37,7 +37,7 @@ TAIL_LIMIT_BYTES: Final = 64 << 20
 def logs(client: Client, workload: str, follow_output: bool, tail: int | None) -> None:
     """Print the output of a workload.
 
-    Standard output and standard error are one stream. The output has no times, so it can't be searched by time.
+    Standard output and standard error are one stream. It has no times, so there is no --since.
     """
     try:
         offset = 0

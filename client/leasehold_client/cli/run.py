@@ -109,7 +109,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
 @click.option(
     "--attach",
     is_flag=True,
-    help="Print the output until the end, stop the workload on Ctrl-C, and exit with the code of the program.",
+    help="Print the output, stop the workload on Ctrl-C, and exit with the code of the program.",
 )
 @click.option("--rm", "remove", is_flag=True, help="With --attach: delete the record at the end.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND...")

@@ -75,7 +75,7 @@ def printed_by_click() -> Iterator[None]:
 
 
 def _is_of_click(error: OSError) -> bool:
-    """Whether click was writing. A failed write of a long text leaves nothing that :func:`_is_broken` sees."""
+    """Whether click was writing. A failed write of a long text leaves no data for :func:`_is_broken`."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

@@ -47,6 +47,13 @@ def test_every_verb_has_examples_that_parse(verb: str) -> None:
         command.make_context(verb, words[len(verb.split()) + 1 :])
 
 
+@pytest.mark.parametrize("name", plugins.PLUGINS)
+def test_the_verbs_of_other_packages_have_examples(name: str) -> None:
+    command = main.leasehold.get_command(click.Context(main.leasehold), name)
+    assert command is not None
+    assert any(line.startswith(f"leasehold {name}") for line in lines(command))
+
+
 def test_the_sections_of_the_help_have_each_verb_once() -> None:
     listed = [name for names in main.SECTIONS.values() for name in names.split()]
     assert sorted(listed) == sorted([*main.VERBS, *plugins.PLUGINS])

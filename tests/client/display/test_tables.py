@@ -87,7 +87,7 @@ def test_names_that_a_user_chose_are_not_dropped() -> None:
 def test_wide_characters_take_two_columns_and_control_characters_are_escaped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    echo_table(COLUMNS[:2], [("東京", "a\x1b[31m\nb"), ("e\u0301", "c")])
+    echo_table(COLUMNS[:2], [("東京", "a\x1b[31m\nb", "", ""), ("e\u0301", "c", "", "")])
     assert capsys.readouterr().out.splitlines() == [
         "NAME  STATE",
         "東京  a\\x1b[31m\\nb",

@@ -9,9 +9,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from leasehold_client import __version__, interrupts
-from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, fail
 from leasehold_client.display.standard_output import printed_by_click
 from leasehold_client.display.terminal_text import echo_error, one_line
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.plugins import PLUGINS, missing_module
 
 EPILOG: Final = """\b
@@ -251,6 +252,8 @@ def main() -> None:
         status = leasehold.main(prog_name="leasehold", standalone_mode=False)
     except click.ClickException as error:
         _fail(error)
+    except LeaseholdError as error:  # of a verb that calls no coordinator
+        fail(error)
     except ModuleNotFoundError as error:  # a daemon imports some packages at its start
         _fail(NotInstalledError(sys.argv[1], error))
     except click.Abort:

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import raise_all
 from leasehold_client.cli.names import complete_open_commands
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
 if TYPE_CHECKING:
+    from leasehold.v1.command_pb2 import Command
+
     from leasehold_client.coordinator.client import Client
 
 
@@ -39,4 +43,15 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
     """
     from leasehold_client.cli.conclusion import conclude_cancel
 
-    conclude_cancel(client, [client.cancel(one) for one in dict.fromkeys(command_ids)], options)
+    commands: list[Command] = []
+    refusals: list[LeaseholdError] = []
+    for command_id in dict.fromkeys(command_ids):
+        try:
+            commands.append(client.cancel(command_id))
+        except NoCoordinatorError:
+            raise
+        except LeaseholdError as error:
+            refusals.append(error)
+    if commands:
+        conclude_cancel(client, commands, options)
+    raise_all(refusals)

@@ -20,7 +20,7 @@ SHELLS: Final = ("bash", "zsh", "fish")
         "leasehold completion fish > ~/.config/fish/completions/leasehold.fish",
     )
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(SHELLS), metavar="bash|zsh|fish")
 def completion(shell: str) -> None:
     """Print the script that makes a shell complete verbs, options and names.
 

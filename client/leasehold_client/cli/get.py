@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 from leasehold_client.arguments.kinds import LABELLED, Kind
 from leasehold_client.arguments.selectors import both, label_filter
 from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, raise_all
 from leasehold_client.cli.get_watch import echo_changes
 from leasehold_client.cli.kind_argument import KindType
 from leasehold_client.cli.names import complete_kind
@@ -102,7 +104,10 @@ def get(
             raise UsageError("--watch prints a line per change: leave out -q, --columns, -o wide and -o name")
         if len(names) > 1:
             raise UsageError("--watch shows all or one: name one, or use --filter")
-        echo_changes(client, plural, names[0] if names else None, filter_text, output)
+        try:
+            echo_changes(client, plural, names[0] if names else None, filter_text, output)
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say
         return
     listing = list_kind(client, plural, Query(names, filter_text, sort_by, include_ended))
     is_one = len(names) == 1 and plural not in _OF_OTHERS
@@ -116,12 +121,7 @@ def get(
         _echo_documents(plural, listing, output, is_one=is_one)
     else:
         _echo_table(plural, listing, output, columns, is_list=not names)
-    for refusal in listing.refusals[:-1]:
-        from leasehold_client.cli.exit_codes import error_line
-
-        echo_error(error_line(refusal.message, refusal.reason))
-    if listing.refusals:
-        raise listing.refusals[-1]
+    raise_all(listing.refusals)
 
 
 def _echo_documents(plural: str, listing: Listing, output: str, *, is_one: bool) -> None:
@@ -137,7 +137,7 @@ def _echo_table(plural: str, listing: Listing, output: str, columns: str, *, is_
     from leasehold_client.display.tables import View, echo_table
     from leasehold_client.display.terminal import columns as terminal_columns
 
-    chosen = tuple(name.strip().lower() for name in columns.split(",") if name.strip())
+    chosen = tuple(name.strip().lower() for name in columns.split(",")) if columns else ()
     echo_table(listing.columns, listing.messages, View(output == "wide", chosen))
     if is_list and not listing.messages and terminal_columns() is not None:
         hint = " that have not ended; --all lists those that have" if plural == "workloads" else ""

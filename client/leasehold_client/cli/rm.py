@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.exit_codes import error_line
+from leasehold_client.cli.exit_codes import raise_all
 from leasehold_client.cli.lookups import known_checkpoints, worker_names
 from leasehold_client.cli.names import complete_workers
 from leasehold_client.cli.selection import Selection, confirm, selection_options, yes_option
 from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, output_option, verb
 from leasehold_client.display.standard_output import echo
-from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
 if TYPE_CHECKING:
@@ -123,10 +122,7 @@ def _delete(
             echo(told(label, deleted))
         else:
             echo_message(deleted, output)
-    for refusal in refusals[:-1]:
-        echo_error(error_line(refusal.message, refusal.reason))
-    if refusals:
-        raise refusals[-1]
+    raise_all(refusals)
 
 
 @rm.command(

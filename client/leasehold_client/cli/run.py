@@ -155,6 +155,10 @@ def run(
         raise UsageError(
             "--attach prints the output of the program: leave out --wait-ready, --no-wait and -o"
         )
+    if workdir is not None and not workdir.startswith("/"):
+        raise UsageError(
+            f"--workdir {workdir!r} is not absolute: write a directory of the worker, such as /data"
+        )
     if remove and not attach:
         raise UsageError("--rm needs --attach, since nobody else waits for the end of the workload")
     spec = WorkloadSpec(

@@ -16,7 +16,7 @@ from leasehold.v1.command_service_pb2 import WatchCommandsResponse
 from leasehold.v1.event_service_pb2 import WatchEventsResponse
 from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.workload_pb2 import Workload
-from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse, WatchWorkloadsResponse
 
 from leasehold_client.aio.command_watch import CommandDeadline, watch_command
 from leasehold_client.aio.reader import AsyncReader
@@ -209,18 +209,20 @@ class AsyncWatcher(AsyncReader):
     async def wait_workload(
         self, workload: str, condition: Condition = "ready", *, timeout_s: float | None = None
     ) -> Workload:
-        """Waits until a workload is ready or has ended, and returns the workload.
+        """Waits until a workload is ready, has ended or is in a state, and returns the workload.
 
         An outage of the coordinator is tolerated for 30 s.
 
         Args:
             workload: Id or name.
             condition: ``ready``: RUNNING, and its program is ready. ``ended``: EXITED, FAILED or RELEASED.
+                Or the name of a state, such as ``SUSPENDED``.
             timeout_s: Longest wait. None: no limit.
 
         Raises:
             WaitTimeoutError: The wait timed out.
-            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before it was ready.
+            UsageError: The condition does not exist.
+            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before the condition held.
             NoCoordinatorError: The outage lasted longer.
         """
         # By id, since another workload may get the name during the wait.
@@ -239,7 +241,15 @@ class AsyncWatcher(AsyncReader):
         )
 
     async def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> AsyncGenerator[bytes]:
-        """Yields the output of a workload.
+        """Yields the output of a workload. Arguments and errors as of :meth:`output_parts`."""
+        async with aclosing(self.output_parts(workload, offset=offset, follow=follow)) as parts:
+            async for part in parts:
+                yield part.data
+
+    async def output_parts(
+        self, workload: str, *, offset: int = 0, follow: bool = False
+    ) -> AsyncGenerator[ReadWorkloadOutputResponse]:
+        """Yields the output of a workload in parts, each with the position of the next one.
 
         A broken stream is resumed at its position, as in :meth:`watch`. A worker that is out of contact is
         an outage too if ``follow`` is set or output has already been read.
@@ -260,7 +270,7 @@ class AsyncWatcher(AsyncReader):
         def may_reopen(error: LeaseholdError) -> bool:
             return is_outage(error) or (is_transient(error) and (follow or position > offset))
 
-        def open_stream() -> AsyncGenerator[workload_service_pb2.ReadWorkloadOutputResponse]:
+        def open_stream() -> AsyncGenerator[ReadWorkloadOutputResponse]:
             request = workload_service_pb2.ReadWorkloadOutputRequest(
                 workload=workload_id, offset=position, follow=follow
             )
@@ -269,7 +279,7 @@ class AsyncWatcher(AsyncReader):
         async with aclosing(resume(open_stream, may_reopen)) as responses:
             async for response in responses:
                 position = response.next_offset
-                yield response.data
+                yield response
 
     async def _workload_id(self, workload: str) -> str:
         found = await self.workload(workload)

@@ -1,18 +1,19 @@
-"""Watches one workload until it is ready or has ended."""
+"""Watches one workload until a condition holds: ready, ended, or a state."""
 
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import grpc
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_client.aio.retry import is_transient, resume
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError, WaitTimeoutError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, WaitTimeoutError
 
-Condition: TypeAlias = Literal["ready", "ended"]
+Condition: TypeAlias = str
+"""``ready``, ``ended``, or the name of a WorkloadState without its prefix, such as ``SUSPENDED``."""
 
 RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
 ENDED: Final = frozenset(
@@ -22,6 +23,12 @@ ENDED: Final = frozenset(
         workload_pb2.WORKLOAD_STATE_RELEASED,
     }
 )
+STATES: Final = {
+    name.removeprefix("WORKLOAD_STATE_"): state
+    for name, state in workload_pb2.WorkloadState.items()
+    if state != workload_pb2.WORKLOAD_STATE_UNSPECIFIED
+}
+"""The states of workloads, by the names that conditions have."""
 
 
 def is_ready(workload: Workload) -> bool:
@@ -46,10 +53,12 @@ async def wait_workload(
         timeout_s: Longest wait. None: no limit.
 
     Raises:
+        UsageError: The condition does not exist.
         WaitTimeoutError: The wait timed out.
-        LeaseholdError: WRONG_STATE: the workload ended before it was ready.
+        LeaseholdError: WRONG_STATE: the workload ended before the condition held.
         NoCoordinatorError: The outage lasted longer.
     """
+    holds = _test_of(condition)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     seen: tuple[int, bool] | None = None
 
@@ -66,29 +75,45 @@ async def wait_workload(
         except NoCoordinatorError as error:
             if error.code == grpc.StatusCode.DEADLINE_EXCEEDED and deadline is not None:
                 raise WaitTimeoutError(
-                    f"workload {name} has not {_DONE[condition]} within {timeout_s:g} s; it continues, and "
+                    f"workload {name} {_not_yet(condition)} within {timeout_s:g} s; it continues, and "
                     f"`leasehold get workloads {name}` shows its state"
                 ) from None
             raise
 
     async with aclosing(resume(attempt, _may_reopen)) as states:
         async for current in states:
-            if condition == "ended" and current.status.state in ENDED:
+            if holds(current):
                 return current
             if current.status.state in ENDED:
-                raise _ended_early(current, name)
-            if condition == "ready" and is_ready(current):
-                return current
+                raise _ended_early(current, name, condition)
     raise NoCoordinatorError(f"the coordinator ended the watch of workload {name}; the workload continues")
 
 
-_DONE: Final = {"ready": "become ready", "ended": "ended"}
+def _test_of(condition: Condition) -> Callable[[Workload], bool]:
+    """Whether a condition holds, as a function.
+
+    Raises:
+        UsageError: The condition does not exist.
+    """
+    if condition == "ready":
+        return is_ready
+    if condition == "ended":
+        return lambda workload: workload.status.state in ENDED
+    if condition not in STATES:
+        raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
+    return lambda workload: workload.status.state == STATES[condition]
 
 
-def _ended_early(workload: Workload, name: str) -> LeaseholdError:
+def _not_yet(condition: Condition) -> str:
+    done = {"ready": "become ready", "ended": "ended"}.get(condition, f"become {condition}")
+    return f"has not {done}"
+
+
+def _ended_early(workload: Workload, name: str, condition: Condition) -> LeaseholdError:
     state = workload_pb2.WorkloadState.Name(workload.status.state).removeprefix("WORKLOAD_STATE_")
     return LeaseholdError(
-        f"workload {name} is {state}: it ended before it was ready; `leasehold logs {name}` shows its output",
+        f"workload {name} is {state}: it ended before it was {condition}; `leasehold logs {name}` shows its "
+        "output",
         "WRONG_STATE",
     )
 

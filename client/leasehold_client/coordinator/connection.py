@@ -78,9 +78,9 @@ class Connection:
     def __init__(
         self,
         address: str | None,
-        on_wait: Callable[[LeaseholdError], None],
-        context: str | None,
-        on_behalf_of: str,
+        on_wait: Callable[[LeaseholdError], None] = lambda error: None,
+        context: str | None = None,
+        on_behalf_of: str = "",
     ) -> None:
         self.address, found = find_coordinator(address, context)
         self._on_wait = on_wait

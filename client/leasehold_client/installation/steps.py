@@ -349,7 +349,7 @@ def _last_line(text: str) -> str:
     return next(iter(text.strip().splitlines()[::-1]), "without a message")
 
 
-def do_all(steps: Sequence[Step], tell: Callable[[str], None]) -> None:
+def do_all(steps: Sequence[Step], tell: Callable[[str], object]) -> None:
     """Does steps in their order, and tells each before.
 
     Raises:

@@ -133,7 +133,7 @@ def _read(coordinator: str | None, context: str | None, name: str, pages: Pages,
     found = find_context(context, coordinator)
     default = found.coordinator if found is not None else None
     address = parse_address(coordinator or default or configured_coordinator())
-    connection = Connection(address, context=found)
+    connection = Connection(address, context=found.name if found is not None else None)
     try:
         messages, is_whole = _bounded(name, pages(connection))
     finally:

@@ -14,8 +14,14 @@ GARBAGE_OBJECTS: Final = 10_000
 """Allocations between two garbage collections, instead of Python's 700. A session has hundreds of long-lived
 objects, which frequent collections would scan again during thousands of hellos."""
 
+EPILOG: Final = """\b
+Examples:
+  leasehold coordinator
+  leasehold coordinator --listen 0.0.0.0:7400 --worker-listen 0.0.0.0:7401
+"""
 
-@click.command(name="coordinator")
+
+@click.command(name="coordinator", epilog=EPILOG)
 @click.version_option(__version__)
 @click.option(
     "--listen",

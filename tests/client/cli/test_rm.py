@@ -90,7 +90,7 @@ def test_what_several_workers_list_is_deleted_once_by_the_one_that_made_it(
     watched(scripted, done_command(Operation(delete_checkpoints=operation_pb2.DeleteCheckpointsOperation())))
     dry = leasehold("rm", "checkpoint", "k-5", "--dry-run")
     assert dry.stdout.splitlines()[1:] == [
-        "k-5  unspecified            beta    1.0 GiB  -        -",
+        "k-5  unspecified            beta    1.0 GiB  -    -",
         "would free 1.0 GiB on disk",
     ]
     assert leasehold("rm", "checkpoint", "k-5").code == 0

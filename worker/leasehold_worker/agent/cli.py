@@ -4,13 +4,20 @@ import gc
 import os
 import signal
 from pathlib import Path
+from typing import Final
 
 import click
 
 from leasehold_worker import __version__
 
+EPILOG: Final = """\b
+Examples:
+  leasehold worker --name alpha
+  leasehold worker --join-file gpu-07.token
+"""
 
-@click.command(name="worker")
+
+@click.command(name="worker", epilog=EPILOG)
 @click.version_option(__version__)
 @click.option(
     "--coordinator",

@@ -280,7 +280,9 @@ def _add_client_services(
     command_service_pb2_grpc.add_CommandServiceServicer_to_server(
         CommandService(reader, dispatcher), services
     )
-    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    event_service_pb2_grpc.add_EventServiceServicer_to_server(
+        EventService(reader, fleet.events, fleet.lease_history), services
+    )
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
         CertificateService(certificates, revocations, authority_changes, calls), services

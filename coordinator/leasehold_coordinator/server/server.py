@@ -241,7 +241,7 @@ def _watches(fleet: Fleet) -> Parts:
 
 def _writes(fleet: Fleet, dispatcher: Dispatcher) -> Parts:
     """Periodic tasks that write to the store."""
-    return (dispatcher.tick, fleet.events.flush, fleet.audit.flush)
+    return (dispatcher.tick, fleet.events.flush, fleet.lease_history.flush, fleet.audit.flush)
 
 
 async def _tick(parts: Parts) -> None:

@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 
 prepared: $(VENV)/.installed
 	@XDG_CACHE_HOME="$(CACHE)" $(BIN)/leasehold simgpu build >/dev/null
-	@$(BIN)/python -m compileall -q worker coordinator client simgpu protos/gen
+	@$(BIN)/python -m compileall -q worker coordinator client web simgpu protos/gen
 
 test: prepared
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)

@@ -40,6 +40,12 @@ objects, which frequent collections would scan again during thousands of hellos.
     help="Address for health checks (grpc.health.v1) without TLS and identity.  [default: none]",
 )
 @click.option(
+    "--web",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_WEB",
+    help="Address for browsers: the web page, with TLS off loopback.  [default: none]",
+)
+@click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
@@ -92,6 +98,7 @@ def command(
     worker_listen: str | None,
     join_listen: str | None,
     health_listen: str | None,
+    web: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
@@ -122,6 +129,7 @@ def command(
         worker_listen=worker_listen,
         join_listen=join_listen,
         health_listen=health_listen,
+        web=web,
         database=database,
         socket=socket,
         state_dir=state_dir,

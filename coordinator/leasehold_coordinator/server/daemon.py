@@ -12,6 +12,7 @@ from typing import Final
 import click
 import uvloop
 
+from leasehold_coordinator.access.local_tokens import CLIENT_FILE
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
@@ -63,8 +64,10 @@ def _serve(config: CoordinatorConfig) -> None:
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
 
     def announce(addresses: Addresses) -> None:
-        clients, workers = addresses
+        clients, workers, web = addresses
         click.echo(f"leasehold coordinator listening on {clients} for clients, {workers} for workers")
+        if web:
+            click.echo(_HOW_TO_BROWSE.format(url=web, token=Path(config.state_dir) / CLIENT_FILE))
         if config.join_address:
             click.echo(_HOW_TO_JOIN)
         if (most := scaled(WORKER_CONNECTIONS)) < WORKER_CONNECTIONS:
@@ -73,6 +76,8 @@ def _serve(config: CoordinatorConfig) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, announce))
 
+
+_HOW_TO_BROWSE: Final = "  web page on {url}: log in with the content of {token}"
 
 _HOW_TO_JOIN: Final = """\
   other hosts need client certificates, which they get for join tokens:

@@ -102,10 +102,12 @@ class Addresses(NamedTuple):
     Attributes:
         clients: For clients.
         workers: For workers.
+        web: The URL of the web page. Empty: there is none.
     """
 
     clients: str
     workers: str
+    web: str = ""
 
 
 @final
@@ -158,6 +160,7 @@ class Listeners:
         authentication = Authentication(
             tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
         )
+        self.authentication, self.oidc_authentication = authentication, oidc
         authorization = Authorization(bindings)
         live = LiveStreams(authorization.role)
         border = Border(authentication, authorization, live, fleet.audit, bounds)
@@ -236,6 +239,11 @@ class Listeners:
             logger.info("listening on %s for OpenID Connect", address)
         await asyncio.gather(*(server.start() for server in self._servers))
         return addresses
+
+    @property
+    def inner_address(self) -> str:
+        """Address of gRPC's own listener behind the socket, which only this process's user can reach."""
+        return self._socket.inner_address
 
     @property
     def _servers(self) -> list[grpc.aio.Server]:

@@ -45,6 +45,7 @@ from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listener
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.service_manager import ServiceManager
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
+from leasehold_coordinator.server.web_listener import WebListener
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -86,13 +87,15 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     authorities, tokens = open_state(Path(config.state_dir), config.issue_rules)
     vault = open_vault(Path(config.state_dir))
     names = server_names(
-        [config.listen, config.worker_listen, config.join_address, config.oidc_listen], config.server_names
+        [config.listen, config.worker_listen, config.join_address, config.oidc_listen, config.web],
+        config.server_names,
     )
     pki = OwnPki(config.pki_files) if config.pki_files is not None else None
     store = Store.open(config.store)
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     probes: HealthListener | None = None
+    page: WebListener | None = None
     try:
         fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         if config.clock_corrected:
@@ -145,6 +148,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 workers=addresses.workers,
                 server_names=config.server_names,
             )
+        if config.web:
+            page = WebListener(listeners, authorities, names, pki, Path(config.state_dir))
+            addresses = addresses._replace(web=await page.start(config.web))
         if config.health_listen:
             probes = HealthListener(health_servicer)
             logger.info("listening on %s for health checks", await probes.start(config.health_listen))
@@ -169,6 +175,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 ),
                 *([tasks.create_task(source.run())] if source is not None else []),
                 *([tasks.create_task(pki.watch())] if pki is not None else []),
+                *([tasks.create_task(page.watch())] if page is not None else []),
             ]
             if config.audit_file:
                 told = partial(set_audit_file, health_servicer)
@@ -182,6 +189,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         _send_away(fleet)
     finally:
         try:
+            if page is not None:
+                await page.stop()
             if probes is not None:
                 await probes.stop()
             if enrolment is not None:

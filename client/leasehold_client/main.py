@@ -57,6 +57,7 @@ VERBS: Final = {
     "exec": "Run a command with GPUs of this host, once they are granted.",
     "install": "Install the coordinator or the worker as a service of systemd.",
     "uninstall": "Remove the service of the coordinator or the worker.",
+    "web": "Serve the web page on this host, as a client of the coordinator.",
     "support-bundle": "Write an archive for a bug report to FILE, a new file that only you may read.",
     "local": "Show and release leases of this host's worker, without a coordinator.",
     "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
@@ -75,13 +76,17 @@ _PLACES: Final = {
 """Places, as MODULE:NAME, of the subcommands that have no module of their own name."""
 
 
+_EXTRAS: Final = {"web": "client,web"}
+"""Extras of the subcommands of the client that need more than ``client``."""
+
+
 class NotInstalledError(click.ClickException):
     """A subcommand's packages are missing."""
 
     exit_code = EXIT_USAGE
 
     def __init__(self, name: str, error: ModuleNotFoundError) -> None:
-        extra = PLUGINS[name].extra if name in PLUGINS else "client"
+        extra = PLUGINS[name].extra if name in PLUGINS else _EXTRAS.get(name, "client")
         super().__init__(
             f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
         )

@@ -39,9 +39,7 @@ REASON_LIMIT: Final = 256
 GRACE_LIMIT_S: Final = 3600
 
 
-class _Action(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="action"
-):
+class _Action(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="action"):
     """An action as the page sends it. ``request_id`` makes a repetition harmless."""
 
     request_id: str = ""
@@ -120,7 +118,7 @@ def read_action(data: bytes) -> Action:
     Raises:
         ValueError: It has another form. The message names the field.
     """
-    action = _DECODER.decode(data)
+    action: Action = _DECODER.decode(data)
     gpus = getattr(action, "gpu_uuids", [])
     if len(gpus) > GPU_LIMIT or (isinstance(action, Remap) and not 1 <= len(action.moves) <= MOVE_LIMIT):
         raise ValueError(f"an action names at most {GPU_LIMIT} GPUs and 1 to {MOVE_LIMIT} moves")

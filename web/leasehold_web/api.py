@@ -22,7 +22,7 @@ from leasehold.v1.workload_service_pb2 import (
 
 from leasehold_web import actions
 from leasehold_web.documents import Document, Json, document, sample_row
-from leasehold_web.entries import Api
+from leasehold_web.entries import Api, LoginRefusedError
 from leasehold_web.guards import SESSION
 from leasehold_web.refusals import problem, refusal, status_of
 
@@ -53,6 +53,8 @@ def refusals_told(handler: Handler) -> Handler:
     async def call(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
+        except LoginRefusedError as error:
+            raise problem(503, str(error)) from None
         except grpc.aio.AioRpcError as error:
             return web.Response(
                 status=status_of(error),

@@ -37,7 +37,7 @@ def gpu_row(found: FleetGpu) -> Document:
         "worker_id": found.worker_id,
         "slot": gpu.slot,
         "name": gpu.name,
-        "state": _enum(lease_pb2.SlotState.DESCRIPTOR, lease.state),
+        "state": enum_name(lease_pb2.SlotState.DESCRIPTOR, lease.state),
     }
     if gpu.HasField("memory_total_bytes"):
         row["memory_total_bytes"] = gpu.memory_total_bytes
@@ -48,7 +48,7 @@ def gpu_row(found: FleetGpu) -> Document:
     if lease.HasField("since"):
         row["since"] = milliseconds(lease.since)
     if lease.health not in (gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK):
-        row["health"] = _enum(gpu_pb2.GpuHealth.DESCRIPTOR, lease.health)
+        row["health"] = enum_name(gpu_pb2.GpuHealth.DESCRIPTOR, lease.health)
         row["health_reason"] = lease.health_reason
     if lease.HasField("cordon"):
         row["cordon"] = document(lease.cordon)
@@ -92,8 +92,8 @@ def _converter(field: FieldDescriptor) -> Callable[[Any], Json]:
         return lambda value: value.seconds + value.nanos / 1e9
     if field.message_type is not None:
         return document
-    if field.enum_type is not None:
-        return lambda value: _enum(field.enum_type, value)
+    if (enum := field.enum_type) is not None:
+        return lambda value: enum_name(enum, value)
     if field.type == FieldDescriptor.TYPE_BYTES:
         return lambda value: bytes(value).hex()
     return lambda value: value
@@ -102,7 +102,7 @@ def _converter(field: FieldDescriptor) -> Callable[[Any], Json]:
 _NAMES: Final[dict[str, dict[int, str]]] = {}
 
 
-def _enum(kind: EnumDescriptor, number: int) -> str:
+def enum_name(kind: EnumDescriptor, number: int) -> str:
     """The name of an enum's value without the prefix that all values share."""
     names = _NAMES.get(kind.full_name)
     if names is None:

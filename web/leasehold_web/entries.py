@@ -55,6 +55,7 @@ class Entry:
 
     Attributes:
         api: The API with the credentials of the caller. Called for each call, since credentials may change.
+            Raises LoginRefusedError if they can't be read.
         view: Callers with the same view share watches. Everything that one of them sees, the others see too.
         kept: What :meth:`Doors.again` needs after a restart. Empty: the login does not survive it.
         leave: Ends the login.

@@ -6,7 +6,7 @@ The watches resume by their tokens after an outage, and a snapshot replaces the 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias, final
 
@@ -17,7 +17,7 @@ from leasehold.v1.fleet_service_pb2 import WatchFleetRequest, WatchFleetResponse
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsRequest, WatchWorkloadsResponse
 
 from leasehold_web.documents import Document, document, gpu_row
-from leasehold_web.entries import Api, Entry
+from leasehold_web.entries import Api, Entry, LoginRefusedError
 from leasehold_web.listeners import Listener
 from leasehold_web.refusals import refusal
 
@@ -40,7 +40,7 @@ Change: TypeAlias = tuple[str, str, Document | None]
 Response: TypeAlias = (
     WatchFleetResponse | WatchWorkloadsResponse | WatchCommandsResponse | WatchEventsResponse
 )
-Opened: TypeAlias = AsyncIterator[Response]
+Opened: TypeAlias = AsyncIterable[Response]
 Open: TypeAlias = Callable[[Api, str], Opened]
 """Opens a watch, given a resume token or an empty text."""
 
@@ -138,6 +138,9 @@ class Feed:
                         if seen is not None:
                             seen.add(change[:2])
                         self._apply(*change)
+            except LoginRefusedError as error:  # the credentials can't be read for now
+                self._lost[name] = {"reason": "", "message": str(error), "metadata": {}}
+                self._tell()
             except grpc.aio.AioRpcError as error:
                 found = refusal(error)
                 if found["reason"] == "INVALID_TOKEN":

@@ -1,8 +1,8 @@
 """What every request must satisfy before a handler runs, and the headers of every answer.
 
-A browser sends its cookies with each request to the page, also with requests that another site made it send. A
-cookie with SameSite=Strict, the check of Origin and the header that only our scripts add each prevent that. The check
-of Host refuses a site that let its name point to this address (DNS rebinding).
+A browser sends its cookies with each request to the page, also with requests that another site made it send.
+A cookie with SameSite=Strict, the check of Origin, and a header that only our scripts add each prevent that.
+The check of Host refuses a site whose name points to this address (DNS rebinding).
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
 
 from leasehold_web.refusals import problem
 from leasehold_web.sessions import Session, Sessions
@@ -46,7 +47,6 @@ HEADERS: Final = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -1,7 +1,7 @@
 """The changes that wait for one browser. A later change of an entry replaces an earlier one.
 
-So what waits has a bound, the number of entries, and a slow browser gets the newest states. A browser that reads
-nothing for a while is dropped by its stream, and connects again.
+So the number of entries bounds the changes that wait, and a slow browser gets the newest states. Its stream
+drops a browser that reads nothing for a while. The browser then connects again.
 """
 
 import asyncio

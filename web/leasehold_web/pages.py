@@ -5,7 +5,7 @@ import hashlib
 import html
 import time
 from importlib.resources import files
-from typing import Final
+from typing import Final, TypeAlias
 
 from aiohttp import hdrs, web
 
@@ -14,7 +14,8 @@ from leasehold_web.guards import COOKIE, SESSIONS, session_of
 from leasehold_web.sessions import SESSION_LIFE_S
 
 DOORS: Final = web.AppKey("doors", Doors)
-FILES: Final = web.AppKey("files", "dict[str, tuple[bytes, str, str]]")
+Files: TypeAlias = dict[str, tuple[bytes, str, str]]
+FILES: Final = web.AppKey("files", Files)
 """Content, type and tag of each file, by name."""
 
 LOGIN_LIMIT: Final = 16
@@ -44,7 +45,7 @@ _TYPES: Final = {
 }
 
 
-def read_files() -> dict[str, tuple[bytes, str, str]]:
+def read_files() -> Files:
     """The files of the page. Blocks."""
     found = {}
     for file in files("leasehold_web").joinpath("static").iterdir():
@@ -136,8 +137,8 @@ async def _enter(request: web.Request, token: str, *, by_certificate: bool) -> E
                 der = peer_certificate(request)
                 if der is None:
                     raise LoginRefusedError(
-                        "the browser presented no client certificate: import yours into the browser, and open "
-                        "the page again"
+                        "the browser presented no client certificate: import yours into the browser, and "
+                        "open the page again"
                     )
                 return await request.app[DOORS].by_certificate(der, address)
             if not token or len(token) > TOKEN_LIMIT:

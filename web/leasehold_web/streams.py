@@ -47,8 +47,8 @@ async def get_live(request: web.Request) -> web.StreamResponse:
 async def get_output(request: web.Request) -> web.StreamResponse:
     """The output of a workload, as far as it is, and then as it comes.
 
-    Each message has text and the offset after it. The id of a message is that offset, from which a browser that
-    connects again goes on.
+    Each message has text and the offset after it. The id of a message is this offset. A browser that connects
+    again continues there.
     """
     session = request[SESSION]
     offset = request.headers.get("Last-Event-ID") or request.query.get("offset", "0")

@@ -1,7 +1,7 @@
 """The fleet, the workloads and the commands as tables, for browsers without JavaScript."""
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
+from leasehold_web.documents import enum_name
 from leasehold_web.entries import Api
 from leasehold_web.guards import session_of
 from leasehold_web.refusals import refusal, status_of
@@ -57,7 +58,7 @@ async def _fleet(api: Api, token: str) -> tuple[list[Row], str]:
             ListWorkersRequest(page_size=1000), metadata=api.metadata, timeout=CALL_TIMEOUT_S
         )
         rows += [
-            [worker.name, "", "", _name(worker_pb2.WorkerState.Name, worker.state, "WORKER_STATE_")]
+            [worker.name, "", "", enum_name(worker_pb2.WorkerState.DESCRIPTOR, worker.state)]
             for worker in workers.workers
             if worker.worker_id in page.unreachable
         ]
@@ -74,7 +75,7 @@ def _gpu(gpu: FleetGpu) -> Row:
         gpu.worker_name,
         str(gpu.gpu.slot),
         gpu.gpu.name,
-        _name(lease_pb2.SlotState.Name, lease.state, "SLOT_STATE_"),
+        enum_name(lease_pb2.SlotState.DESCRIPTOR, lease.state),
         gpu.workload_name,
         f"{used} of {total} GiB",
         f"{sample.utilization_percent} %" if sample.HasField("utilization_percent") else "unknown",
@@ -89,10 +90,10 @@ async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
-    rows = [
+    rows: list[Row] = [
         [
             one.name,
-            _name(workload_pb2.WorkloadState.Name, one.status.state, "WORKLOAD_STATE_"),
+            enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state),
             one.owner,
             one.worker_id,
             str(len(one.status.lease.gpu_uuids)),
@@ -110,11 +111,11 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
-    rows = [
+    rows: list[Row] = [
         [
             one.command_id,
             (one.operation.WhichOneof("kind") or "").replace("_", " "),
-            _name(command_pb2.CommandState.Name, one.state, "COMMAND_STATE_"),
+            enum_name(command_pb2.CommandState.DESCRIPTOR, one.state),
             one.phase,
             one.workload_id,
             one.actor,
@@ -162,21 +163,13 @@ def _page(kind: str, body: str) -> str:
         '<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/static/style.css"></head>'
         f'<body class="plain"><header class="bar"><span class="brand">Leasehold</span><nav>{links}</nav>'
         '<form method="post" action="/logout"><button class="quiet">Log out</button></form></header>'
-        f"<main><h1>{kind.capitalize()}</h1><p>These tables do not change by themselves: load the page again. "
+        f"<main><h1>{kind.capitalize()}</h1><p>The table does not change by itself: load the page again. "
         f'With JavaScript, <a href="/">the page</a> is live.</p>{body}</main></body></html>'
     )
 
 
 def _text(value: str) -> str:
     return html.escape(value[:2_000])
-
-
-def _name(of: Callable[[int], str], number: int, prefix: str) -> str:
-    """The name of an enum's value. A newer coordinator may send a value without one."""
-    try:
-        return of(number).removeprefix(prefix)
-    except ValueError:
-        return f"UNKNOWN_{number}"
 
 
 def _time(moment: Timestamp) -> str:

@@ -4,9 +4,9 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import grpc
@@ -32,6 +32,50 @@ _ISSUED_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,8192}")
 FILE_LIMIT_BYTES: Final = 65_536
 
 
+class ChannelParts(NamedTuple):
+    """What a channel to a coordinator needs.
+
+    Attributes:
+        target: The address for gRPC.
+        credentials: TLS, with a client certificate if there is one. None: no TLS.
+        token: Returns the bearer token of each call. It may read a file. None: no call has a token.
+    """
+
+    target: str
+    credentials: grpc.ChannelCredentials | None
+    token: Callable[[], str] | None
+
+
+def find_parts(address: str) -> ChannelParts:
+    """What a channel to an address needs, with the credentials of this user.
+
+    Args:
+        address: HOST:PORT or insecure:HOST:PORT of a coordinator, or unix:PATH of its socket.
+
+    Raises:
+        NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
+        UsageError: The credentials can't be read.
+    """
+    if address.startswith(UNIX_SCHEME):
+        require_no_token(f"the kernel tells who calls through {address}")
+        path = address.removeprefix(UNIX_SCHEME)
+        _require_server(path)
+        return ChannelParts(f"{UNIX_SCHEME}{quote(path)}", None, None)
+    directory = credentials_directory()
+    is_insecure = address.startswith(INSECURE_SCHEME)
+    certificate = b"" if is_insecure else _authority(directory / AUTHORITY_FILE, address)
+    if token_file := os.environ.get(ISSUED_VARIABLE):
+        return _parts_for_token(address, certificate, Path(token_file))
+    chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
+    if key_path.exists() and not is_insecure:
+        pair = _read(key_path, address), _read(chain_path, address)
+        return ChannelParts(address, grpc.ssl_channel_credentials(certificate, *pair), None)
+    token = _token(directory / CLIENT_FILE, address)
+    if is_insecure:
+        return ChannelParts(address.removeprefix(INSECURE_SCHEME), None, lambda: token)
+    return ChannelParts(address, grpc.ssl_channel_credentials(certificate), lambda: token)
+
+
 def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Channel:
     """A channel that connects when it is first used.
 
@@ -43,26 +87,14 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
         NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
         UsageError: The credentials can't be read.
     """
-    if address.startswith(UNIX_SCHEME):
-        require_no_token(f"the kernel tells who calls through {address}")
-        path = address.removeprefix(UNIX_SCHEME)
-        _require_server(path)
-        return grpc.insecure_channel(f"{UNIX_SCHEME}{quote(path)}", options=options)
-    directory = credentials_directory()
-    is_insecure = address.startswith(INSECURE_SCHEME)
-    certificate = b"" if is_insecure else _authority(directory / AUTHORITY_FILE, address)
-    if token_file := os.environ.get(ISSUED_VARIABLE):
-        return _open_for_token(address, certificate, Path(token_file), options)
-    chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
-    if key_path.exists() and not is_insecure:
-        pair = _read(key_path, address), _read(chain_path, address)
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate, *pair), options=options)
-    token = _token(directory / CLIENT_FILE, address)
-    if is_insecure:
-        channel = grpc.insecure_channel(address.removeprefix(INSECURE_SCHEME), options=options)
+    target, credentials, token = find_parts(address)
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options=options)
     else:
-        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
-    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token}"))
+        channel = grpc.secure_channel(target, credentials, options=options)
+    if token is None:
+        return channel
+    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token()}"))
 
 
 def certificate_file() -> Path | None:
@@ -84,9 +116,7 @@ def require_no_token(why: str) -> None:
         )
 
 
-def _open_for_token(
-    address: str, certificate: bytes, path: Path, options: Sequence[tuple[str, int]]
-) -> grpc.Channel:
+def _parts_for_token(address: str, certificate: bytes, path: Path) -> ChannelParts:
     """A channel for a token of an OpenID Connect issuer. Its file is read for each call."""
     if not certificate:
         raise UsageError(
@@ -108,8 +138,7 @@ def _open_for_token(
         return text
 
     token()  # the first call would tell it later
-    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
-    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token()}"))
+    return ChannelParts(address, grpc.ssl_channel_credentials(certificate), token)
 
 
 def _authority(path: Path, address: str) -> bytes:

@@ -1,7 +1,7 @@
 """The logins of the web page: the token of clients, a token of OpenID Connect, or a client certificate.
 
-A login becomes a caller, as a call with the same credential would. The page's calls for it go through gRPC's own
-listener, so each has the caller's role, bounds, view and audit. A revocation or a block ends it like other calls.
+A login becomes a caller, as a call with the same credential would. The page's calls for the login go through
+gRPC's own listener, so each has the caller's role, bounds, view and audit. A revocation or a block ends them.
 """
 
 import datetime

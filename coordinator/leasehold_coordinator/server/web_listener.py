@@ -30,8 +30,8 @@ POLL_S: Final = 60.0
 class WebListener:
     """The web page.
 
-    On loopback it has no TLS: a browser would not trust the certificate, and users would learn to ignore that.
-    What other users of the host could read there, only root can read on the way to a browser.
+    On loopback it has no TLS: a browser would not trust the certificate, and users would learn to ignore the
+    warning. Only root can read what passes on loopback.
 
     Args:
         listeners: Whose callers log in.

@@ -38,7 +38,7 @@ export function show(main) {
     const lines = Math.max(1, Math.ceil((live.gpusOf.get(id)?.length ?? 0) / columns));
     const tiles = lines * TILE + (lines - 1) * GAP;
     const parked = Math.min(parkedOf(id).length, PARKED_LIMIT + 1);
-    if (isNarrow()) return 20 + 40 + 8 + tiles + (parked ? 8 + parked * 32 : 0) + 1;
+    if (isNarrow()) return 20 + 24 + 8 + tiles + (parked ? 4 + parked * 32 : 0) + 1;
     if (isMedium()) return 20 + Math.max(tiles, 60) + (parked ? 16 + 30 * Math.ceil(parked / 3) : 0) + 1;
     return 20 + Math.max(tiles, 60, parked * 30) + 1;
   }
@@ -179,7 +179,7 @@ export function show(main) {
     return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), tabindex: "-1" },
       h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
       h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
-      h("span", { class: "figures" }, h("span", {}, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}${isNarrow() ? "" : " G"}`), !isNarrow() && h("span", {}, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)));
+      h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), !isNarrow() && h("span", {}, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)));
   }
 
   function pickClass(gpu) {
@@ -287,6 +287,7 @@ export function show(main) {
   }
 
   function refresh(workers) {
+    list.classList.toggle("picking", picking() !== null);
     if (isListStale) listHosts();
     for (const id of workers) {
       const row = rows.get(id);

@@ -13,13 +13,13 @@ const MOST = 8 * 1440 * MINUTE;
 const ROW = 26;
 const HOST = 26; // the line with the name of a host
 const AXIS = 24;
-const LANE = 20; // one line of commands
-const LANES = 2;
+const LANE = 18; // one line of commands
+const LANES = 3;
 const TABLE_LIMIT = 1000;
 
 export function show(main) {
-  let range = Number(new URLSearchParams(location.search).get("range")) || 15 * MINUTE;
-  if (!(range >= LEAST && range <= MOST)) range = 15 * MINUTE;
+  let range = Number(new URLSearchParams(location.search).get("range")) || 5 * MINUTE;
+  if (!(range >= LEAST && range <= MOST)) range = 5 * MINUTE;
   let end = Date.now();
   let isFollowing = true;
   let chosen = null; // { span }, { command } or { event }

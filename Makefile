@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu foreign-client check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos lock clean
+.PHONY: demo prepared test test-long criu foreign-client axe check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,7 +39,11 @@ criu:
 
 # The libraries of the Node client that tests use.
 foreign-client:
-	.ci/foreign-client
+	.ci/npm-install tests/coordinator/foreign_client foreign_client
+
+# axe-core, with which tests examine the accessibility of the web page.
+axe:
+	.ci/npm-install tests/web/axe axe
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

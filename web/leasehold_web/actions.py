@@ -5,6 +5,7 @@ from typing import Final, TypeAlias, final
 import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from leasehold.v1.access_service_pb2 import WhoAmIRequest
 from leasehold.v1.command_service_pb2 import CancelCommandRequest
 from leasehold.v1.fleet_service_pb2 import CordonRequest, UncordonRequest
 from leasehold.v1.gpu_pb2 import GpuPair
@@ -83,8 +84,8 @@ class Cordon(_Action, frozen=True, kw_only=True, tag="cordon"):
     """Cordons GPUs, or the whole worker."""
 
     worker: str
+    reason: str
     gpu_uuids: list[str] = []
-    reason: str = ""
 
 
 class Uncordon(_Action, frozen=True, kw_only=True, tag="uncordon"):
@@ -98,7 +99,7 @@ class Drain(_Action, frozen=True, kw_only=True, tag="drain"):
     """Cordons a worker, and suspends its workloads."""
 
     worker: str
-    reason: str = ""
+    reason: str
 
 
 class Cancel(_Action, frozen=True, kw_only=True, tag="cancel"):
@@ -122,8 +123,8 @@ def read_action(data: bytes) -> Action:
     gpus = getattr(action, "gpu_uuids", [])
     if len(gpus) > GPU_LIMIT or (isinstance(action, Remap) and not 1 <= len(action.moves) <= MOVE_LIMIT):
         raise ValueError(f"an action names at most {GPU_LIMIT} GPUs and 1 to {MOVE_LIMIT} moves")
-    if len(getattr(action, "reason", "")) > REASON_LIMIT:
-        raise ValueError(f"a reason has at most {REASON_LIMIT} characters")
+    if isinstance(action, Cordon | Drain) and not 1 <= len(action.reason.strip()) <= REASON_LIMIT:
+        raise ValueError(f"a cordon needs a reason of 1 to {REASON_LIMIT} characters: say why")
     if isinstance(action, Stop) and not 0 <= action.grace_s <= GRACE_LIMIT_S:
         raise ValueError(f"a grace has 0 to {GRACE_LIMIT_S} seconds")
     return action
@@ -250,11 +251,13 @@ async def carry_out(api: Api, action: Action) -> Outcome:
 
 
 async def _cordon(api: Api, action: Cordon | Drain, gpu_uuids: list[str]) -> Message:
+    caller = await api.access.WhoAmI(WhoAmIRequest(), metadata=api.metadata, timeout=CALL_TIMEOUT_S)
+    by = caller.on_behalf_of or caller.identity
     response = await api.fleet.Cordon(
         CordonRequest(
             request_id=action.request_id,
             worker=action.worker,
-            operation=CordonOperation(gpu_uuids=gpu_uuids, reason=action.reason),
+            operation=CordonOperation(gpu_uuids=gpu_uuids, reason=action.reason, cordoned_by=by),
         ),
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,

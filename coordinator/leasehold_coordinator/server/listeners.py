@@ -246,6 +246,11 @@ class Listeners:
         return self._socket.inner_address
 
     @property
+    def sessions_path(self) -> Path:
+        """The file of the web page's sessions."""
+        return self._socket.sessions_path
+
+    @property
     def _servers(self) -> list[grpc.aio.Server]:
         return [server for server in (self._clients, self._workers, self._oidc) if server is not None]
 

@@ -5,7 +5,6 @@ import os
 import socket
 import ssl
 import tempfile
-from pathlib import Path
 from typing import Final, final
 
 from leasehold_web.server import WebServer
@@ -21,7 +20,6 @@ from leasehold_coordinator.server.ports import check_address
 from leasehold_coordinator.server.transport import PRESENT
 from leasehold_coordinator.server.web_doors import WebDoors
 
-SESSIONS_FILE: Final = "web-sessions.json"
 POLL_S: Final = 60.0
 """Time between two looks for a newer certificate."""
 
@@ -38,7 +36,6 @@ class WebListener:
         authorities: Issue the certificate of the server.
         names: Names and addresses by which browsers call the server.
         pki: The PKI of others. None: the CA of the state directory.
-        state_directory: The directory of the file with the sessions.
     """
 
     def __init__(
@@ -47,7 +44,6 @@ class WebListener:
         authorities: Authorities,
         names: frozenset[str],
         pki: OwnPki | None,
-        state_directory: Path,
     ) -> None:
         self._authorities = authorities
         self._names = names
@@ -58,7 +54,7 @@ class WebListener:
         self._renew_time = PRESENT()
         doors = WebDoors(listeners.authentication, listeners.oidc_authentication, listeners.inner_address)
         self._server = WebServer(
-            doors, names | frozenset(LOOPBACK_NAMES), state_directory / SESSIONS_FILE, replace_file
+            doors, names | frozenset(LOOPBACK_NAMES), listeners.sessions_path, replace_file
         )
 
     async def start(self, address: str) -> str:

@@ -141,7 +141,7 @@ function stop(workload) {
 }
 
 function reasonField() {
-  return h("input", { type: "text", id: "reason", maxlength: "256", placeholder: "for example: replaces a fan", autocomplete: "off" });
+  return h("input", { type: "text", id: "reason", maxlength: "256", required: true, placeholder: "for example: replaces a fan", autocomplete: "off" });
 }
 
 function cordon(worker, uuids) {
@@ -229,7 +229,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    if (yes.disabled) return;
+    if (yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
     try {
       const sent = typeof action === "function" ? action() : action;

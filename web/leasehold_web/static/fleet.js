@@ -248,8 +248,9 @@ export function show(main) {
   // One stop of the Tab key for all tiles. Arrows move between them.
   list.addEventListener("focusin", (event) => {
     const slot = event.target.closest(".slot");
+    if (!slot) return;
     for (const one of list.querySelectorAll('.slot[tabindex="0"]')) if (one !== slot) one.tabIndex = -1;
-    if (slot) slot.tabIndex = 0;
+    slot.tabIndex = 0;
   });
   list.addEventListener("keydown", (event) => {
     const slot = event.target.closest(".slot");

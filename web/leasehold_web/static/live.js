@@ -20,6 +20,7 @@ const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
 const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
 const KEPT = 512; // events and ended commands that the page keeps
 const SILENT_MS = 25000;
+const HIDDEN_MS = 30000; // how long a hidden window keeps its connection
 const listeners = new Set();
 let changed = new Map();
 let isScheduled = false;
@@ -49,7 +50,13 @@ export async function connect() {
     if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
   }, 5000);
   window.addEventListener("online", () => !live.isConnected && reopen());
-  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && !live.isConnected && reopen());
+  // A browser has six connections to a server. Hidden windows give theirs back, and catch up when they are shown.
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hiding);
+    if (document.visibilityState === "hidden") hiding = setTimeout(rest, HIDDEN_MS);
+    else if (!source) open();
+    else if (!live.isConnected) reopen();
+  });
 }
 
 function open() {
@@ -59,6 +66,13 @@ function open() {
 }
 
 let timer = 0;
+let hiding = 0;
+
+function rest() {
+  clearTimeout(timer);
+  source?.close();
+  source = null;
+}
 
 function reopen() {
   source?.close();

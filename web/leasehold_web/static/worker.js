@@ -108,7 +108,7 @@ function gpus(found) {
       h("td", {}, lease.health && lease.health !== "OK" ? `${lower(lease.health)}${lease.health_reason ? `: ${lease.health_reason}` : ""}` : "no fault known"));
   });
   if (!rows.length) return h("p", { class: "muted" }, "No GPU has been reported since the coordinator's start.");
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "GPUs" }, h("table", {}, h("thead", {}, h("tr", {}, ["Slot", "State", "Workload", "Model", "Memory", "Utilization", "Temperature", "Health"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of GPUs" }, h("table", {}, h("thead", {}, h("tr", {}, ["Slot", "State", "Workload", "Model", "Memory", "Utilization", "Temperature", "Health"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)));
 }
 
 function workloads(worker) {

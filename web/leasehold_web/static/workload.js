@@ -129,7 +129,7 @@ function hookText(hook) {
 function checkpointsCard(found) {
   const rows = found.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, ago(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
   return h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"),
-    rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)))
+    rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)))
       : h("p", { class: "muted" }, found.unreachable?.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker."));
 }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 CHROMIUM: Final = Path("/usr/bin/chromium")
 MISSING: Final = "no Chromium here: install Debian's chromium"
@@ -21,7 +21,10 @@ ARGUMENTS: Final = [
     "--disable-breakpad",
     "--disable-dev-shm-usage",
 ]
-TIMEOUT_MS: Final = 30_000
+TIMEOUT_MS: Final = 45_000
+"""How long the page may take for a step: a machine that plays other suites is slow."""
+
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 @dataclass

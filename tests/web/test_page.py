@@ -81,7 +81,7 @@ def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browse
 
         act(page, 1, "Suspend")
         parked = page.locator(".parked a", has_text="train")
-        expect(parked).to_contain_text("host memory")
+        expect(parked).to_contain_text("MiB · host")
         expect_state(page, 1, "FREE")
 
         parked.click()

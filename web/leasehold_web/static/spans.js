@@ -53,7 +53,7 @@ export function jointsOf(spans, isParked) {
 }
 
 // Hues that differ enough, each with lightness and chroma relative to the others (oklch).
-const HUES = [[262, 0, 1], [45, 0, 1], [150, 0, 0.9], [310, 0, 1], [195, 0, 0.8], [20, -0.02, 1.05], [85, 0.04, 0.85], [285, -0.08, 1], [130, -0.06, 0.9], [345, 0, 1], [225, -0.06, 0.9], [65, -0.1, 0.8]];
+const HUES = [[262, 0, 1], [50, 0, 1], [155, 0, 0.9], [335, 0, 1], [200, 0, 0.8], [25, -0.02, 1.05], [305, 0, 1], [105, 0.02, 0.85]];
 const taken = new Map();
 
 // The hue of a workload: by its id, or the next one if another workload in sight has that already.

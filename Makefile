@@ -11,7 +11,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu foreign-client check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos client docs lock clean
+.PHONY: demo prepared test test-long criu foreign-client axe check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos client docs lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 
 prepared: $(VENV)/.installed
 	@XDG_CACHE_HOME="$(CACHE)" $(BIN)/leasehold simgpu build >/dev/null
-	@$(BIN)/python -m compileall -q worker coordinator client simgpu protos/gen
+	@$(BIN)/python -m compileall -q worker coordinator client web simgpu protos/gen
 
 test: prepared
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
@@ -40,7 +40,11 @@ criu:
 
 # The libraries of the Node client that tests use.
 foreign-client:
-	.ci/foreign-client
+	.ci/npm-install tests/coordinator/foreign_client foreign_client
+
+# axe-core, with which tests examine the accessibility of the web page.
+axe:
+	.ci/npm-install tests/web/axe axe
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

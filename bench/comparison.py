@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("protos/gen", "worker", "coordinator", "client", "simgpu")
+ROOMS = ("protos/gen", "worker", "coordinator", "client", "web", "simgpu")
 
 
 @contextmanager

@@ -63,6 +63,7 @@ VERBS: Final = {
     "audit": "Verify that nobody changed the audit.",
     "install": "Install the coordinator or the worker as a service of systemd.",
     "uninstall": "Remove the service of the coordinator or the worker.",
+    "web": "Serve the web page on this host, as a client of the coordinator.",
     "local": "Show and release leases of this host's worker, without a coordinator.",
     "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
     "completion": "Print the script that makes a shell complete verbs, options and names.",
@@ -73,7 +74,7 @@ SECTIONS: Final = {
     "See what is there": "get top describe events logs wait whoami version",
     "Run and stop": "run stop adopt release label annotate rm",
     "Suspend and move": "suspend restore wake remap checkpoint cancel",
-    "Operate a fleet": "cordon uncordon gpu support-bundle",
+    "Operate a fleet": "web cordon uncordon gpu support-bundle",
     "Users and access": "login context access token ca audit",
     "Daemons": "coordinator worker install uninstall backup",
     "On a GPU host": "exec local doctor validate",
@@ -122,13 +123,17 @@ _PLACES: Final = {
 """Places, as MODULE:NAME, of the subcommands that have no module of their own name."""
 
 
+_EXTRAS: Final = {"web": "client,web"}
+"""Extras of the subcommands of the client that need more than ``client``."""
+
+
 class NotInstalledError(click.ClickException):
     """A subcommand's packages are missing."""
 
     exit_code = EXIT_USAGE
 
     def __init__(self, name: str, error: ModuleNotFoundError) -> None:
-        extra = PLUGINS[name].extra if name in PLUGINS else "client"
+        extra = PLUGINS[name].extra if name in PLUGINS else _EXTRAS.get(name, "client")
         super().__init__(
             f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
         )

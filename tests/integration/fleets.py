@@ -28,7 +28,7 @@ from tests.worker.conftest import end_leftovers
 COUNTER = Path(__file__).resolve().parents[2] / "examples/counter.py"
 LEASEHOLD = [sys.executable, "-m", "leasehold_client"]
 TIMEOUT_S = 30
-ROOMS = ("protos/gen", "worker", "coordinator", "client", "simgpu")
+ROOMS = ("protos/gen", "worker", "coordinator", "client", "web", "simgpu")
 """The folders of a checkout that have packages."""
 
 CRASH_POINT = "LEASEHOLD_CRASH_POINT"

@@ -2,29 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, final
 
 import grpc
 
-from leasehold_client import __version__, tracing
+from leasehold_client.aio.caller_channel import CallerChannel, Metadata
 from leasehold_client.aio.retry import repeat
-from leasehold_client.coordinator.channels import Credentials, certificate_file, find_credentials
 from leasehold_client.coordinator.connection import (
     CALL_TIMEOUT_S,
-    CLOSE_TIMEOUT_S,
-    ON_BEHALF_OF_KEY,
-    OPTIONS,
     PAGE_LIMIT,
     PAGE_SIZE,
     call_error,
-    find_coordinator,
     maybe_stored,
     too_many_pages,
 )
-from leasehold_client.coordinator.renewing_channel import RenewedContext
 from leasehold_client.coordinator.trace_interceptor import TRACE_PARENT_KEY, begin_call
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
@@ -51,8 +43,6 @@ Page = TypeVar("Page", bound=_Page)
 class AsyncConnection:
     """A channel to one coordinator, which is opened by the first call.
 
-    Files and renewals are read and made in threads, so that no call blocks the loop.
-
     Args:
         address: As of :class:`leasehold_client.coordinator.connection.Connection`.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
@@ -67,25 +57,19 @@ class AsyncConnection:
         context: str | None,
         on_behalf_of: str,
     ) -> None:
-        self.address = address or ""
-        """Address of the coordinator. Empty: this user's coordinator, before the first call."""
+        self._caller = CallerChannel(address, context, on_behalf_of)
         self._on_wait = on_wait
-        self._context_name = context
-        self._on_behalf_of = on_behalf_of
-        self._lock = asyncio.Lock()
-        self._channels: list[grpc.aio.Channel] = []
-        """The present channel, and before it those whose calls may not have ended."""
-        self._context: RenewedContext | None = None
-        self._token: Callable[[], str] | None = None
-        self._certificate: Path | None = None
-        late: object = _LateChannel(lambda: self._channels[-1])  # has what stubs use
+        late: object = _LateChannel(self._caller)  # has what stubs use
         self.channel = cast("grpc.aio.Channel", late)
+
+    @property
+    def address(self) -> str:
+        """Address of the coordinator. Empty: this user's coordinator, before the first call."""
+        return self._caller.address
 
     async def close(self) -> None:
         """Closes the channel within a second, which ends its calls."""
-        for channel in self._channels:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(channel.close(), CLOSE_TIMEOUT_S)
+        await self._caller.close()
 
     async def once(
         self,
@@ -94,7 +78,7 @@ class AsyncConnection:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Response:
         """Makes a call once."""
-        metadata = await self._ready()
+        _, metadata = await self._caller.present()
         try:
             return await method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
@@ -150,7 +134,7 @@ class AsyncConnection:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Response]:
         """Makes a call, yields its responses, and cancels the call when the iteration ends."""
-        metadata = await self._ready()
+        _, metadata = await self._caller.present()
         call = method(request, timeout=timeout_s, metadata=metadata)
         try:
             async for response in call:
@@ -160,52 +144,22 @@ class AsyncConnection:
         finally:
             call.cancel()
 
-    async def _ready(self) -> tuple[tuple[str, str], ...]:
-        """Opens the channel, or renews its certificate if that is due. Returns the metadata of a call."""
-        async with self._lock:
-            if not self._channels:
-                self._channels.append(await self._open())
-            elif self._context is not None and await asyncio.to_thread(self._context.renew_if_due):
-                tls = self._context.credentials()
-                self._channels.append(grpc.aio.secure_channel(self.address, tls, options=OPTIONS))
-        headers = []
-        if self._token is not None:
-            headers.append(("authorization", f"Bearer {await asyncio.to_thread(self._token)}"))
-        if self._on_behalf_of:
-            headers.append((ON_BEHALF_OF_KEY, self._on_behalf_of))
-        return tuple(headers)
-
-    async def _open(self) -> grpc.aio.Channel:
-        target, tls, self._token = await asyncio.to_thread(self._find)
-        tracing.open_tracing("leasehold-client", __version__)
-        if tls is None:
-            return grpc.aio.insecure_channel(target, options=OPTIONS)
-        return grpc.aio.secure_channel(target, tls, options=OPTIONS)
-
-    def _find(self) -> Credentials:
-        self.address, context = find_coordinator(self.address or None, self._context_name)
-        if context is not None:
-            self._context = RenewedContext(context)
-            return Credentials(self.address, self._context.credentials())
-        self._certificate = certificate_file()
-        return find_credentials(self.address)
-
     async def _call_error(self, error: grpc.RpcError) -> LeaseholdError:
-        return await asyncio.to_thread(call_error, error, self.address, self._certificate)
+        return await asyncio.to_thread(call_error, error, self.address, self._caller.certificate)
 
 
 @final
 class _LateChannel:
     """Methods of stubs, each call of which uses the channel of that moment."""
 
-    def __init__(self, present: Callable[[], grpc.aio.Channel]) -> None:
-        self._present = present
+    def __init__(self, caller: CallerChannel) -> None:
+        self._caller = caller
 
     def unary_unary(self, path: str, *arguments: Any, **named: Any) -> Any:
         """A unary method. Each call has a span, if spans are exported."""
 
-        async def call(request: Any, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> Any:
-            method = self._present().unary_unary(path, *arguments, **named)
+        async def call(request: Any, *, timeout: float, metadata: Metadata) -> Any:
+            method = self._caller.current.unary_unary(path, *arguments, **named)
             span = begin_call(path)
             if span is None:
                 return await method(request, timeout=timeout, metadata=metadata)
@@ -225,8 +179,12 @@ class _LateChannel:
 
     def unary_stream(self, *arguments: Any, **named: Any) -> Any:
         """A method with a response stream."""
-        return lambda *call, **options: self._present().unary_stream(*arguments, **named)(*call, **options)
+        return lambda *call, **options: self._caller.current.unary_stream(*arguments, **named)(
+            *call, **options
+        )
 
     def stream_stream(self, *arguments: Any, **named: Any) -> Any:
         """A method with both streams, which no stub of the client calls."""
-        return lambda *call, **options: self._present().stream_stream(*arguments, **named)(*call, **options)
+        return lambda *call, **options: self._caller.current.stream_stream(*arguments, **named)(
+            *call, **options
+        )

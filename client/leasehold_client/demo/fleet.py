@@ -61,11 +61,21 @@ class DemoFleet:
         self._client_address = f"{host}:{_free_port()}"
         self._worker_address = f"{host}:{_free_port()}"
         self._join_address = f"{host}:{_free_port()}"
+        self._web_address = f"127.0.0.1:{_free_port()}"
 
     @property
     def coordinator_pid(self) -> int:
         """Process id of the current coordinator."""
         return self._processes["coordinator"].pid
+
+    @property
+    def web_url(self) -> str:
+        """URL of the web page, which logs in with the token of the folder.
+
+        Browsers send the part after # to nobody.
+        """
+        token = (self._folder / "client.token").read_text().strip()
+        return f"http://{self._web_address}/login#token={token}"
 
     def start(self) -> None:
         """Starts the daemons, and waits until both workers have reported.
@@ -97,6 +107,7 @@ class DemoFleet:
 
     def _start_coordinator(self) -> None:
         listen = ["--listen", self._client_address, "--worker-listen", self._worker_address]
+        listen += ["--web", self._web_address]
         if self._is_mutual:
             settings = self._folder / "coordinator.toml"
             settings.write_text('server_names = ["localhost"]\n')

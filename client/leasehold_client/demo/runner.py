@@ -109,8 +109,8 @@ def _time_limit(limit_s: float) -> Iterator[None]:
 def _wait_for_interrupt(fleet: DemoFleet) -> None:
     """Returns after Ctrl-C, the regular end of a kept demonstration."""
     click.echo(
-        "The fleet keeps running until Ctrl-C. Try: "
-        f"LEASEHOLD_COORDINATOR={fleet.address} leasehold get workloads",
+        f"The fleet keeps running until Ctrl-C. See it, and its moves on the timeline: {fleet.web_url}\n"
+        f"Or try: LEASEHOLD_COORDINATOR={fleet.address} leasehold get workloads",
         err=True,
     )
     ended = threading.Event()

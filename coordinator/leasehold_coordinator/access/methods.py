@@ -69,6 +69,7 @@ _ROWS: Final[dict[str, dict[str, tuple[Role | Credential, *tuple[str, ...]]]]] =
     "leasehold.v1.EventService": {
         "ListEvents": (Role.VIEWER, "workload/workload", "worker/worker"),
         "WatchEvents": (Role.VIEWER, "workload/workload", "worker/worker"),
+        "ListLeaseHistory": (Role.VIEWER, "workload/workload", "worker/worker", "gpu/gpu_uuid"),
     },
     "leasehold.v1.AuditService": {
         "ListAuditEntries": (Role.OPERATOR,),

@@ -1,5 +1,6 @@
 """The identity of a caller."""
 
+import hashlib
 from collections.abc import Callable, Collection
 from typing import Any, Final, NoReturn, final
 
@@ -8,8 +9,15 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity, Kind
-from leasehold_coordinator.access.local_tokens import CLIENT_FILE, WORKER_FILE, LocalTokens, is_bearer
+from leasehold_coordinator.access.local_tokens import (
+    CLIENT_FILE,
+    SCHEME,
+    WORKER_FILE,
+    LocalTokens,
+    is_bearer,
+)
 from leasehold_coordinator.access.peer_certificates import parse_peer_certificate
+from leasehold_coordinator.access.web_callers import WebCallers
 from leasehold_coordinator.api.unix_users import UnixUsers
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.callers import host_of
@@ -51,6 +59,7 @@ class Authentication:
         self._tokens = tokens
         self._socket_user = socket_user
         self._users = UnixUsers()
+        self.web = WebCallers()
 
     async def client(self, context: Context) -> Caller:
         """The caller, without a role.
@@ -60,6 +69,8 @@ class Authentication:
         """
         headers = authorization(context)
         if context.peer().startswith(_SOCKET_SCHEMES):
+            if (caller := self._web_caller(context, headers)) is not None:
+                return self._admitted(caller)
             if headers:
                 refuse("the call has a token besides its connection's user: send no token through the socket")
             uid = self._socket_user(context.peer())
@@ -72,7 +83,42 @@ class Authentication:
             return self._certificate_holder(context, pem, _CLIENT_KINDS)
         if not _is_only(headers, self._tokens.client):
             refuse(_UNKNOWN.format(kind="call", file=CLIENT_FILE))
-        return Caller(self._users.own, host_of(context.peer()), is_local_admin=True)
+        return self._token_holder(host_of(context.peer()))
+
+    def _token_holder(self, address: str) -> Caller:
+        return Caller(self._users.own, address, is_local_admin=True)
+
+    def _web_caller(self, context: Context, headers: list[str | bytes]) -> Caller | None:
+        """The caller of this process's web page, which connects to the inner listener without the socket."""
+        is_forwarded = self._socket_user(context.peer()) is not None
+        if is_forwarded or len(headers) != 1 or not isinstance(headers[0], str):
+            return None
+        return self.web.find(headers[0])
+
+    def web_token_holder(self, token: str, address: str) -> Caller | None:
+        """Who logs in to the web page with a token. None: it is not the token of clients."""
+        return self._token_holder(address) if is_bearer(SCHEME + token, self._tokens.client) else None
+
+    def web_certificate_holder(self, pem: bytes, address: str) -> Caller:
+        """Who logs in to the web page with a client certificate, which TLS has verified.
+
+        Raises:
+            FleetError: UNAUTHENTICATED.
+        """
+        return self._holder(pem, address, _CLIENT_KINDS)
+
+    def web_again(self, caller: Caller) -> Caller:
+        """Who logged in to the web page of an earlier run of the coordinator.
+
+        Raises:
+            FleetError: UNAUTHENTICATED, the credential is not valid any more.
+        """
+        return self._admitted(caller)
+
+    @property
+    def client_token_digest(self) -> str:
+        """The SHA-256 of the token of clients. A login with another token is not valid any more."""
+        return hashlib.sha256(self._tokens.client.encode()).hexdigest()
 
     def worker(self, context: Context) -> Caller | None:
         """The worker that calls. None: the holder of the token of workers, which may use any worker's name.
@@ -103,6 +149,14 @@ class Authentication:
         """
         if authorization(context):
             refuse("the call has a token besides its connection's certificate: send only one credential")
+        return self._holder(pem, host_of(context.peer()), kinds)
+
+    def _holder(self, pem: bytes, address: str, kinds: Collection[Kind]) -> Caller:
+        """The holder of a certificate that a connection presented.
+
+        Raises:
+            FleetError: UNAUTHENTICATED.
+        """
         try:
             found = parse_peer_certificate(pem, self.certificates.trust_domain)
         except ValueError as error:
@@ -117,7 +171,7 @@ class Authentication:
                 "an admin for a join token"
             )
         caller = self._admitted(
-            Caller(found.identity, host_of(context.peer()), serial=found.serial, expire_time=found.not_after)
+            Caller(found.identity, address, serial=found.serial, expire_time=found.not_after)
         )
         if known is not None:  # it came together with the certificates of all CAs
             self.certificates.confirm(known.identity, {known.authority})

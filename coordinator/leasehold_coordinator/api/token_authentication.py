@@ -65,10 +65,18 @@ class TokenAuthentication:
                 "the call has no token, or several: send a token of the OpenID Connect issuer as metadata "
                 "`authorization: Bearer …`; `leasehold` takes it from the file LEASEHOLD_TOKEN_FILE"
             )
-        user, is_new = self._user(headers[0].removeprefix(SCHEME))
+        return self.token_holder(headers[0].removeprefix(SCHEME), host_of(context.peer()))
+
+    def token_holder(self, token: str, address: str) -> Caller:
+        """The user of a token, without the role of its bindings.
+
+        Raises:
+            FleetError: UNAUTHENTICATED, or ISSUER_UNAVAILABLE.
+        """
+        user, is_new = self._user(token)
         caller = Caller(
             user.identity,
-            host_of(context.peer()),
+            address,
             claimed_role=user.role,
             expire_time=user.expire_time,
         )

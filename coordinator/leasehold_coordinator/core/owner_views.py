@@ -1,4 +1,4 @@
-"""Workloads, commands, events and GPUs as one caller sees them. Pure."""
+"""Workloads, commands, events, GPUs and their history as one caller sees them. Pure."""
 
 from hashlib import blake2b
 from typing import Final, final
@@ -6,6 +6,7 @@ from typing import Final, final
 from leasehold.v1 import event_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
+from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Workload
 
@@ -14,6 +15,7 @@ from leasehold_coordinator.core.permitted_fields import (
     COMMAND,
     EVENT,
     GPU,
+    LEASE_SPAN,
     SHARED_COMMAND,
     WORKLOAD,
     restricted,
@@ -88,6 +90,12 @@ class OwnerViews:
             return event  # messages about foreign processes have their command lines
         is_public = event.kind in _PUBLIC_EVENTS and not event.workload_id
         return event if is_public else restricted(event, EVENT)
+
+    def lease_span(self, span: LeaseSpan) -> LeaseSpan:
+        """A use of a GPU."""
+        if self.owner in (None, span.owner):
+            return span
+        return restricted(span, LEASE_SPAN)
 
     def gpu(self, gpu: FleetGpu) -> FleetGpu:
         """A GPU."""

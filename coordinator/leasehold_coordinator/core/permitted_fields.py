@@ -139,6 +139,22 @@ EVENT: Final[Rows] = {
 }
 """An event about a workload or a command of others, or whose message is for operators."""
 
+LEASE_SPAN: Final[Rows] = {
+    "span_id": SHOWN,
+    "gpu_uuid": SHOWN,
+    "worker_id": SHOWN,
+    "worker_name": SHOWN,
+    "slot": SHOWN,
+    "state": SHOWN,
+    "lease_id": HIDDEN,
+    "workload_id": SHOWN,
+    "workload_name": SHOWN,
+    "owner": HIDDEN,
+    "begin_time": SHOWN,
+    "end_time": SHOWN,
+}
+"""A use of a GPU by a workload of others. The present GPUs show the same."""
+
 GPU: Final[Rows] = {
     "worker_id": SHOWN,
     "worker_name": SHOWN,

@@ -37,6 +37,7 @@ from leasehold_coordinator.fleet.command_ends import count_end
 from leasehold_coordinator.fleet.command_traces import CommandTraces
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.lease_history import LeaseHistory
 from leasehold_coordinator.fleet.refusals import Refusals
 from leasehold_coordinator.fleet.retention import publish_deleted_commands, publish_deleted_workloads
 from leasehold_coordinator.fleet.session import Session
@@ -93,7 +94,8 @@ class Fleet:
         self.events = Events(store, self.reader.event_hub)
         self.refusals = Refusals(self.events)
         self.audit = AuditRefusals(store)
-        self.worker_news = WorkerNews(self.reader, self.events)
+        self.lease_history = LeaseHistory(store, self.workloads)
+        self.worker_news = WorkerNews(self.reader, self.events, self.lease_history)
         self.traces = CommandTraces()
         self.join_tokens = JoinTokens()
         self.bindings = WorkerBindings()
@@ -101,12 +103,13 @@ class Fleet:
         """Held by each change of join tokens and bindings, so that one is made at a time."""
 
     async def load(self) -> None:
-        """Loads workers, live workloads, unfinished commands, join tokens and bindings from the store."""
+        """Loads from the store what has not ended, the workers, join tokens and bindings."""
         for stored in await self.store.workers():
             self.registry.add_stored(stored.hello, stored.epoch)
         for workload in await self.store.live_workloads():
             self.workloads[workload.workload_id] = workload
         self.ledger.load(await self.store.open_commands())
+        self.lease_history.load(await self.store.open_lease_spans())
         for token in await read_join_tokens(self.store):
             self.join_tokens.put(token)
         for binding in await read_bindings(self.store):

@@ -1,4 +1,4 @@
-"""Deletes history: events, and commands and workloads that have ended."""
+"""Deletes history: events, and commands, workloads and lease spans that have ended."""
 
 import logging
 import math
@@ -17,14 +17,14 @@ from leasehold_coordinator.storage.store import ANY_AGE_S
 logger = logging.getLogger(__name__)
 
 HISTORY_LIMIT_BYTES: Final = 8 * 2**30
-"""Size of a SQLite store from which on ended workloads, ended commands and events are deleted at any age."""
+"""Size of a SQLite store from which on its history is deleted at any age."""
 
 PRUNE_ROUNDS: Final = 20
 """Most deletions by which one call of :meth:`Fleet.prune` shrinks a store that is too large."""
 
 
 async def prune(reader: FleetReader, retention_s: float, audit_retention_s: float = math.inf) -> None:
-    """Deletes events, ended commands, ended workloads and remembered deletions older than the retention.
+    """Deletes events, ended commands, workloads and lease spans, and remembered deletions, by their age.
 
     Entries of the audit have a retention of their own, and are never deleted for lack of space.
 
@@ -32,7 +32,8 @@ async def prune(reader: FleetReader, retention_s: float, audit_retention_s: floa
     largest table are deleted at any age: a peer may fill the store faster than rows grow old. The choice
     of the largest table keeps a flood of events or deletions from deleting commands.
     """
-    tables, store = (schema.commands, schema.workloads, schema.events, schema.deletions), reader.store
+    store = reader.store
+    tables = (schema.commands, schema.workloads, schema.events, schema.lease_spans, schema.deletions)
     await _delete(
         reader, *(OldRows(table, retention_s) for table in tables), audit=OldAudit(audit_retention_s)
     )
@@ -41,7 +42,7 @@ async def prune(reader: FleetReader, retention_s: float, audit_retention_s: floa
         return
     logger.warning(
         "the store has %d bytes, above its limit of %d: deleting the oldest of the most numerous among "
-        "events, ended commands, ended workloads and remembered deletions",
+        "events, ended commands, ended workloads, lease spans and remembered deletions",
         used_bytes,
         HISTORY_LIMIT_BYTES,
     )

@@ -18,6 +18,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.event_bounds import EventBounds
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.fleet.lease_history import LeaseHistory
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +34,10 @@ connections. A worker may report 256 GPUs 200 times per second."""
 class WorkerNews:
     """Publishes workers and GPUs, and their deletions."""
 
-    def __init__(self, reader: FleetReader, events: Events) -> None:
+    def __init__(self, reader: FleetReader, events: Events, history: LeaseHistory) -> None:
         self._reader = reader
         self._events = events
+        self._history = history
         self._published_states: dict[str, WorkerState.ValueType] = {}
         self._published_hellos: dict[str, Hello] = {}
         """The hello at the last publication, by worker id. Reveals removed GPUs."""
@@ -53,6 +55,7 @@ class WorkerNews:
             self._tell_contact(known, worker.state)
         self._published_states[worker.worker_id] = worker.state
         self._tell_conditions(known)
+        self._history.note(known, gpus)
         self._reader.fleet_hub.publish(worker.worker_id, WatchFleetResponse(worker=worker))
         for gpu in gpus:
             self._reader.fleet_hub.publish(gpu.gpu.uuid, WatchFleetResponse(gpu=gpu))
@@ -67,6 +70,7 @@ class WorkerNews:
         self._conditions.forget(worker_id)
         self._contacts.forget(worker_id)
         self._events.worker_deleted(known)
+        self._history.forget(worker_id)
         self._reader.fleet_hub.publish(worker_id, WatchFleetResponse(deleted_worker_id=worker_id))
 
     def _publish_gone_gpus(self, worker_id: str, hello: Hello) -> None:

@@ -9,6 +9,7 @@ from leasehold.v1 import lease_pb2, worker_pb2
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
+from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload
 
@@ -73,6 +74,15 @@ COMMANDS: Final[Orders[Command]] = Orders(
 
 EVENTS: Final[Orders[Event]] = Orders(
     {"time": _EVENT_ID}, (SortKey("time", _EVENT_ID, is_descending=True),), None
+)
+
+_SPAN_END: Final[Scalar[LeaseSpan]] = moment(
+    lambda span: span.end_time if span.HasField("end_time") else None
+)
+LEASE_SPANS: Final[Orders[LeaseSpan]] = Orders(
+    {"end_time": _SPAN_END},
+    (SortKey("end_time", _SPAN_END, is_descending=True),),
+    SortKey("span_id", text(lambda span: span.span_id), is_descending=True),
 )
 
 AUDIT: Final[Orders[AuditEntry]] = Orders(

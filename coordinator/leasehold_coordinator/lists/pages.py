@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from leasehold.v1 import errors_pb2
 from leasehold.v1.audit_service_pb2 import ListAuditEntriesRequest
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
-from leasehold.v1.event_service_pb2 import ListEventsRequest
+from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRequest
 from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
@@ -56,6 +56,7 @@ ListRequest: TypeAlias = (
     | ListWorkloadsRequest
     | ListCommandsRequest
     | ListEventsRequest
+    | ListLeaseHistoryRequest
     | ListAuditEntriesRequest
 )
 

@@ -54,6 +54,12 @@ Examples:
     ),
 )
 @click.option(
+    "--web",
+    metavar="HOST:PORT",
+    envvar="LEASEHOLD_WEB",
+    help="Address for browsers: the web page, with TLS off loopback.  [default: none]",
+)
+@click.option(
     "--database",
     metavar="PATH",
     envvar="LEASEHOLD_DATABASE",
@@ -112,6 +118,7 @@ def command(
     join_listen: str | None,
     health_listen: str | None,
     metrics_listen: str | None,
+    web: str | None,
     database: str | None,
     socket: str | None,
     state_dir: str | None,
@@ -144,6 +151,7 @@ def command(
         join_listen=join_listen,
         health_listen=health_listen,
         metrics_listen=metrics_listen,
+        web=web,
         database=database,
         socket=socket,
         state_dir=state_dir,

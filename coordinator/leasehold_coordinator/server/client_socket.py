@@ -63,6 +63,8 @@ class ClientSocket:
         name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
         self._inner_path = directory.absolute() / f"{name}.grpc"  # one for each coordinator of the directory
         _require_short(self._inner_path, "--state-dir")
+        self.sessions_path = self._inner_path.with_suffix(".web-sessions")
+        """The file of the web page's sessions, one for each coordinator of the directory."""
         self._users: dict[str, int] = {}
         """The user of each forwarded connection, by the connection's name."""
         self._connections: set[asyncio.Task[None]] = set()

@@ -65,6 +65,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Address for users with tokens of an OpenID Connect issuer, HOST:PORT. Empty: none."""
     oidc: OidcSettings | None = None
     """The OpenID Connect issuer."""
+    web: str = ""
+    """Address for browsers, HOST:PORT: the web page, with TLS off loopback. Empty: none."""
     health_listen: str = ""
     """Address for health checks without TLS and identity, HOST:PORT. Empty: none."""
     metrics_listen: str = ""
@@ -201,7 +203,16 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     for address in (
         config.listen,
         config.worker_listen,
-        *filter(None, [config.join_listen, config.oidc_listen, config.health_listen, config.metrics_address]),
+        *filter(
+            None,
+            [
+                config.join_listen,
+                config.oidc_listen,
+                config.health_listen,
+                config.metrics_address,
+                config.web,
+            ],
+        ),
     ):
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:

@@ -13,6 +13,7 @@ import click
 import uvloop
 
 from leasehold_coordinator import __version__
+from leasehold_coordinator.access.local_tokens import CLIENT_FILE
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
@@ -67,8 +68,10 @@ def _serve(config: CoordinatorConfig) -> None:
     open_tracing("leasehold-coordinator", __version__)
 
     def announce(addresses: Addresses) -> None:
-        clients, workers = addresses
+        clients, workers, web = addresses
         click.echo(f"leasehold coordinator listening on {clients} for clients, {workers} for workers")
+        if web:
+            click.echo(_HOW_TO_BROWSE.format(url=web, token=Path(config.state_dir) / CLIENT_FILE))
         if config.join_address:
             click.echo(_HOW_TO_JOIN)
         if (most := scaled(WORKER_CONNECTIONS)) < WORKER_CONNECTIONS:
@@ -77,6 +80,8 @@ def _serve(config: CoordinatorConfig) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, announce))
 
+
+_HOW_TO_BROWSE: Final = "  web page on {url}: log in with the content of {token}"
 
 _HOW_TO_JOIN: Final = """\
   other hosts need client certificates, which they get for join tokens:

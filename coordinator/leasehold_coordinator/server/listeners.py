@@ -102,10 +102,12 @@ class Addresses(NamedTuple):
     Attributes:
         clients: For clients.
         workers: For workers.
+        web: The URL of the web page. Empty: there is none.
     """
 
     clients: str
     workers: str
+    web: str = ""
 
 
 @final
@@ -158,6 +160,7 @@ class Listeners:
         authentication = Authentication(
             tokens, self._socket.user_id, certificates, calls, is_insecure=is_insecure
         )
+        self.authentication, self.oidc_authentication = authentication, oidc
         authorization = Authorization(bindings)
         live = LiveStreams(authorization.role)
         border = Border(authentication, authorization, live, fleet.audit, bounds)
@@ -238,6 +241,16 @@ class Listeners:
         return addresses
 
     @property
+    def inner_address(self) -> str:
+        """Address of gRPC's own listener behind the socket, which only this process's user can reach."""
+        return self._socket.inner_address
+
+    @property
+    def sessions_path(self) -> Path:
+        """The file of the web page's sessions."""
+        return self._socket.sessions_path
+
+    @property
     def _servers(self) -> list[grpc.aio.Server]:
         return [server for server in (self._clients, self._workers, self._oidc) if server is not None]
 
@@ -280,7 +293,9 @@ def _add_client_services(
     command_service_pb2_grpc.add_CommandServiceServicer_to_server(
         CommandService(reader, dispatcher), services
     )
-    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventService(reader, fleet.events), services)
+    event_service_pb2_grpc.add_EventServiceServicer_to_server(
+        EventService(reader, fleet.events, fleet.lease_history), services
+    )
     audit_service_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(reader, fleet.audit), services)
     certificate_service_pb2_grpc.add_CertificateServiceServicer_to_server(
         CertificateService(certificates, revocations, authority_changes, calls), services

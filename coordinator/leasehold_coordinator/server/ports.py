@@ -28,7 +28,7 @@ def add_port(server: grpc.aio.Server, address: str, option: str, tls: PortTls | 
     Raises:
         StartError: The address can't be used.
     """
-    _check_address(address, option)
+    check_address(address, option)
     try:
         if tls is None:
             port = server.add_insecure_port(address)
@@ -40,7 +40,7 @@ def add_port(server: grpc.aio.Server, address: str, option: str, tls: PortTls | 
     return f"{scheme}{address.rpartition(':')[0]}:{port}"
 
 
-def _check_address(address: str, option: str) -> None:
+def check_address(address: str, option: str) -> None:
     """Binds the address on trial. gRPC itself would log a line of its own, and would not report the cause.
 
     Raises:

@@ -50,6 +50,7 @@ from leasehold_coordinator.server.metrics_listener import MetricsListener, open_
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.service_manager import ServiceManager
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
+from leasehold_coordinator.server.web_listener import WebListener
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.storage.store_file import unusable
@@ -97,6 +98,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             config.join_address,
             config.oidc_listen,
             config.metrics_address,
+            config.web,
         ],
         config.server_names,
     )
@@ -105,6 +107,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     listeners: Listeners | None = None
     enrolment: EnrolmentListener | None = None
     probes: HealthListener | None = None
+    page: WebListener | None = None
     try:
         fleet = Fleet(store, config.load_interval_s, vault, is_store_restored=config.store_restored)
         if config.clock_corrected:
@@ -157,6 +160,9 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 workers=addresses.workers,
                 server_names=config.server_names,
             )
+        if config.web:
+            page = WebListener(listeners, authorities, names, pki)
+            addresses = addresses._replace(web=await page.start(config.web))
         if config.health_listen:
             probes = HealthListener(health_servicer)
             logger.info("listening on %s for health checks", await probes.start(config.health_listen))
@@ -192,6 +198,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 *map(tasks.create_task, scrapes),
                 *([tasks.create_task(source.run())] if source is not None else []),
                 *([tasks.create_task(pki.watch())] if pki is not None else []),
+                *([tasks.create_task(page.watch())] if page is not None else []),
             ]
             if config.audit_file:
                 told = partial(set_audit_file, health_servicer)
@@ -205,6 +212,8 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         _send_away(fleet)
     finally:
         try:
+            if page is not None:
+                await page.stop()
             if probes is not None:
                 await probes.stop()
             if enrolment is not None:
@@ -272,7 +281,7 @@ def _watches(fleet: Fleet) -> Parts:
 
 def _writes(fleet: Fleet, dispatcher: Dispatcher) -> Parts:
     """Periodic tasks that write to the store."""
-    return (dispatcher.tick, fleet.events.flush, fleet.audit.flush)
+    return (dispatcher.tick, fleet.events.flush, fleet.lease_history.flush, fleet.audit.flush)
 
 
 async def _tick(parts: Parts) -> None:

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.event_pb2 import Event
+from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
@@ -195,5 +196,23 @@ def event_row(event: Event) -> Row:
             "workload_id": event.workload_id,
             "create_time_ns": event.time.ToNanoseconds(),
             "record": event.SerializeToString(),
+        },
+    )
+
+
+def lease_span_row(span: LeaseSpan) -> Row:
+    """A lease span's row."""
+    ended = span.HasField("end_time")
+    return Row(
+        schema.lease_spans,
+        {
+            "span_id": span.span_id,
+            "gpu_uuid": span.gpu_uuid,
+            "worker_id": span.worker_id,
+            "workload_id": span.workload_id,
+            "begin_time_ns": span.begin_time.ToNanoseconds(),
+            "end_time_ns": span.end_time.ToNanoseconds() if ended else schema.OPEN_END_NS,
+            "ended": ended,
+            "record": span.SerializeToString(),
         },
     )

@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0015"
+NEWEST: Final = "0016"
 """The newest migration. It makes the tables below."""
 
 workers: Final = Table(
@@ -98,6 +98,31 @@ events: Final = Table(
     Index("events_by_served_s", "served_s"),
 )
 """Events as ``leasehold.v1.Event``. Their ids sort by time."""
+
+OPEN_END_NS: Final = 2**63 - 1
+"""The end of a span that has not ended."""
+
+lease_spans: Final = Table(
+    "lease_spans",
+    METADATA,
+    Column("span_id", String, primary_key=True),
+    Column("gpu_uuid", String, nullable=False),
+    Column("worker_id", String, nullable=False),
+    Column("workload_id", String, nullable=False),
+    Column("begin_time_ns", BigInteger, nullable=False),
+    Column("end_time_ns", BigInteger, nullable=False),
+    Column("ended", Boolean, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("served_s", BigInteger),
+    Column("digest", LargeBinary),
+    # Each index also has the begin, so that a query of a time reads no row outside of it.
+    Index("lease_spans_by_end", "end_time_ns", "span_id", "begin_time_ns"),
+    Index("lease_spans_by_gpu", "gpu_uuid", "end_time_ns", "span_id", "begin_time_ns"),
+    Index("lease_spans_by_worker", "worker_id", "end_time_ns", "span_id", "begin_time_ns"),
+    Index("lease_spans_by_workload", "workload_id", "end_time_ns", "span_id", "begin_time_ns"),
+    Index("lease_spans_by_served_s", "served_s"),
+)
+"""The use of GPUs as ``leasehold.v1.LeaseSpan``."""
 
 deletions: Final = Table(
     "deletions",

@@ -13,6 +13,7 @@ from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
+from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
@@ -394,6 +395,43 @@ class Store:
         if workload_id is not None:
             statement = statement.where(table.c.workload_id == workload_id)
         return await self._page(Event, stored_lists.EVENTS, statement, page, wanted, view)
+
+    async def open_lease_spans(self) -> list[LeaseSpan]:
+        """Lease spans that have not ended, oldest first.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE.
+        """
+        table = schema.lease_spans
+        open_ones = sa.select(table).where(table.c.end_time_ns == schema.OPEN_END_NS)
+        rows = await self._select(open_ones.order_by(table.c.span_id), deadline_s=None)
+        found = (self._decode_if_whole(LeaseSpan, table, row) for row in rows)
+        return [span for span in found if span is not None]
+
+    async def list_lease_spans(
+        self,
+        page: PageRequest[LeaseSpan],
+        view: Callable[[LeaseSpan], LeaseSpan],
+        time_ns: tuple[int, int],
+        *,
+        worker_id: str | None,
+        workload_id: str | None,
+        gpu_uuid: str | None,
+    ) -> Page[LeaseSpan]:
+        """A page of the lease spans that overlap a time, from its begin to its end."""
+        columns = schema.lease_spans.c
+        start_ns, end_ns = time_ns
+        statement = sa.select(schema.lease_spans).where(
+            columns.end_time_ns > start_ns, columns.begin_time_ns < end_ns
+        )
+        for column, value in (
+            (columns.worker_id, worker_id),
+            (columns.workload_id, workload_id),
+            (columns.gpu_uuid, gpu_uuid),
+        ):
+            if value is not None:
+                statement = statement.where(column == value)
+        return await self._page(LeaseSpan, stored_lists.LEASE_SPANS, statement, page, Filter(), view)
 
     async def list_audit(self, page: PageRequest[AuditEntry], wanted: Filter[AuditEntry]) -> Page[AuditEntry]:
         """A page of the audit."""

@@ -142,6 +142,13 @@ EVENTS: Final = StoredList(
     {"time": _id_at},
 )
 
+LEASE_SPANS: Final = StoredList(
+    schema.lease_spans,
+    {"end_time": schema.lease_spans.c.end_time_ns, "span_id": schema.lease_spans.c.span_id},
+    {},
+    {},
+)
+
 AUDIT: Final = StoredList(
     schema.audit,
     {"number": schema.audit.c.number},

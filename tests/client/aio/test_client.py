@@ -235,7 +235,7 @@ def test_a_context_renews_its_certificate(tmp_path: Path, monkeypatch: pytest.Mo
                 with locked_contexts() as write:
                     due = replace(read_contexts().get("alice"), renew_s=begin_s - 1)
                     write(read_contexts().put(due))
-                renewed = client._connection._context
+                renewed = client._connection._caller._context
                 assert renewed is not None
                 renewed._context = due
                 await client.workers()

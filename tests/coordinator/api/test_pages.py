@@ -85,7 +85,7 @@ class Services:
         self.fleet = FleetService(reader, requests, records)
         self.workloads = WorkloadService(reader, requests, records, Plans(reader, bench.dispatcher))
         self.commands = CommandService(reader, bench.dispatcher)
-        self.events = EventService(reader, bench.fleet.events)
+        self.events = EventService(reader, bench.fleet.events, bench.fleet.lease_history)
 
     def list_workloads(self, **fields: Any) -> ListPage:
         async def page(size: int, token: str) -> tuple[list[str], str]:

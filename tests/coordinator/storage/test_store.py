@@ -386,7 +386,7 @@ def test_a_migration_that_fails_halfway_changes_neither_the_store_nor_its_copy(
     path = tmp_path / "store.sqlite3"
     Store.open(str(path)).close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.executescript("DROP TABLE audit; DROP TABLE audit_anchor;")
+        connection.executescript("DROP TABLE audit; DROP TABLE audit_anchor; DROP TABLE lease_spans;")
     set_tables(path, "0012")
     create_index = Operations.create_index
 

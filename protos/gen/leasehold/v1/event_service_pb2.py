@@ -22,11 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from leasehold.v1 import event_pb2 as leasehold_dot_v1_dot_event__pb2
+from leasehold.v1 import lease_pb2 as leasehold_dot_v1_dot_lease__pb2
 from leasehold.v1 import watch_pb2 as leasehold_dot_v1_dot_watch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n leasehold/v1/event_service.proto\x12\x0cleasehold.v1\x1a\x18leasehold/v1/event.proto\x1a\x18leasehold/v1/watch.proto\"~\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x10\n\x08order_by\x18\x06 \x01(\t\"R\n\x12ListEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.leasehold.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\\\n\x12WatchEventsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\"\x87\x01\n\x13WatchEventsResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.leasehold.v1.EventH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange2\xb5\x01\n\x0c\x45ventService\x12O\n\nListEvents\x12\x1f.leasehold.v1.ListEventsRequest\x1a .leasehold.v1.ListEventsResponse\x12T\n\x0bWatchEvents\x12 .leasehold.v1.WatchEventsRequest\x1a!.leasehold.v1.WatchEventsResponse0\x01\x42K\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n leasehold/v1/event_service.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18leasehold/v1/event.proto\x1a\x18leasehold/v1/lease.proto\x1a\x18leasehold/v1/watch.proto\"~\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x10\n\x08order_by\x18\x06 \x01(\t\"R\n\x12ListEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.leasehold.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\\\n\x12WatchEventsRequest\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\"\x87\x01\n\x13WatchEventsResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.leasehold.v1.EventH\x00\x12*\n\x08\x62ookmark\x18\x02 \x01(\x0b\x32\x16.leasehold.v1.BookmarkH\x00\x12\x14\n\x0cresume_token\x18\x03 \x01(\tB\x08\n\x06\x63hange\"\xd2\x01\n\x17ListLeaseHistoryRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\x12\x10\n\x08gpu_uuid\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"[\n\x18ListLeaseHistoryResponse\x12&\n\x05spans\x18\x01 \x03(\x0b\x32\x17.leasehold.v1.LeaseSpan\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\x98\x02\n\x0c\x45ventService\x12O\n\nListEvents\x12\x1f.leasehold.v1.ListEventsRequest\x1a .leasehold.v1.ListEventsResponse\x12T\n\x0bWatchEvents\x12 .leasehold.v1.WatchEventsRequest\x1a!.leasehold.v1.WatchEventsResponse0\x01\x12\x61\n\x10ListLeaseHistory\x12%.leasehold.v1.ListLeaseHistoryRequest\x1a&.leasehold.v1.ListLeaseHistoryResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +36,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.event_service_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
-  _globals['_LISTEVENTSREQUEST']._serialized_start=102
-  _globals['_LISTEVENTSREQUEST']._serialized_end=228
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=230
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=312
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=314
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=406
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=409
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=544
-  _globals['_EVENTSERVICE']._serialized_start=547
-  _globals['_EVENTSERVICE']._serialized_end=728
+  _globals['_LISTEVENTSREQUEST']._serialized_start=161
+  _globals['_LISTEVENTSREQUEST']._serialized_end=287
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=289
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=371
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=373
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=465
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=468
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=603
+  _globals['_LISTLEASEHISTORYREQUEST']._serialized_start=606
+  _globals['_LISTLEASEHISTORYREQUEST']._serialized_end=816
+  _globals['_LISTLEASEHISTORYRESPONSE']._serialized_start=818
+  _globals['_LISTLEASEHISTORYRESPONSE']._serialized_end=909
+  _globals['_EVENTSERVICE']._serialized_start=912
+  _globals['_EVENTSERVICE']._serialized_end=1192
 # @@protoc_insertion_point(module_scope)

@@ -6,8 +6,10 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from leasehold.v1 import event_pb2 as _event_pb2
+from leasehold.v1 import lease_pb2 as _lease_pb2
 from leasehold.v1 import watch_pb2 as _watch_pb2
 import builtins as _builtins
 import sys
@@ -159,3 +161,81 @@ class WatchEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
 Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class ListLeaseHistoryRequest(_message.Message):
+    """Request of ListLeaseHistory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    GPU_UUID_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Maximum number of entries. 0: 100. Above 1000: 1000. A page may have fewer entries, or none, before the last page."""
+    page_token: _builtins.str
+    """The next_page_token of the last response to the same request. Empty: the first page."""
+    worker: _builtins.str
+    """Only entries of this worker, by id or name. Empty: all workers."""
+    workload: _builtins.str
+    """Only entries of this workload, by id or name. Empty: all workloads."""
+    gpu_uuid: _builtins.str
+    """Only entries of this GPU. Empty: all GPUs."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Only entries that end after this time. Absent: from the beginning of the history."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Only entries that begin before this time. Absent: until now."""
+
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        workload: _builtins.str = ...,
+        gpu_uuid: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "gpu_uuid", b"gpu_uuid", "page_size", b"page_size", "page_token", b"page_token", "start_time", b"start_time", "worker", b"worker", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLeaseHistoryRequest: _TypeAlias = ListLeaseHistoryRequest  # noqa: Y015
+
+@_typing.final
+class ListLeaseHistoryResponse(_message.Message):
+    """Response of ListLeaseHistory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPANS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page. Empty: this is the last page."""
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_lease_pb2.LeaseSpan]:
+        """The spans."""
+
+    def __init__(
+        self,
+        *,
+        spans: _abc.Iterable[_lease_pb2.LeaseSpan] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLeaseHistoryResponse: _TypeAlias = ListLeaseHistoryResponse  # noqa: Y015

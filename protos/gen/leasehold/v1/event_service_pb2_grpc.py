@@ -45,6 +45,11 @@ class EventServiceStub:
                 request_serializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsResponse.FromString,
                 _registered_method=True)
+        self.ListLeaseHistory = channel.unary_unary(
+                '/leasehold.v1.EventService/ListLeaseHistory',
+                request_serializer=leasehold_dot_v1_dot_event__service__pb2.ListLeaseHistoryRequest.SerializeToString,
+                response_deserializer=leasehold_dot_v1_dot_event__service__pb2.ListLeaseHistoryResponse.FromString,
+                _registered_method=True)
 
 
 class EventServiceServicer:
@@ -66,6 +71,14 @@ class EventServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLeaseHistory(self, request, context):
+        """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
+        spans are deleted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EventServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_EventServiceServicer_to_server(servicer, server):
                     servicer.WatchEvents,
                     request_deserializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsRequest.FromString,
                     response_serializer=leasehold_dot_v1_dot_event__service__pb2.WatchEventsResponse.SerializeToString,
+            ),
+            'ListLeaseHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLeaseHistory,
+                    request_deserializer=leasehold_dot_v1_dot_event__service__pb2.ListLeaseHistoryRequest.FromString,
+                    response_serializer=leasehold_dot_v1_dot_event__service__pb2.ListLeaseHistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class EventService:
             '/leasehold.v1.EventService/WatchEvents',
             leasehold_dot_v1_dot_event__service__pb2.WatchEventsRequest.SerializeToString,
             leasehold_dot_v1_dot_event__service__pb2.WatchEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLeaseHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasehold.v1.EventService/ListLeaseHistory',
+            leasehold_dot_v1_dot_event__service__pb2.ListLeaseHistoryRequest.SerializeToString,
+            leasehold_dot_v1_dot_event__service__pb2.ListLeaseHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

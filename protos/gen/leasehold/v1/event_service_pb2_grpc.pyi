@@ -39,6 +39,10 @@ class EventServiceStub:
     """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
     event is not shown.
     """
+    ListLeaseHistory: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.ListLeaseHistoryRequest, _event_service_pb2.ListLeaseHistoryResponse]
+    """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
+    spans are deleted.
+    """
 
 @_typing.type_check_only
 class EventServiceAsyncStub(EventServiceStub):
@@ -50,6 +54,10 @@ class EventServiceAsyncStub(EventServiceStub):
     WatchEvents: _aio.UnaryStreamMultiCallable[_event_service_pb2.WatchEventsRequest, _event_service_pb2.WatchEventsResponse]  # type: ignore[assignment]
     """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
     event is not shown.
+    """
+    ListLeaseHistory: _aio.UnaryUnaryMultiCallable[_event_service_pb2.ListLeaseHistoryRequest, _event_service_pb2.ListLeaseHistoryResponse]  # type: ignore[assignment]
+    """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
+    spans are deleted.
     """
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -71,6 +79,16 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_event_service_pb2.WatchEventsResponse], _abc.AsyncIterator[_event_service_pb2.WatchEventsResponse]]:
         """A bookmark, then each event once it is stored. ListEvents has those before the bookmark. The deletion of an old
         event is not shown.
+        """
+
+    @_abc_1.abstractmethod
+    def ListLeaseHistory(
+        self,
+        request: _event_service_pb2.ListLeaseHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_event_service_pb2.ListLeaseHistoryResponse, _abc.Awaitable[_event_service_pb2.ListLeaseHistoryResponse]]:
+        """The use of GPUs within a time, in the order of its end, the latest first. What has not ended is first of all. Old
+        spans are deleted.
         """
 
 def add_EventServiceServicer_to_server(servicer: EventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

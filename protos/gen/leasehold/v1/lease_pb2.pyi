@@ -329,3 +329,75 @@ class ForeignProcess(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device_memory_bytes) -> _WhichOneofReturnType__device_memory_bytes | None: ...
 
 Global___ForeignProcess: _TypeAlias = ForeignProcess  # noqa: Y015
+
+@_typing.final
+class LeaseSpan(_message.Message):
+    """A past or present use of a GPU: the time between two changes of its slot's state or lease. The times in which a GPU
+    was FREE have no span.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPAN_ID_FIELD_NUMBER: _builtins.int
+    GPU_UUID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    WORKER_NAME_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    span_id: _builtins.str
+    """Unique id."""
+    gpu_uuid: _builtins.str
+    """UUID of the GPU."""
+    worker_id: _builtins.str
+    """The GPU's worker."""
+    worker_name: _builtins.str
+    """Name of the worker."""
+    slot: _builtins.int
+    """Position in the worker's pool, from 0."""
+    state: Global___SlotState.ValueType
+    """The state of the slot."""
+    lease_id: _builtins.str
+    """Id of the lease. Empty: none."""
+    workload_id: _builtins.str
+    """Id of the workload. Empty: none."""
+    workload_name: _builtins.str
+    """Name of the workload. Empty: none, or unknown."""
+    owner: _builtins.str
+    """Owner of the workload. Empty: none, or unknown."""
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """Time of its begin."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Time of its end. Absent: not ended, as last reported."""
+
+    def __init__(
+        self,
+        *,
+        span_id: _builtins.str = ...,
+        gpu_uuid: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        worker_name: _builtins.str = ...,
+        slot: _builtins.int = ...,
+        state: Global___SlotState.ValueType = ...,
+        lease_id: _builtins.str = ...,
+        workload_id: _builtins.str = ...,
+        workload_name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "gpu_uuid", b"gpu_uuid", "lease_id", b"lease_id", "owner", b"owner", "slot", b"slot", "span_id", b"span_id", "state", b"state", "worker_id", b"worker_id", "worker_name", b"worker_name", "workload_id", b"workload_id", "workload_name", b"workload_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseSpan: _TypeAlias = LeaseSpan  # noqa: Y015

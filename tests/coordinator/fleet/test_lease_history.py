@@ -1,0 +1,214 @@
+"""The history of leases: spans begin, end and continue with the reports of the workers, over restarts too."""
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from leasehold.v1 import lease_pb2, workload_pb2
+from leasehold.v1.event_service_pb2 import ListLeaseHistoryRequest
+from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
+from leasehold.worker.v1.session_pb2 import Hello, WorkerLoad
+from leasehold_coordinator.api.event_service import EventService
+from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
+from leasehold_coordinator.fleet.retention import prune
+from leasehold_coordinator.timestamps import timestamp
+
+from tests.coordinator.bench import Bench, on_bench
+from tests.coordinator.scripted_worker import make_hello
+
+Story = Callable[[Bench], Awaitable[None]]
+S = 10**9
+
+
+def leased(slot: int, workload_id: str, since_ns: int = 0, lease_id: str = "") -> GpuLease:
+    return GpuLease(
+        gpu_uuid=f"GPU-alpha-{slot}",
+        slot=slot,
+        state=lease_pb2.SLOT_STATE_LEASED,
+        workload_id=workload_id,
+        lease_id=lease_id or f"l-{workload_id}",
+        since=timestamp(since_ns) if since_ns else None,
+    )
+
+
+def hello(*leases: GpuLease) -> Hello:
+    found = make_hello()
+    for lease in leases:
+        found.gpu_leases[lease.slot].CopyFrom(lease)
+    return found
+
+
+def connect(bench: Bench, session: str, *leases: GpuLease) -> KnownWorker:
+    known = bench.fleet.registry.welcome(
+        hello(*leases), 1, SessionId(session), time.monotonic(), time.time_ns()
+    )
+    bench.fleet.worker_news.publish(known)
+    return known
+
+
+def report(bench: Bench, known: KnownWorker, *leases: GpuLease) -> None:
+    load = WorkerLoad(sequence=known.load_sequence + 1, gpu_leases=hello(*leases).gpu_leases)
+    bench.fleet.registry.apply_load(known, load)
+    bench.fleet.worker_news.publish(known)
+
+
+async def spans(bench: Bench, **fields: Any) -> list[LeaseSpan]:
+    service = EventService(bench.fleet.reader, bench.fleet.events, bench.fleet.lease_history)
+    found: list[LeaseSpan] = []
+    token = ""
+    while True:
+        request = ListLeaseHistoryRequest(page_size=2, page_token=token, **fields)
+        page = await service.ListLeaseHistory(request, None)  # type: ignore[arg-type]  # not used
+        found += page.spans
+        if not (token := page.next_page_token):
+            return found
+
+
+def is_open(span: LeaseSpan) -> bool:
+    return not span.HasField("end_time")
+
+
+def test_a_span_begins_and_ends_with_its_lease(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING)
+        bench.fleet.workloads["w-1"] = Workload(
+            workload_id="w-1", name="train", worker_id="worker-alpha", owner="user/ann", status=status
+        )
+        before_ns = time.time_ns()
+        known = connect(bench, "s-1")
+        assert await spans(bench) == []
+        report(bench, known, leased(0, "w-1"))
+        (span,) = await spans(bench)
+        assert (span.gpu_uuid, span.worker_name, span.workload_name) == ("GPU-alpha-0", "alpha", "train")
+        assert (span.state, span.owner) == (lease_pb2.SLOT_STATE_LEASED, "user/ann")
+        assert is_open(span)
+        report(bench, known, leased(0, "w-1"))  # nothing has changed
+        report(bench, known, leased(1, "w-1"))  # moved
+        first, second = await spans(bench)  # what has not ended comes first
+        assert (first.slot, is_open(first), second.slot, is_open(second)) == (1, True, 0, False)
+        assert before_ns < second.begin_time.ToNanoseconds() < second.end_time.ToNanoseconds()
+        assert second.end_time == first.begin_time
+
+    on_bench(tmp_path, story)
+
+
+def test_a_restart_continues_what_stayed_and_ends_what_changed(tmp_path: Path) -> None:
+    changed_ns = 0
+
+    async def before(bench: Bench) -> None:
+        report(bench, connect(bench, "s-1"), leased(0, "w-1"), leased(1, "w-2"))
+        await bench.fleet.lease_history.flush()
+
+    async def after(bench: Bench) -> None:
+        nonlocal changed_ns
+        await bench.fleet.load()
+        changed_ns = time.time_ns()
+        connect(bench, "s-2", leased(0, "w-1"), leased(1, "w-3", since_ns=changed_ns))
+        found = {(one.slot, one.workload_id): one for one in await spans(bench)}
+        assert set(found) == {(0, "w-1"), (1, "w-2"), (1, "w-3")}
+        assert is_open(found[0, "w-1"])
+        assert is_open(found[1, "w-3"])
+        # The worker tells when, since nobody else saw it.
+        assert found[1, "w-2"].end_time.ToNanoseconds() == changed_ns
+        assert found[1, "w-3"].begin_time.ToNanoseconds() == changed_ns
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, after)
+
+
+def test_a_wrong_clock_of_a_worker_ends_no_span_before_its_begin_or_in_the_future(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1", since_ns=time.time_ns() + 3600 * S))
+        (span,) = await spans(bench)
+        assert span.begin_time.ToNanoseconds() <= time.time_ns()
+        bench.fleet.registry.disconnect(known, SessionId("s-1"), left=False)
+        connect(bench, "s-2", leased(0, "w-2", since_ns=5 * S))
+        second, first = await spans(bench)
+        assert first.begin_time.ToNanoseconds() <= first.end_time.ToNanoseconds()
+        assert second.begin_time == first.end_time
+
+    on_bench(tmp_path, story)
+
+
+def test_two_open_spans_of_one_gpu_become_one(tmp_path: Path) -> None:
+    """A crash may lose the end of a span that was stored with its begin."""
+
+    async def story(bench: Bench) -> None:
+        for number in (1, 2):
+            history = bench.fleet.lease_history
+            history._waiting[f"s-{number}"] = LeaseSpan(
+                span_id=f"s-{number}",
+                gpu_uuid="GPU-alpha-0",
+                worker_id="worker-alpha",
+                state=lease_pb2.SLOT_STATE_LEASED,
+                workload_id=f"w-{number}",
+                lease_id=f"l-w-{number}",
+                begin_time=timestamp(number * S),
+            )
+        await bench.fleet.lease_history.flush()
+        bench.fleet.lease_history.load(await bench.store.open_lease_spans())
+        connect(bench, "s-1", leased(0, "w-2"))
+        second, first = await spans(bench)
+        assert (second.workload_id, is_open(second)) == ("w-2", True)
+        assert first.end_time == second.begin_time
+
+    on_bench(tmp_path, story)
+
+
+def test_a_time_a_gpu_and_a_worker_select(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        report(bench, known, leased(1, "w-1"))
+        middle_ns = time.time_ns()
+        report(bench, known)
+        assert len(await spans(bench)) == 2
+        assert [one.slot for one in await spans(bench, gpu_uuid="GPU-alpha-1")] == [1]
+        assert [one.slot for one in await spans(bench, start_time=timestamp(middle_ns))] == [1]
+        assert [one.slot for one in await spans(bench, worker="alpha")] == [1, 0]
+        first_ns = (await spans(bench))[-1].begin_time.ToNanoseconds()
+        assert await spans(bench, end_time=timestamp(first_ns)) == []
+
+    on_bench(tmp_path, story)
+
+
+def test_the_end_of_a_worker_ends_its_spans(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1"))
+        bench.fleet.registry.disconnect(known, SessionId("s-1"), left=True)
+        bench.fleet.worker_news.publish(known)
+        assert is_open((await spans(bench))[0])  # its leases are as last seen
+        bench.fleet.worker_news.publish_deleted(known)
+        assert not is_open((await spans(bench))[0])
+
+    on_bench(tmp_path, story)
+
+
+def test_a_flood_of_changes_is_bounded_and_the_last_state_is_noted(tmp_path: Path, monkeypatch: Any) -> None:
+    monotonic, ahead_s = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ahead_s)
+
+    async def story(bench: Bench) -> None:
+        nonlocal ahead_s
+        bench.fleet.lease_history._bounds._burst = 10
+        known = connect(bench, "s-1")
+        for number in range(200):
+            report(bench, known, leased(0, f"w-{number}"))
+        assert len(await spans(bench)) < 50
+        ahead_s += 60
+        report(bench, known, leased(0, "w-last"))
+        assert (await spans(bench))[0].workload_id == "w-last"
+
+    on_bench(tmp_path, story)
+
+
+def test_retention_deletes_ended_spans_only(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w-1"), leased(1, "w-2"))
+        report(bench, known, leased(1, "w-2"))
+        await bench.fleet.lease_history.flush()
+        await prune(bench.fleet.reader, -1.0)
+        assert [one.workload_id for one in await spans(bench)] == ["w-2"]
+
+    on_bench(tmp_path, story)

@@ -1,0 +1,83 @@
+"""A browser that looks at the page: real Chromium, and what it complained about."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+
+CHROMIUM: Final = Path("/usr/bin/chromium")
+MISSING: Final = "no Chromium here: install Debian's chromium"
+ARGUMENTS: Final = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-dev-shm-usage",
+]
+TIMEOUT_MS: Final = 45_000
+"""How long the page may take for a step: a machine that plays other suites is slow."""
+
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+@dataclass
+class Complaints:
+    """What the console of a browser said: errors, warnings and exceptions."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def listen(self, context: BrowserContext) -> None:
+        """Collects the complaints of all pages of a context."""
+
+        def told(message: ConsoleMessage) -> None:
+            if message.type in ("error", "warning"):
+                self.lines.append(f"{message.type}: {message.text}")
+
+        context.on("console", told)
+        context.on("weberror", lambda error: self.lines.append(f"exception: {error.error}"))
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """A browser without windows."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def open_page(
+    browser: Browser, url: str, token: str, complaints: Complaints | None = None, **options: object
+) -> Iterator[Page]:
+    """A page of somebody who has logged in with a token.
+
+    Args:
+        browser: The browser.
+        url: URL of the page, with a slash at its end.
+        token: The token.
+        complaints: Gets what the console says. None: nothing may be said.
+        options: Options of the context, such as ``viewport``.
+    """
+    mine = complaints or Complaints()
+    context = browser.new_context(**options)  # type: ignore[arg-type]  # by name
+    context.set_default_timeout(TIMEOUT_MS)
+    mine.listen(context)
+    try:
+        page = context.new_page()
+        page.goto(f"{url}login#token={token}")
+        page.wait_for_url(url)
+        yield page
+        if complaints is None:
+            assert mine.lines == []
+    finally:
+        context.close()

@@ -1,0 +1,332 @@
+"""The page in a real browser: what it shows, that it follows, each action, roles, and its accessibility."""
+
+import contextlib
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.coordinator.issuer import AUDIENCE, ISSUER, key_set, new_keys, sign
+from tests.integration.fleets import make_fleet
+from tests.ports import free_port
+
+from .browsers import Complaints, open_page
+from .conftest import WebFleet
+
+AXE: Final = Path(__file__).resolve().parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
+PHONE: Final = {"width": 390, "height": 844}
+
+VIEWS: Final = ("/", "/timeline", "/workloads", "/commands")
+
+
+@pytest.fixture
+def fleet(web_fleet: WebFleet) -> WebFleet:
+    """A fleet with the worker alpha, on whose first GPU a counter runs."""
+    web_fleet.fleet.start_worker("alpha")
+    web_fleet.fleet.run_counter("train")
+    return web_fleet
+
+
+def slot(page: Page, number: int) -> str:
+    """The selector of a GPU of alpha."""
+    return f'.slot[aria-label^="GPU {number} of alpha"]'
+
+
+def state(page: Page, number: int) -> str | None:
+    """The state of a GPU of alpha, as the page shows it."""
+    return page.get_attribute(slot(page, number), "data-state")
+
+
+def expect_state(page: Page, number: int, wanted: str) -> None:
+    """Waits until the page shows a GPU in a state."""
+    expect(page.locator(slot(page, number))).to_have_attribute("data-state", wanted)
+
+
+def act(page: Page, gpu: int, button: str, *picked: int, verb: str = "") -> None:
+    """Opens a GPU, presses a button, picks GPUs, and confirms after the dry run."""
+    if page.locator(".drawer").count() == 0 or not page.locator(f"{slot(page, gpu)}.chosen").count():
+        page.click(slot(page, gpu))
+    page.click(f'.drawer button:text-is("{button}")')
+    for one in picked:
+        page.click(f"{slot(page, one)}.candidate")
+    confirm(page, verb or button.removesuffix("…"))
+
+
+def confirm(page: Page, verb: str) -> None:
+    """Confirms the open dialog once its plan is there, and waits for the end of its command."""
+    page.click(f'dialog button:text-is("{verb}"):enabled')
+    expect(page.locator("dialog .command .badge").first).to_have_text("succeeded")
+    page.click('dialog button:text-is("Close")')
+
+
+def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        expect_state(page, 0, "LEASED")
+        expect(page.locator(slot(page, 0))).to_contain_text("train")
+        fleet.fleet.run_counter("other", gpus=1)  # a change from elsewhere
+        expect_state(page, 1, "LEASED")
+
+        act(page, 0, "Move…", 2)
+        expect_state(page, 2, "LEASED")
+        expect_state(page, 0, "FREE")
+        assert fleet.fleet.leases() == {"alpha/1": "other", "alpha/2": "train"}
+
+        act(page, 1, "Swap…", 2, verb="Swap")
+        assert fleet.fleet.leases() == {"alpha/2": "other", "alpha/1": "train"}
+
+        act(page, 1, "Suspend")
+        parked = page.locator(".parked a", has_text="train")
+        expect(parked).to_contain_text("MiB · host")
+        expect_state(page, 1, "FREE")
+
+        parked.click()
+        expect(page.locator("h1")).to_contain_text("train")
+        page.click('button:text-is("Restore on…")')
+        page.click(f"{slot(page, 3)}.candidate")
+        confirm(page, "Restore")
+        expect_state(page, 3, "LEASED")
+        assert fleet.fleet.leases()["alpha/3"] == "train"
+
+        act(page, 2, "Stop…", verb="Stop")
+        expect_state(page, 2, "FREE")
+    fleet.fleet.wait_counting("train")
+
+
+def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("suspend", "train")
+    fleet.fleet.run_counter("greedy", gpus=4)
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click('.parked a:has-text("train")')
+        page.click('button:text-is("Restore")')
+        expect(page.locator("dialog .box.bad")).to_contain_text("This would be refused")
+        expect(page.locator('dialog button:text-is("Restore")')).to_be_disabled()
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog")).to_have_count(0)
+        assert "alpha/0" in fleet.fleet.leases()
+
+
+@pytest.mark.long
+def test_actions_on_hosts_and_commands(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 3))
+        page.click('.drawer button:text-is("Cordon…")')
+        page.click('dialog button:text-is("Cordon")')  # refused by the form: no reason
+        page.fill("dialog #reason", "replaces a fan")
+        confirm(page, "Cordon")
+        expect_state(page, 3, "CORDONED")
+        expect(page.locator(".drawer")).to_contain_text("replaces a fan")
+        page.click('.drawer button:text-is("Uncordon")')
+        confirm(page, "Uncordon")
+        expect_state(page, 3, "FREE")
+        page.click('.host-name a:has-text("alpha")')
+        expect(page.locator(".capabilities")).to_contain_text("cuda suspend")
+        page.click('button:text-is("Drain…")')
+        expect(page.locator("dialog .plan")).to_be_visible()
+        page.fill("dialog #reason", "maintenance")
+        page.click('dialog button:text-is("Drain"):enabled')
+        expect(page.locator("dialog .badge", has_text="succeeded")).to_have_count(2)
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(".title-line")).to_contain_text("cordoned: maintenance")
+        assert fleet.fleet.leases() == {}
+        page.click('button:text-is("Uncordon")')
+        confirm(page, "Uncordon")
+        # A command that waits for its worker can be cancelled.
+        fleet.fleet.processes["alpha"].send_signal(signal.SIGSTOP)
+        try:
+            fleet.fleet.cli("restore", "train", "--no-wait")
+            page.click('nav a:text-is("Commands")')
+            page.click('.command button:text-is("Cancel…")')
+            page.click('dialog button:text-is("Cancel the command")')
+            expect(page.locator("dialog .command")).to_be_visible()
+        finally:
+            fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
+        expect(page.locator("dialog .badge").first).to_have_text(re.compile("cancelled|succeeded"))
+
+
+def test_the_page_survives_a_restart_of_the_coordinator(browser: Browser, fleet: WebFleet) -> None:
+    complaints = Complaints()  # a browser complains of a server that is away
+    with open_page(browser, fleet.url, fleet.token, complaints) as page:
+        expect_state(page, 0, "LEASED")
+        fleet.fleet.end("coordinator", signal.SIGTERM)
+        expect(page.locator("#contact")).to_contain_text("No contact since")
+        assert state(page, 0) == "LEASED"  # the last known state stays
+        fleet.fleet.start_coordinator()
+        expect(page.locator("#contact")).to_be_empty()
+        fleet.fleet.wait(lambda: fleet.fleet.worker_state("alpha") == "WORKER_STATE_CONNECTED")
+        fleet.fleet.cli("suspend", "train")
+        expect_state(page, 0, "FREE")
+        page.click('nav a:text-is("Timeline")')
+        page.click('button:text-is("Table")')
+        rows = page.locator("tbody tr", has_text="train")
+        expect(rows.first).to_contain_text("alpha/0")  # the history has the time before the restart
+    assert all("Failed to load resource" in line or "ERR_" in line for line in complaints.lines)
+
+
+def test_a_move_can_be_followed_on_the_timeline(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("remap", "train", "--to", "alpha/2")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click('nav a:text-is("Timeline")')
+        canvas = page.locator("canvas[role=application]")
+        canvas.focus()
+        tip = page.locator(".tip")
+
+        def shows_a_span() -> bool:  # once the history is there
+            page.keyboard.press("ArrowDown")
+            page.wait_for_timeout(100)
+            return "train" in (tip.text_content() or "")
+
+        fleet.fleet.wait(shows_a_span)
+        for key in ("+", "-", "ArrowLeft", "n"):
+            page.keyboard.press(key)
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text("train")
+        expect(page.locator(".mini table tbody tr")).not_to_have_count(0)
+        expect(page.locator(".command b", has_text="move")).to_be_visible()
+        expect(page.locator(".output")).to_contain_text("count=")
+
+
+def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token, reduced_motion="reduce") as page:
+        expect_state(page, 0, "LEASED")
+        page.keyboard.press("/")
+        expect(page.locator("input[type=search]")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.locator(".host-name a")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.locator(slot(page, 0))).to_be_focused()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(slot(page, 1))).to_be_focused()
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("Enter")
+        suspend = page.locator('.drawer button:text-is("Suspend")')
+        suspend.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator('dialog button:text-is("Suspend")')).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("dialog .badge")).to_have_text("succeeded")
+        expect(page.locator('dialog button:text-is("Close")')).to_be_focused()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Escape")
+        expect(page.locator(".drawer")).to_have_count(0)
+        expect_state(page, 0, "FREE")
+
+
+@contextlib.contextmanager
+def fleet_of_an_issuer(folder: Path) -> Iterator[tuple[WebFleet, dict[str, str]]]:
+    """A fleet with users of an OpenID Connect issuer, and a token of each role."""
+    keys = new_keys()
+    jwks = folder / "jwks.json"
+    jwks.write_bytes(key_set(keys))
+    settings = folder / "coordinator.toml"
+    settings.write_text(
+        f'oidc_listen = "127.0.0.1:0"\n[oidc]\nissuer = "{ISSUER}"\naudience = "{AUDIENCE}"\n'
+        f'jwks_file = "{jwks}"\nname_claim = "email"\nrole_claim = "groups"\n'
+        'roles = { viewers = "viewer", users = "user", operators = "operator" }\n'
+    )
+    algorithm, key = keys["es"]
+    tokens = {
+        role: sign(key, algorithm, "es", email=f"{role}@example.com", groups=[f"{role}s"])
+        for role in ("viewer", "user", "operator")
+    }
+    address = f"127.0.0.1:{free_port()}"
+    with make_fleet(folder, "--web", address, "--config", str(settings)) as fleet:
+        yield WebFleet(fleet, f"http://{address}/"), tokens
+
+
+def test_a_role_sees_its_own_buttons_and_the_server_refuses_the_others(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        fleet.fleet.run_counter("train")
+        for role, sees in (("viewer", False), ("user", False), ("operator", True)):
+            complaints = Complaints()
+            with open_page(browser, fleet.url, tokens[role], complaints) as page:
+                expect(page.locator("#who")).to_contain_text(f"oidc-{role}@example.com · {role}")
+                expect_state(page, 0, "LEASED")
+                page.click(slot(page, 0))
+                expect(page.locator(".drawer")).to_contain_text("train")
+                for button in ("Suspend", "Cordon…"):
+                    assert page.locator(f'.drawer button:text-is("{button}")').count() == int(sees)
+                answer = page.evaluate(
+                    """async () => (await fetch("/api/action", {method: "POST", headers: {
+                    "Leasehold-Page": "1", "Content-Type": "application/json"},
+                    body: JSON.stringify({action: "suspend", workload: "train"})})).status"""
+                )
+                assert answer == (200 if sees else 403)
+                page.goto(f"{fleet.url}workloads")
+                page.click('a:text-is("train")')
+                expect(page.locator("h1")).to_contain_text("train")
+                assert (page.locator(".output").count() == 1) is sees
+            assert [line for line in complaints.lines if "403" not in line] == []
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not AXE.exists(), reason="run `make axe` first")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 800}, PHONE], ids=["desk", "phone"])
+def test_axe_has_no_finding(browser: Browser, fleet: WebFleet, scheme: str, size: dict[str, int]) -> None:
+    fleet.fleet.run_counter("parked")
+    fleet.fleet.cli("suspend", "parked")
+    fleet.fleet.cli("cordon", "alpha/3", "--reason", "a fan")
+    workload = fleet.fleet.client.workload("train").workload_id
+    worker = fleet.fleet.client.workload("train").worker_id
+    with open_page(browser, fleet.url, fleet.token, color_scheme=scheme, viewport=size) as page:
+        for path in (*VIEWS, f"/workloads/{workload}", f"/workers/{worker}", "/plain/fleet"):
+            page.goto(fleet.url.rstrip("/") + path)
+            expect(page.locator("h1")).to_be_visible()
+            page.wait_for_load_state("load")
+            require_accessible(page, path)
+        page.goto(fleet.url)
+        page.click(slot(page, 0))
+        expect(page.locator(".drawer")).to_contain_text("train")
+        require_accessible(page, "the drawer")
+        page.click('.drawer button:text-is("Suspend")')
+        expect(page.locator("dialog .plan")).to_be_visible()
+        require_accessible(page, "the dialog")
+    with open_page(browser, fleet.url, fleet.token, color_scheme=scheme) as page:
+        page.click('button:text-is("Log out")')
+        expect(page.locator("#token")).to_be_visible()
+        require_accessible(page, "the login")
+
+
+def require_accessible(page: Page, what: str) -> None:
+    """Runs axe-core on the page. The policy of the page permits no script of others, except to the test."""
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    told = [
+        (one["id"], [node["target"] for node in one["nodes"]], one["nodes"][0]["failureSummary"])
+        for one in found["violations"]
+    ]
+    assert not told, (what, json.dumps(told, indent=1))
+
+
+@pytest.mark.long
+def test_a_phone_shows_all_views_without_a_horizontal_scrollbar(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token, viewport=PHONE) as page:
+        for path in VIEWS:
+            page.goto(fleet.url.rstrip("/") + path)
+            expect(page.locator("h1")).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_without_scripts_there_are_tables(browser: Browser, fleet: WebFleet) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page = context.new_page()
+        page.goto(fleet.url)
+        page.fill("#token", fleet.token)
+        page.click("button")
+        page.wait_for_url("**/plain/fleet")
+        expect(page.locator("tbody")).to_contain_text("train")
+        page.click('a:text-is("Commands")')
+        expect(page.locator("tbody")).to_contain_text("SUCCEEDED")
+        page.click('button:text-is("Log out")')
+        expect(page.locator("#token")).to_be_visible()
+    finally:
+        context.close()

@@ -1,0 +1,150 @@
+"""Parts of the server without a server: what waits for a browser, sessions, and messages as JSON."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from leasehold.v1 import lease_pb2
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_pb2 import FleetGpu
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
+from leasehold_web import listeners, sessions
+from leasehold_web.documents import document, gpu_row
+from leasehold_web.entries import Api, Entry, LoginRefusedError
+from leasehold_web.listeners import Listener
+from leasehold_web.sessions import Sessions
+
+
+class Doors:
+    """Logins of a test."""
+
+    hint = ""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.refuses = False
+
+    def entry(self) -> Entry:
+        async def api() -> Api:
+            raise NotImplementedError
+
+        async def leave() -> None:
+            self.left += 1
+
+        return Entry(api, object(), b"kept", leave)
+
+    async def by_token(self, token: str, address: str) -> Entry:
+        return self.entry()
+
+    async def by_certificate(self, der: bytes, address: str) -> Entry:
+        return self.entry()
+
+    async def again(self, kept: bytes) -> Entry:
+        if self.refuses:
+            raise LoginRefusedError("the certificate was revoked")
+        assert kept == b"kept"
+        return self.entry()
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def test_a_slow_browser_gets_the_newest_state_of_each_entry_once(monkeypatch: Any) -> None:
+    monkeypatch.setattr(listeners, "BATCH_LIMIT", 2)
+
+    async def story() -> list[Any]:
+        listener = Listener()
+        for number in range(1_000):
+            listener.put("gpu", f"GPU-{number % 3}", {"number": number})
+        listener.put("gpu", "GPU-0", None)
+        found: list[Any] = []
+        async for message in listener.messages():
+            found.append(json.loads(message))
+            if len(found) == 3:
+                listener.close()
+        return found
+
+    reset, first, second = asyncio.run(story())
+    assert reset == {"reset": {}}
+    assert first["changes"] == [["gpu", "GPU-1", {"number": 997}], ["gpu", "GPU-2", {"number": 998}]]
+    assert second["changes"] == [["gpu", "GPU-0", None]]
+
+
+def test_the_number_of_sessions_has_a_bound(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sessions, "SESSION_LIMIT", 2)
+
+    async def story() -> None:
+        doors = Doors()
+        live = Sessions(doors)
+        first, second = await live.open(doors.entry()), await live.open(doors.entry())
+        assert await live.find(first) is not None  # used last
+        third = await live.open(doors.entry())
+        assert doors.left == 1
+        assert [await live.find(one) is not None for one in (first, second, third)] == [True, False, True]
+        assert await live.find("x" * 10_000) is None
+
+    asyncio.run(story())
+
+
+def test_a_session_ends_with_its_time_and_with_its_credential(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "sessions"
+
+    async def story() -> None:
+        doors = Doors()
+        live = Sessions(doors, path, write)
+        session_id = await live.open(doors.entry())
+        assert session_id not in path.read_text()  # a digest only
+        again = Sessions(doors, path, write)
+        await again.load()
+        assert await again.find(session_id) is not None
+        doors.refuses = True
+        later = Sessions(doors, path, write)
+        await later.load()
+        assert await later.find(session_id) is None
+        doors.refuses = False
+        now_s = time.time()
+        monkeypatch.setattr(time, "time", lambda: now_s + sessions.SESSION_LIFE_S + 1)
+        assert await again.find(session_id) is None
+        too_late = Sessions(doors, path, write)
+        await too_late.load()
+        assert await too_late.find(session_id) is None
+        path.write_bytes(b"damaged")
+        await too_late.load()
+
+    asyncio.run(story())
+
+
+def test_unknown_is_absent_and_never_zero() -> None:
+    gpu = FleetGpu(
+        worker_id="worker-a",
+        gpu=Gpu(uuid="GPU-1", slot=1),
+        lease=GpuLease(gpu_uuid="GPU-1", state=lease_pb2.SLOT_STATE_FREE),
+    )
+    row = gpu_row(gpu)
+    assert row == {"uuid": "GPU-1", "worker_id": "worker-a", "slot": 1, "name": "", "state": "FREE"}
+    gpu.lease.sample.memory_used_bytes = 0
+    assert gpu_row(gpu)["sample"] == {"memory_used_bytes": 0}
+
+
+def test_a_message_is_json_with_the_names_of_the_protos() -> None:
+    workload = Workload(
+        workload_id="w-1",
+        status=WorkloadStatus(state=WORKLOAD_STATE_RUNNING, parked_bytes=0),
+        labels={"team": "a"},
+    )
+    workload.create_time.FromMilliseconds(1_500)
+    workload.spec.helper.grace.FromMilliseconds(250)
+    workload.status.lease.gpu_uuids.append("GPU-1")
+    assert document(workload) == {
+        "workload_id": "w-1",
+        "status": {"state": "RUNNING", "lease": {"gpu_uuids": ["GPU-1"]}, "parked_bytes": 0},
+        "create_time": 1_500.0,
+        "spec": {"helper": {"grace": 0.25}},
+        "labels": {"team": "a"},
+    }
+    workload.status.state = 99  # type: ignore[assignment]  # of a newer coordinator
+    assert document(workload.status)["state"] == "UNKNOWN_99"

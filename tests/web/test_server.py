@@ -1,0 +1,123 @@
+"""The server of the page without a browser: logins, cookies, origins, and what a hostile site tries."""
+
+import signal
+
+import pytest
+
+from .conftest import WebFleet
+from .http import Client
+
+HOSTILE = '<img src=x onerror="alert(1)">'
+
+
+@pytest.fixture
+def client(web_fleet: WebFleet) -> Client:
+    """A client that has logged in."""
+    found = Client(web_fleet.url)
+    assert found.log_in(web_fleet.token).status == 303
+    return found
+
+
+def test_a_login_gives_a_strict_cookie_and_a_wrong_token_gives_none(web_fleet: WebFleet) -> None:
+    client = Client(web_fleet.url)
+    assert client.get("/").headers["Location"] == "/login"
+    assert client.get("/api/session").status == 401
+    refused = client.log_in("wrong")
+    assert (refused.status, client.cookie) == (403, "")
+    assert "no login has this token" in refused.body
+    answer = client.log_in(web_fleet.token)
+    assert (answer.status, answer.headers["Location"]) == (303, "/")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(answer.headers["Set-Cookie"].split("; "))
+    assert client.get("/api/session").json["role"] == "ADMIN"
+    assert client.get("/").status == 200
+
+
+def test_each_answer_has_the_policy(client: Client) -> None:
+    for path in ("/", "/login", "/static/app.js", "/api/session", "/plain/fleet", "/nothing"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "same-origin"
+
+
+def test_a_change_comes_from_our_scripts_only(web_fleet: WebFleet, client: Client) -> None:
+    cordon = {"action": "cordon", "worker": "alpha", "reason": "test"}
+    assert client.request("GET", "/api/action").status == 405
+    for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": ""}):
+        assert client.post("/api/action", cordon, **headers).status == 403
+    assert client.post("/api/action", cordon, **{"Leasehold-Page": ""}).status == 403
+    assert client.post("/api/action", cordon, **{"Content-Type": "text/plain"}).status == 400
+    assert client.request("GET", "/api/session", headers={"Host": "evil.example"}).status == 403
+    answer = client.post("/api/action", cordon)
+    assert (answer.status, answer.json["reason"]) == (404, "UNKNOWN_WORKER")
+    assert web_fleet.fleet.client.workers() == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "{",
+        '{"action": "format"}',
+        '{"action": "suspend"}',
+        '{"action": "suspend", "workload": 3}',
+        '{"action": "suspend", "workload": "w", "more": 1}',
+        '{"action": "remap", "moves": []}',
+        '{"action": "stop", "workload": "w", "grace_s": -1}',
+        '{"action": "cordon", "worker": "w", "reason": " "}',
+        '{"action": "cordon", "worker": "w", "reason": "' + 300 * "x" + '"}',
+    ],
+)
+def test_a_malformed_action_is_refused(client: Client, body: str) -> None:
+    headers = {"Origin": client.origin, "Leasehold-Page": "1", "Content-Type": "application/json"}
+    answer = client.request("POST", "/api/action", body, headers)
+    assert answer.status == 400
+    assert "the action is not valid" in answer.json["message"]
+
+
+def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
+    assert client.get("/api/history?start=yesterday").status == 400
+    assert client.get("/api/samples?" + "&".join(["worker=a"] * 65)).status == 400
+    assert client.get("/api/workloads/..%2F..%2Fetc").status == 404
+    assert client.get("/api/workloads?page_token=made-up").json["reason"] == "INVALID_TOKEN"
+    assert client.get("/api/workloads/w/output?offset=-1").status == 400
+    assert client.get("/static/page.html").status == 404
+    assert client.get("/static/..%2Fserver.py").status == 404
+    assert client.log_in(70_000 * "x").status == 413
+
+
+def test_a_logout_ends_the_session(client: Client) -> None:
+    answer = client.request("POST", "/logout", "", {"Origin": client.origin})
+    assert answer.status == 303
+    assert client.get("/api/session").status == 401
+
+
+def test_a_session_survives_a_restart_of_the_coordinator(web_fleet: WebFleet, client: Client) -> None:
+    web_fleet.fleet.end("coordinator", signal.SIGTERM)
+    web_fleet.fleet.start_coordinator()
+    assert client.get("/api/session").status == 200
+    client.request("POST", "/logout", "", {"Origin": client.origin})
+    web_fleet.fleet.kill_coordinator()
+    web_fleet.fleet.start_coordinator()
+    assert client.get("/api/session").status == 401  # a logout survives it too
+
+
+def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, client: Client) -> None:
+    fleet = web_fleet.fleet
+    fleet.start_worker("alpha", 2)
+    fleet.run_counter("train")
+    fleet.cli("cordon", "alpha/1", "--reason", HOSTILE)
+    text = client.get("/plain/fleet").body
+    assert "train" in text
+    assert "CORDONED" in text
+    for kind in ("fleet", "workloads", "commands"):
+        body = client.get(f"/plain/{kind}").body
+        assert "<table>" in body
+        assert HOSTILE not in body
+    assert "train" in client.get("/plain/workloads").body
+    assert "SUCCEEDED" in client.get("/plain/commands").body
+    history = client.get("/api/history").json["spans"]
+    assert [(one["workload_name"], one["state"]) for one in history if one["state"] == "LEASED"] == [
+        ("train", "LEASED")
+    ]

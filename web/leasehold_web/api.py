@@ -1,0 +1,320 @@
+"""The answers for our scripts: reads of the API, plans and actions."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Final, TypeVar
+
+import grpc
+import msgspec
+from aiohttp import web
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1.access_service_pb2 import WhoAmIRequest
+from leasehold.v1.command_service_pb2 import GetCommandRequest, ListCommandsRequest
+from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRequest
+from leasehold.v1.fleet_service_pb2 import GetWorkerRequest, ListGpusRequest
+from leasehold.v1.workload_service_pb2 import (
+    GetWorkloadRequest,
+    ListCheckpointsRequest,
+    ListWorkloadsRequest,
+)
+
+from leasehold_web import actions
+from leasehold_web.documents import Document, Json, document, sample_row
+from leasehold_web.entries import Api, LoginRefusedError
+from leasehold_web.guards import SESSION
+from leasehold_web.refusals import problem, refusal, status_of
+
+CALL_TIMEOUT_S: Final = 10.0
+PAGE_SIZE: Final = 100
+SAMPLES_LIMIT: Final = 64
+"""Most workers of one answer with samples: those that a window shows."""
+
+SAMPLE_CALLS: Final = 8
+HISTORY_PAGES: Final = 6
+HISTORY_PAGE_SIZE: Final = 1_000
+MARKS_LIMIT: Final = 1_000
+_ID: Final = re.compile(r"[\w.@/-]{1,256}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Found = TypeVar("Found")
+
+
+def answer(value: object) -> web.Response:
+    """A JSON answer."""
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def refusals_told(handler: Handler) -> Handler:
+    """Turns a refusal of the API into an answer."""
+
+    @wraps(handler)
+    async def call(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except LoginRefusedError as error:
+            raise problem(503, str(error)) from None
+        except grpc.aio.AioRpcError as error:
+            return web.Response(
+                status=status_of(error),
+                body=msgspec.json.encode(refusal(error)),
+                content_type="application/json",
+            )
+
+    return call
+
+
+async def get_session(request: web.Request) -> web.Response:
+    """The caller, and its role."""
+    api = await request[SESSION].entry.api()
+    found = await api.access.WhoAmI(WhoAmIRequest(), metadata=api.metadata, timeout=CALL_TIMEOUT_S)
+    return answer(document(found))
+
+
+async def get_samples(request: web.Request) -> web.Response:
+    """The newest measurements of the GPUs of some workers, by UUID."""
+    workers = request.query.getall("worker", [])
+    if len(workers) > SAMPLES_LIMIT:
+        raise problem(400, f"an answer has the samples of at most {SAMPLES_LIMIT} workers")
+    api = await request[SESSION].entry.api()
+    places = asyncio.Semaphore(SAMPLE_CALLS)
+
+    async def of_worker(worker: str) -> dict[str, Document]:
+        async with places:
+            try:
+                found = await api.fleet.ListGpus(
+                    ListGpusRequest(worker=worker, page_size=256),
+                    metadata=api.metadata,
+                    timeout=CALL_TIMEOUT_S,
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
+                    return {}
+                raise
+            return {one.gpu.uuid: sample_row(one.lease.sample) for one in found.gpus}
+
+    parts = await asyncio.gather(*(of_worker(worker) for worker in workers))
+    return answer({uuid: sample for part in parts for uuid, sample in part.items()})
+
+
+async def get_history(request: web.Request) -> web.Response:
+    """The lease spans of a time, the latest first, and whether there are more than fit."""
+    api = await request[SESSION].entry.api()
+    asked = ListLeaseHistoryRequest(
+        page_size=HISTORY_PAGE_SIZE,
+        worker=request.query.get("worker", ""),
+        workload=request.query.get("workload", ""),
+        gpu_uuid=request.query.get("gpu", ""),
+        start_time=_moment(request, "start"),
+        end_time=_moment(request, "end"),
+    )
+    spans: list[Document] = []
+    for _ in range(HISTORY_PAGES):
+        page = await api.events.ListLeaseHistory(asked, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
+        spans += map(document, page.spans)
+        asked.page_token = page.next_page_token
+        if not asked.page_token:
+            break
+    return answer({"spans": spans, "is_truncated": bool(asked.page_token)})
+
+
+async def get_marks(request: web.Request) -> web.Response:
+    """The commands and events of a time, the latest first, and whether there are more than fit."""
+    api = await request[SESSION].entry.api()
+    start, end = _moment(request, "start"), _moment(request, "end")
+    commands, events = await asyncio.gather(
+        api.commands.ListCommands(
+            ListCommandsRequest(page_size=MARKS_LIMIT, filter=_within("create_time", start, end)),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        ),
+        api.events.ListEvents(
+            ListEventsRequest(page_size=MARKS_LIMIT, filter=_within("time", start, end)),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        ),
+    )
+    return answer(
+        {
+            "commands": [document(one) for one in commands.commands],
+            "events": [document(one) for one in events.events],
+            "is_truncated": bool(commands.next_page_token or events.next_page_token),
+        }
+    )
+
+
+async def get_workloads(request: web.Request) -> web.Response:
+    """A page of all workloads, the newest first, also of ended ones."""
+    api = await request[SESSION].entry.api()
+    page = await api.workloads.ListWorkloads(
+        ListWorkloadsRequest(
+            include_ended=True, page_size=PAGE_SIZE, page_token=request.query.get("page_token", "")
+        ),
+        metadata=api.metadata,
+        timeout=CALL_TIMEOUT_S,
+    )
+    return answer(_page("workloads", map(document, page.workloads), page.next_page_token))
+
+
+async def get_commands(request: web.Request) -> web.Response:
+    """A page of all commands, the newest first."""
+    api = await request[SESSION].entry.api()
+    page = await api.commands.ListCommands(
+        ListCommandsRequest(page_size=PAGE_SIZE, page_token=request.query.get("page_token", "")),
+        metadata=api.metadata,
+        timeout=CALL_TIMEOUT_S,
+    )
+    return answer(_page("commands", map(document, page.commands), page.next_page_token))
+
+
+async def get_workload(request: web.Request) -> web.Response:
+    """A workload with its commands, events and checkpoints. Parts that the caller may not read are absent."""
+    api, workload_id = await request[SESSION].entry.api(), _id(request)
+    found = await api.workloads.GetWorkload(
+        GetWorkloadRequest(workload=workload_id), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+    )
+    workload_id = found.workload.workload_id
+    commands, events, checkpoints = await asyncio.gather(
+        api.commands.ListCommands(
+            ListCommandsRequest(workload=workload_id, page_size=PAGE_SIZE),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        ),
+        api.events.ListEvents(
+            ListEventsRequest(workload=workload_id, page_size=PAGE_SIZE),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        ),
+        _checkpoints(api, workload_id),
+    )
+    return answer(
+        {
+            "workload": document(found.workload),
+            "commands": [document(one) for one in commands.commands],
+            "events": [document(one) for one in events.events],
+            **checkpoints,
+        }
+    )
+
+
+async def _checkpoints(api: Api, workload_id: str) -> Document:
+    try:
+        found = await api.workloads.ListCheckpoints(
+            ListCheckpointsRequest(workload=workload_id), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+        )
+    except grpc.aio.AioRpcError as error:
+        return {"no_checkpoints": refusal(error)}
+    return {
+        "checkpoints": [document(one) for one in found.checkpoints],
+        "unreachable": list[Json](found.unreachable),
+    }
+
+
+async def get_command(request: web.Request) -> web.Response:
+    """A command."""
+    api = await request[SESSION].entry.api()
+    found = await api.commands.GetCommand(
+        GetCommandRequest(command_id=_id(request)), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+    )
+    return answer(document(found.command))
+
+
+async def get_worker(request: web.Request) -> web.Response:
+    """A worker with its GPUs and events."""
+    api = await request[SESSION].entry.api()
+    found = await api.fleet.GetWorker(
+        GetWorkerRequest(worker=_id(request)), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+    )
+    worker_id = found.worker.worker_id
+    gpus, events = await asyncio.gather(
+        api.fleet.ListGpus(
+            ListGpusRequest(worker=worker_id, page_size=256), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+        ),
+        api.events.ListEvents(
+            ListEventsRequest(worker=worker_id, page_size=PAGE_SIZE),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        ),
+    )
+    return answer(
+        {
+            "worker": document(found.worker),
+            "gpus": [document(one) for one in gpus.gpus],
+            "events": [document(one) for one in events.events],
+        }
+    )
+
+
+async def post_plan(request: web.Request) -> web.Response:
+    """The dry run of an action."""
+    action = await _action(request)
+    return answer({"plans": await actions.plan(await request[SESSION].entry.api(), action)})
+
+
+async def post_action(request: web.Request) -> web.Response:
+    """Carries an action out, as far as its command is stored."""
+    action = await _action(request)
+    return answer(await actions.carry_out(await request[SESSION].entry.api(), action))
+
+
+async def _action(request: web.Request) -> actions.Action:
+    if request.content_type != "application/json":
+        raise problem(400, "an action is sent as application/json")
+    try:
+        return actions.read_action(await request.read())
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        raise problem(400, f"the action is not valid: {error}") from None
+
+
+def _id(request: web.Request) -> str:
+    found = request.match_info["id"]
+    if not _ID.fullmatch(found):
+        raise problem(404, "no id or name has this form")
+    return found
+
+
+def _moment(request: web.Request, name: str) -> Timestamp | None:
+    """A time of the query, in milliseconds of the Unix epoch. None: not given."""
+    text = request.query.get(name, "")
+    if not text:
+        return None
+    if not re.fullmatch(r"\d{1,14}(\.\d{1,6})?", text):
+        raise problem(400, f"{name} is a time in milliseconds of the Unix epoch")
+    found = Timestamp()
+    found.FromMicroseconds(int(float(text) * 1000))
+    return found
+
+
+def _within(field: str, start: Timestamp | None, end: Timestamp | None) -> str:
+    """A filter of a time."""
+    parts = []
+    if start is not None:
+        parts.append(f'{field} >= "{start.ToJsonString()}"')
+    if end is not None:
+        parts.append(f'{field} <= "{end.ToJsonString()}"')
+    return " AND ".join(parts)
+
+
+def _page(name: str, entries: "map[Document]", next_page_token: str) -> dict[str, object]:
+    return {name: list(entries), "next_page_token": next_page_token}
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this module."""
+    reads: dict[str, Handler] = {
+        "/api/session": get_session,
+        "/api/samples": get_samples,
+        "/api/history": get_history,
+        "/api/marks": get_marks,
+        "/api/workloads": get_workloads,
+        "/api/workloads/{id}": get_workload,
+        "/api/commands": get_commands,
+        "/api/commands/{id}": get_command,
+        "/api/workers/{id}": get_worker,
+    }
+    return [
+        *(web.get(path, refusals_told(handler), allow_head=False) for path, handler in reads.items()),
+        web.post("/api/plan", refusals_told(post_plan)),
+        web.post("/api/action", refusals_told(post_action)),
+    ]

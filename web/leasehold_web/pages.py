@@ -1,0 +1,193 @@
+"""The pages themselves: the shell of our scripts, the login, and the files that both load."""
+
+import asyncio
+import hashlib
+import html
+import time
+from importlib.resources import files
+from typing import Final, TypeAlias
+
+from aiohttp import hdrs, web
+
+from leasehold_web.entries import Doors, Entry, LoginRefusedError
+from leasehold_web.guards import COOKIE, SESSIONS, session_of
+from leasehold_web.sessions import SESSION_LIFE_S
+
+DOORS: Final = web.AppKey("doors", Doors)
+Files: TypeAlias = dict[str, tuple[bytes, str, str]]
+FILES: Final = web.AppKey("files", Files)
+"""Content, type and tag of each file, by name."""
+
+LOGIN_LIMIT: Final = 16
+"""Most logins under way."""
+
+REFUSAL_S: Final = 0.5
+"""How long a refused login is held back."""
+
+TOKEN_LIMIT: Final = 8_192
+
+SHELL_PATHS: Final = (
+    "/",
+    "/timeline",
+    "/workloads",
+    "/workloads/{id}",
+    "/commands",
+    "/commands/{id}",
+    "/workers/{id}",
+)
+"""Paths of the views, which our scripts draw."""
+
+_TYPES: Final = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+
+
+def read_files() -> Files:
+    """The files of the page. Blocks."""
+    found = {}
+    for file in files("leasehold_web").joinpath("static").iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in _TYPES:
+            content = file.read_bytes()
+            found[file.name] = content, _TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    return found
+
+
+async def get_file(request: web.Request) -> web.Response:
+    """A file. Browsers ask each time whether it has changed."""
+    found = request.app[FILES].get(request.match_info["name"])
+    if found is None or found[1] == "text/html":
+        raise web.HTTPNotFound(text="no file of the page has this name")
+    content, kind, tag = found
+    headers = {hdrs.ETAG: tag, hdrs.CACHE_CONTROL: "no-cache"}
+    if request.headers.get(hdrs.IF_NONE_MATCH) == tag:
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
+
+
+async def get_shell(request: web.Request) -> web.Response:
+    """The page, in which our scripts draw the view of its path."""
+    if await session_of(request) is None:
+        raise web.HTTPSeeOther("/login")
+    return web.Response(body=request.app[FILES]["page.html"][0], content_type="text/html", charset="utf-8")
+
+
+async def get_favicon(request: web.Request) -> web.Response:
+    """The icon, for browsers that ask for it at its usual place."""
+    raise web.HTTPMovedPermanently("/static/favicon.svg")
+
+
+async def get_login(request: web.Request) -> web.Response:
+    """The login form."""
+    return _login_page(request, "")
+
+
+async def post_login(request: web.Request) -> web.Response:
+    """Logs in with a token, or with the certificate of the connection."""
+    fields = await request.post()
+    token, method = fields.get("token", ""), fields.get("method", "token")
+    token = token.strip() if isinstance(token, str) else ""
+    try:
+        entry = await _enter(request, token, by_certificate=method == "certificate")
+    except LoginRefusedError as error:
+        return _login_page(request, str(error), status=403)
+    session_id = await request.app[SESSIONS].open(entry)
+    response = web.HTTPSeeOther("/")
+    response.set_cookie(
+        request.app[COOKIE],
+        session_id,
+        max_age=int(SESSION_LIFE_S),
+        httponly=True,
+        secure=request.secure,
+        samesite="Strict",
+        path="/",
+    )
+    raise response
+
+
+async def post_logout(request: web.Request) -> web.Response:
+    """Ends the session."""
+    session = await session_of(request)
+    if session is not None:
+        await request.app[SESSIONS].close(session)
+    response = web.HTTPSeeOther("/login")
+    response.del_cookie(
+        request.app[COOKIE], path="/", secure=request.secure, httponly=True, samesite="Strict"
+    )
+    raise response
+
+
+async def _enter(request: web.Request, token: str, *, by_certificate: bool) -> Entry:
+    """The login that a request asks for.
+
+    Raises:
+        LoginRefusedError: The credential is missing or not valid, or too many log in at once.
+    """
+    places = request.app[_PLACES]
+    if places.locked():
+        raise LoginRefusedError("too many logins are under way: try again in a moment")
+    async with places:
+        began_s = time.monotonic()
+        address = request.remote or "unknown"
+        try:
+            if by_certificate:
+                der = peer_certificate(request)
+                if der is None:
+                    raise LoginRefusedError(
+                        "the browser presented no client certificate: import yours into the browser, and "
+                        "open the page again"
+                    )
+                return await request.app[DOORS].by_certificate(der, address)
+            if not token or len(token) > TOKEN_LIMIT:
+                raise LoginRefusedError("the token is empty or too long: paste the whole token")
+            return await request.app[DOORS].by_token(token, address)
+        except LoginRefusedError:
+            await asyncio.sleep(max(0.0, REFUSAL_S - (time.monotonic() - began_s)))
+            raise
+
+
+_PLACES: Final = web.AppKey("places", asyncio.Semaphore)
+
+
+def add_login_places(app: web.Application) -> None:
+    """Adds the bound on logins under way."""
+    app[_PLACES] = asyncio.Semaphore(LOGIN_LIMIT)
+
+
+def peer_certificate(request: web.Request) -> bytes | None:
+    """The client certificate of a connection, as DER. None: it presents none."""
+    ssl_object = request.get_extra_info("ssl_object")
+    found = ssl_object.getpeercert(binary_form=True) if ssl_object is not None else None
+    return found if isinstance(found, bytes) else None
+
+
+def _login_page(request: web.Request, refusal: str, status: int = 200) -> web.Response:
+    text = request.app[FILES]["login.html"][0].decode()
+    text = text.replace("{{hint}}", html.escape(request.app[DOORS].hint))
+    text = text.replace(
+        "{{refusal}}", f'<p role="alert" class="refusal">{html.escape(refusal)}</p>' if refusal else ""
+    )
+    has_certificate = peer_certificate(request) is not None
+    text = text.replace("{{certificate}}", _CERTIFICATE_FORM if has_certificate else "")
+    return web.Response(text=text, content_type="text/html", status=status)
+
+
+_CERTIFICATE_FORM: Final = (
+    '<form method="post" action="/login"><input type="hidden" name="method" value="certificate">'
+    '<button class="wide">Log in with the certificate of this browser</button></form>'
+)
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this module."""
+    return [
+        *(web.get(path, get_shell) for path in SHELL_PATHS),
+        web.get("/favicon.ico", get_favicon),
+        web.get("/static/{name}", get_file),
+        web.get("/login", get_login),
+        web.post("/login", post_login),
+        web.post("/logout", post_logout),
+    ]

@@ -1,0 +1,113 @@
+"""The HTTP server of the page, from its start to its stop."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final, final
+
+from aiohttp import web
+
+from leasehold_web import api, pages, streams, tables
+from leasehold_web.entries import Doors
+from leasehold_web.feed import Feeds
+from leasehold_web.guards import COOKIE, SESSIONS, add_headers, guard, require_session
+from leasehold_web.sessions import Sessions
+
+logger = logging.getLogger(__name__)
+
+BODY_LIMIT_BYTES: Final = 65_536
+CONNECTION_LIMIT: Final = 1_024
+"""Most connections. Further ones are closed at once."""
+
+IDLE_S: Final = 30.0
+STOP_S: Final = 2.0
+BACKLOG: Final = 128
+
+
+@final
+class WebServer:
+    """Serves the page.
+
+    Args:
+        doors: The logins.
+        hosts: The names and addresses by which browsers call the server.
+        sessions_path: The file that keeps the sessions over a restart. None: they end with the process.
+        replace_file: Replaces a file, readable by its owner only. Blocks.
+    """
+
+    def __init__(
+        self,
+        doors: Doors,
+        hosts: Collection[str],
+        sessions_path: Path | None = None,
+        replace_file: Callable[[Path, bytes], None] | None = None,
+    ) -> None:
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._doors = doors
+        self._sessions = Sessions(doors, sessions_path, replace_file)
+        self._feeds = Feeds()
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serves on a bound socket.
+
+        Args:
+            listener: The socket.
+            tls: The certificate. None: HTTP, which is for loopback only.
+        """
+        await self._sessions.load()
+        app = web.Application(
+            middlewares=[guard(self._hosts), require_session], client_max_size=BODY_LIMIT_BYTES
+        )
+        # Cookies know no ports: two pages on one host keep theirs apart by name.
+        port = listener.getsockname()[1]
+        app[COOKIE] = f"__Host-leasehold-{port}" if tls is not None else f"leasehold-{port}"
+        app[SESSIONS] = self._sessions
+        app[pages.DOORS] = self._doors
+        app[pages.FILES] = await asyncio.to_thread(pages.read_files)
+        app[streams.FEEDS] = self._feeds
+        app[streams.OPEN] = Counter()
+        pages.add_login_places(app)
+        for module in (pages, api, streams, tables):
+            app.add_routes(module.routes())
+        app.on_response_prepare.append(add_headers)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_S,
+            shutdown_timeout=STOP_S,
+        )
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._accept, sock=listener, ssl=tls, backlog=BACKLOG)
+
+    def _accept(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        server = self._runner.server if self._runner is not None else None
+        if server is None or len(server.connections) >= CONNECTION_LIMIT:
+            return _Refusal()
+        return server()
+
+    async def stop(self) -> None:
+        """Ends all connections within seconds."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._sessions.stop()
+        await self._feeds.stop()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+
+@final
+class _Refusal(asyncio.Protocol):
+    """Closes a connection above the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Closes the connection."""
+        transport.close()

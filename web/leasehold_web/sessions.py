@@ -1,0 +1,165 @@
+"""The sessions of browsers: a random id in a cookie, a caller, and an end.
+
+The file with the sessions has digests of the ids, so its reader can't use them.
+"""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, final
+
+import msgspec
+
+from leasehold_web.entries import Doors, Entry, LoginRefusedError
+
+logger = logging.getLogger(__name__)
+
+SESSION_LIMIT: Final = 256
+"""Most sessions. A further login ends the one that was used longest ago."""
+
+SESSION_LIFE_S: Final = 12 * 3600.0
+ID_BYTES: Final = 32
+FILE_LIMIT_BYTES: Final = 4_000_000
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A session in the file. Its expiry is in seconds of the Unix epoch."""
+
+    digest: str
+    kept: bytes
+    expire_s: float
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session.
+
+    Attributes:
+        digest: SHA-256 of its id.
+        entry: The login.
+        expire_s: Its end, in seconds of the Unix epoch.
+        calls: Number of calls under way.
+        streams: Number of open streams.
+    """
+
+    digest: str
+    entry: Entry
+    expire_s: float
+    calls: int = 0
+    streams: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@final
+class Sessions:
+    """The sessions, by digest of their ids, the one that was used longest ago first.
+
+    Args:
+        doors: The logins.
+        path: The file that keeps the sessions over a restart. None: they end with the process.
+        replace_file: Replaces a file, readable by its owner only. Blocks.
+    """
+
+    def __init__(
+        self,
+        doors: Doors,
+        path: Path | None = None,
+        replace_file: Callable[[Path, bytes], None] | None = None,
+    ) -> None:
+        self._doors = doors
+        self._path = path
+        self._replace_file = replace_file
+        self._live: dict[str, Session] = {}
+        self._earlier: dict[str, _Kept] = {}
+        """Sessions of an earlier run that have not been used since."""
+        self._writing = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Reads the sessions of an earlier run. A file that can't be read counts as empty."""
+        if self._path is None:
+            return
+        with suppress(FileNotFoundError):
+            try:
+                data = await asyncio.to_thread(_read, self._path)
+                found = msgspec.json.decode(data, type=list[_Kept])
+            except FileNotFoundError:
+                raise
+            except (OSError, ValueError) as error:
+                logger.warning("%s can't be read, so browsers must log in again: %s", self._path, error)
+                return
+            now_s = time.time()
+            self._earlier = {
+                one.digest: one
+                for one in found[-SESSION_LIMIT:]
+                if now_s < one.expire_s <= now_s + SESSION_LIFE_S
+            }
+
+    async def open(self, entry: Entry) -> str:
+        """Begins a session, and returns its id for the cookie."""
+        session_id = secrets.token_urlsafe(ID_BYTES)
+        session = Session(_digest(session_id), entry, time.time() + SESSION_LIFE_S)
+        self._live[session.digest] = session
+        while len(self._live) > SESSION_LIMIT:
+            await self.close(next(iter(self._live.values())))
+        await self._save()
+        return session_id
+
+    async def find(self, session_id: str) -> Session | None:
+        """The session with this id. None: there is none, or it is over."""
+        if len(session_id) > 2 * ID_BYTES:
+            return None
+        digest = _digest(session_id)
+        session = self._live.pop(digest, None)
+        earlier = self._earlier.pop(digest, None) if session is None else None
+        if earlier is not None and time.time() < earlier.expire_s:
+            try:
+                session = Session(digest, await self._doors.again(earlier.kept), earlier.expire_s)
+            except LoginRefusedError:
+                return None
+        if session is None:
+            return None
+        self._live[digest] = session  # the last one now
+        if time.time() >= session.expire_s:
+            await self.close(session)
+            return None
+        return session
+
+    async def close(self, session: Session) -> None:
+        """Ends a session, and its streams."""
+        if self._live.pop(session.digest, None) is not None:
+            session.ended.set()
+            await session.entry.leave()
+            await self._save()
+
+    async def stop(self) -> None:
+        """Ends all streams. The file keeps the sessions for the next run."""
+        for session in self._live.values():
+            session.ended.set()
+            await session.entry.leave()
+
+    async def _save(self) -> None:
+        if self._path is None or self._replace_file is None:
+            return
+        async with self._writing:
+            live = [_Kept(one.digest, one.entry.kept, one.expire_s) for one in self._live.values()]
+            data = msgspec.json.encode([*self._earlier.values(), *live])
+            try:
+                await asyncio.to_thread(self._replace_file, self._path, data)
+            except OSError as error:  # the sessions end with the process
+                logger.warning("%s can't be written: %s", self._path, error.strerror)
+
+
+def _digest(session_id: str) -> str:
+    return hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(FILE_LIMIT_BYTES)

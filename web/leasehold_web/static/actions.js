@@ -1,0 +1,275 @@
+// What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
+import { ask, h, replace, requestId } from "/static/dom.js";
+import { commandView } from "/static/command_view.js";
+
+import { live, may, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
+import { beginPick } from "/static/picker.js";
+import { planView } from "/static/plan_view.js";
+import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedAt, bytes } from "/static/words.js";
+
+const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
+
+export function workloadActions(workload) {
+  const state = workload.status?.state;
+  if (ENDED.has(state)) return [];
+  if (!mayActOn(workload)) return [h("p", { class: "why" }, may("USER") ? `Only ${workload.owner} and operators act on this workload.` : "Your role only reads.")];
+  const buttons = [];
+  if (state === "RUNNING" && held(workload).length) {
+    buttons.push(button("Suspend", () => suspend(workload)), button("Move…", () => move(workload)), button("Swap…", () => swap(workload)));
+  }
+  if (PARKED.has(state)) buttons.push(button("Restore", () => restore(workload, []), "primary"), button("Restore on…", () => restoreOn(workload)));
+  buttons.push(button("Stop…", () => stop(workload), "danger"));
+  return buttons;
+}
+
+export function gpuActions(gpu) {
+  if (!may("OPERATOR")) return [];
+  if (gpu.cordon && gpu.state !== "UNSPECIFIED" && !live.workers.get(gpu.worker_id)?.cordon) return [button("Uncordon", () => uncordon(gpu.worker_id, [gpu.uuid]))];
+  if (gpu.cordon) return [];
+  return [button("Cordon…", () => cordon(gpu.worker_id, [gpu.uuid]))];
+}
+
+export function workerActions(worker) {
+  if (!may("OPERATOR")) return [];
+  return [
+    worker.cordon ? button("Uncordon", () => uncordon(worker.worker_id, [])) : button("Cordon…", () => cordon(worker.worker_id, [])),
+    button("Drain…", () => drain(worker), "danger"),
+  ];
+}
+
+export function commandActions(command) {
+  if (CONCLUDED.has(command.state) || !may("USER")) return [];
+  return [button("Cancel…", () => cancel(command), "danger")];
+}
+
+function button(text, onclick, kind = "") {
+  return h("button", { onclick, class: kind, type: "button" }, text);
+}
+
+function suspend(workload) {
+  confirm({
+    title: `Suspend ${workload.name}`, verb: "Suspend",
+    picture: picture(held(workload).map((uuid) => [placeOf(uuid), "parked"])),
+    action: { action: "suspend", workload: workload.workload_id },
+  });
+}
+
+function restore(workload, uuids) {
+  const former = workload.status?.parked_gpu_uuids ?? [];
+  const { size, tier } = parkedAt(workload);
+  const from = size === undefined ? tier : `${bytes(size)} in ${tier}`;
+  confirm({
+    title: `Restore ${workload.name}`, verb: "Restore",
+    picture: picture((uuids.length ? uuids : former).map((uuid) => [from || "parked", placeOf(uuid)])),
+    lead: uuids.length ? "" : "On its former GPUs if they are free, or else on others of the same chip.",
+    action: { action: "restore", workload: workload.workload_id, gpu_uuids: uuids },
+  });
+}
+
+// Views other than the fleet have no picture: they lead to it first.
+async function onPicture(begin) {
+  if (location.pathname !== "/") {
+    const { go } = await import("/static/app.js");
+    await go("/");
+    await new Promise((resolve) => setTimeout(resolve, 0));
+  }
+  begin();
+}
+
+function restoreOn(workload) {
+  const needed = Math.max(1, (workload.status?.parked_gpu_uuids ?? []).length);
+  onPicture(() => beginPick({
+    worker: workload.worker_id, sources: [], needed,
+    text: `Pick ${count(needed, "free GPU")} of ${workerName(workload.worker_id)} for ${workload.name}.`,
+    accepts: (gpu) => gpu.state === "FREE",
+    done: (uuids) => restore(workload, uuids),
+  }));
+}
+
+function move(workload) {
+  const sources = held(workload);
+  const model = live.gpus.get(sources[0])?.name;
+  onPicture(() => beginPick({
+    worker: workload.worker_id, sources, needed: sources.length,
+    text: `Pick where ${workload.name} goes: ${count(sources.length, "free GPU")} of ${workerName(workload.worker_id)} with the same chip.`,
+    accepts: (gpu) => gpu.state === "FREE" && gpu.name === model,
+    done: (uuids) => confirm({
+      title: `Move ${workload.name}`, verb: "Move",
+      picture: picture(sources.map((uuid, at) => [placeOf(uuid), placeOf(uuids[at])])),
+      action: { action: "remap", moves: [{ workload: workload.workload_id, pairs: sources.map((uuid, at) => [uuid, uuids[at]]) }] },
+    }),
+  }));
+}
+
+function swap(workload) {
+  const sources = held(workload);
+  const other = (gpu) => {
+    const found = live.workloads.get(gpu.workload_id);
+    return found && found.workload_id !== workload.workload_id && found.status?.state === "RUNNING" && held(found).length === sources.length && mayActOn(found) ? found : null;
+  };
+  onPicture(() => beginPick({
+    worker: workload.worker_id, sources, needed: 1,
+    text: `Pick a GPU of the workload that changes places with ${workload.name}. It must hold ${count(sources.length, "GPU")} of ${workerName(workload.worker_id)}.`,
+    accepts: (gpu) => other(gpu) !== null,
+    done: ([uuid]) => {
+      const second = other(live.gpus.get(uuid));
+      if (!second) return;
+      const targets = held(second);
+      const pairs = sources.map((from, at) => [from, targets[at]]);
+      confirm({
+        title: `Swap ${workload.name} and ${second.name}`, verb: "Swap",
+        picture: picture(pairs.flatMap(([from, to]) => [[`${workload.name}: ${placeOf(from)}`, placeOf(to)], [`${second.name}: ${placeOf(to)}`, placeOf(from)]])),
+        action: { action: "remap", moves: [{ workload: workload.workload_id, pairs }, { workload: second.workload_id, pairs: pairs.map(([from, to]) => [to, from]) }] },
+      });
+    },
+  }));
+}
+
+function stop(workload) {
+  const uuids = held(workload);
+  const force = h("input", { type: "checkbox", id: "force" });
+  const effects = [
+    "The first process gets SIGTERM. What has not ended after 10 s is killed.",
+    uuids.length ? `${count(uuids.length, "GPU")} become free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
+  ];
+  if (PARKED.has(workload.status?.state)) effects.push("Its parked state is lost.");
+  confirm({
+    title: `Stop ${workload.name}`, verb: "Stop", isDanger: true, effects,
+    extra: h("label", { for: "force" }, force, " Kill restored processes even if they can't be suspended first, which can hang the host"),
+    action: () => ({ action: "stop", workload: workload.workload_id, force: force.checked }),
+  });
+}
+
+function reasonField() {
+  return h("input", { type: "text", id: "reason", maxlength: "256", required: true, placeholder: "for example: replaces a fan", autocomplete: "off" });
+}
+
+function cordon(worker, uuids) {
+  const reason = reasonField();
+  const what = uuids.length ? uuids.map(placeOf).join(", ") : workerName(worker);
+  confirm({
+    title: `Cordon ${what}`, verb: "Cordon",
+    effects: ["Leases stay, and no new one is granted.", uuids.length ? "Uncordon puts the GPU back into service." : "The host starts no workload, even without GPUs."],
+    extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
+    action: () => ({ action: "cordon", worker, gpu_uuids: uuids, reason: reason.value }),
+  });
+}
+
+function uncordon(worker, uuids) {
+  const what = uuids.length ? uuids.map(placeOf).join(", ") : workerName(worker);
+  confirm({ title: `Uncordon ${what}`, verb: "Uncordon", effects: ["New leases are granted again."], action: { action: "uncordon", worker, gpu_uuids: uuids } });
+}
+
+function drain(worker) {
+  const reason = reasonField();
+  const holders = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
+  confirm({
+    title: `Drain ${worker.name}`, verb: "Drain", isDanger: true,
+    effects: [`${worker.name} is cordoned first, so that nothing takes the freed GPUs.`, holders.length ? `Then ${count(holders.length, "workload")} with GPUs are suspended, the oldest first.` : "No workload holds a GPU of it."],
+    extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
+    plans: holders.slice(0, 32).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
+    isStrict: false,
+    action: () => ({ action: "drain", worker: worker.worker_id, reason: reason.value }),
+  });
+}
+
+function cancel(command) {
+  confirm({
+    title: `Cancel the ${operationOf(command)}`, verb: "Cancel the command", isDanger: true,
+    effects: [command.state === "PENDING" ? "The command was not sent: it ends at once." : "The worker stops the operation and rolls it back. Past the point of no return, the operation goes on.", h("code", {}, command.command_id)],
+    action: { action: "cancel", command: command.command_id },
+  });
+}
+
+function picture(pairs) {
+  return h("div", { class: "move-picture" }, pairs.slice(0, 16).map(([from, to]) => h("span", {}, from, h("span", { class: "muted", "aria-label": "to" }, "→"), to)));
+}
+
+// A dialog with the dry run, then with the command.
+//   action: what is sent, or a function that returns it; plans: further actions to plan; effects: what happens, for an
+//   action that has no plan; isStrict: whether a refusal in a plan forbids the action.
+function confirm({ title, verb, action, picture: drawn, lead, effects, extra, plans, isDanger, isStrict = true }) {
+  const id = requestId();
+  const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
+  const no = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  const yes = h("button", { type: "submit", class: isDanger ? "danger" : "primary", disabled: true }, verb);
+  const footer = h("footer", {}, no, yes);
+  const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
+  const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
+  const aborted = new AbortController();
+  let endChanges = null;
+  document.body.append(dialog);
+  dialog.addEventListener("close", () => {
+    aborted.abort();
+    endChanges?.();
+    dialog.remove();
+  });
+  const parts = [drawn, lead && h("p", { class: "muted" }, lead), effects && h("ul", { class: "steps" }, effects.map((one) => h("li", {}, one))), extra];
+  const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
+  const planBox = h("div", {}, plannedActions.length > 0 && h("p", { class: "muted", role: "status" }, "Asking the worker for the plan…"));
+  replace(body, ...parts, planBox);
+
+  async function showPlans() {
+    const found = [];
+    for (const one of plannedActions) {
+      const { plans: answer } = await ask("/api/plan", { body: one.action, signal: aborted.signal });
+      found.push([one.name, answer[0]]);
+    }
+    replace(planBox, found.map(([name, plan]) => [name && h("h3", {}, name), planView(plan)]));
+    const isRefused = found.some(([, plan]) => (plan.refusals ?? []).length);
+    yes.disabled = isRefused && isStrict;
+    if (!yes.disabled) yes.focus();
+  }
+
+  function refuse(error) {
+    if (error.name === "AbortError") return;
+    replace(planBox, h("div", { class: "box bad", role: "alert" }, error.message));
+    yes.disabled = true;
+  }
+
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (yes.disabled || !form.reportValidity()) return;
+    yes.disabled = true;
+    try {
+      const sent = typeof action === "function" ? action() : action;
+      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : id } });
+      follow(answer);
+    } catch (error) {
+      refuse(error);
+      yes.disabled = error.status !== 0 && error.status < 500;
+    }
+  });
+
+  // The commands as they go on, in the place of the plan.
+  function follow(answer) {
+    const ids = answer.commands.map((command) => command.command_id);
+    const told = new Map(answer.commands.map((command) => [command.command_id, command]));
+    const refusals = answer.refusals ?? [];
+    const draw = () => {
+      const commands = ids.map((one) => {
+        const latest = live.commands.get(one);
+        return latest && (latest.revision ?? 0) >= (told.get(one).revision ?? 0) ? latest : told.get(one);
+      });
+      replace(body, h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
+        refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${one.error?.message ?? ""}`)))));
+      if (commands.every((command) => CONCLUDED.has(command.state))) {
+        no.textContent = "Close";
+        endChanges?.();
+      }
+    };
+    yes.remove();
+    no.textContent = "Close, and let it go on";
+    no.focus();
+    endChanges = onChange((changes) => changes.has("command") && draw());
+    draw();
+  }
+
+  dialog.showModal();
+  if (plannedActions.length) showPlans().catch(refuse);
+  else {
+    yes.disabled = false;
+    (extra?.querySelector?.("input[type=text]") ?? yes).focus();
+  }
+}
+

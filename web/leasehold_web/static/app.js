@@ -1,0 +1,87 @@
+// The frame of the page: views by path, the caller, and whether there is contact.
+import { append, h, replace } from "/static/dom.js";
+import { connect, live, onChange } from "/static/live.js";
+import { clock, lower } from "/static/words.js";
+
+const VIEWS = [
+  [/^\/$/, "Fleet", "/static/fleet.js"],
+  [/^\/timeline$/, "Timeline", "/static/timeline.js"],
+  [/^\/workloads$/, "Workloads", "/static/workloads.js"],
+  [/^\/workloads\/([^/]+)$/, "Workload", "/static/workload.js"],
+  [/^\/commands$/, "Commands", "/static/commands.js"],
+  [/^\/commands\/([^/]+)$/, "Command", "/static/commands.js"],
+  [/^\/workers\/([^/]+)$/, "Host", "/static/worker.js"],
+];
+const main = document.getElementById("main");
+const contact = document.getElementById("contact");
+let leave = null;
+let drawing = 0;
+
+export function go(path) {
+  history.pushState(null, "", path);
+  return draw(true);
+}
+
+async function draw(isMove) {
+  const mine = ++drawing;
+  const path = location.pathname;
+  const found = VIEWS.find(([pattern]) => pattern.test(path));
+  if (!found) return;
+  const [pattern, title, module] = found;
+  const argument = pattern.exec(path)[1];
+  const view = await import(module);
+  if (mine !== drawing) return;
+  leave?.();
+  replace(main);
+  document.title = `${title} · Leasehold`;
+  const section = path === "/" || path.startsWith("/workers") ? "/" : `/${path.split("/")[1]}`;
+  for (const link of document.querySelectorAll("#views a")) {
+    if (link.getAttribute("href") === section) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  leave = view.show(main, argument && decodeURIComponent(argument)) ?? null;
+  if (isMove) main.focus({ preventScroll: true });
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='/']");
+  if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  if (!VIEWS.some(([pattern]) => pattern.test(link.pathname))) return;
+  event.preventDefault();
+  go(link.getAttribute("href"));
+});
+window.addEventListener("popstate", () => draw(true));
+
+function showContact() {
+  const { identity, role, on_behalf_of: user } = live.session;
+  const who = document.getElementById("who");
+  replace(who);
+  append(who, [h("b", {}, user ? `${identity} for ${user}` : identity), ` · ${role ? lower(role) : "no role"}`]);
+  let text = "";
+  if (!live.isConnected && live.seenAt) {
+    text = `No contact since ${clock(live.seenAt)}. The page shows the state of that time, and connects again by itself.`;
+  } else if (live.lost) {
+    text = `The coordinator does not answer: ${live.lost.message}`;
+  }
+  if (contact.textContent !== text) contact.textContent = text;
+}
+
+// What Esc closes is up to the view. "/" leads to its search field.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.target.matches("input, textarea, select")) return;
+  const field = main.querySelector("input[type=search]");
+  if (field) {
+    event.preventDefault();
+    field.focus();
+  }
+});
+
+onChange((changes) => changes.has("state") && showContact());
+draw(false);
+try {
+  await connect();
+  showContact();
+} catch (error) {
+  contact.className = "bad";
+  contact.textContent = `The page can't begin: ${error.message}. Load it again.`;
+}

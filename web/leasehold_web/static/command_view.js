@@ -1,0 +1,47 @@
+// A command: its state, and its phases with their seconds, bytes and rates.
+import { h } from "/static/dom.js";
+import { glyph } from "/static/glyphs.js";
+import { workerName, workloadName } from "/static/live.js";
+import { ago, bytes, CONCLUDED, lower, operationOf, seconds, workloadsOf } from "/static/words.js";
+
+export function commandView(command, { hasActions = true, actions = [] } = {}) {
+  const workloads = workloadsOf(command);
+  const isOver = CONCLUDED.has(command.state);
+  return h("article", { class: "command" },
+    h("header", {}, glyph(command.state), h("b", {}, operationOf(command)),
+      workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, workerName(command.worker_id)),
+      h("span", { class: "badge" }, lower(command.state)),
+      !isOver && command.phase && h("span", { class: "muted" }, command.phase),
+      h("span", { class: "spacer" }),
+      h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", h("time", { title: new Date(command.create_time).toLocaleString() }, ago(command.create_time)), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
+      hasActions && actions),
+    !isOver && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
+    command.error && h("p", { class: "error" }, command.error.message),
+    phases(command.result ?? {}),
+    (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, one)));
+}
+
+const KINDS = { lock: "", checkpoint: "p2", save: "p2", image: "p2", restore: "p1", resume: "p1", load: "p1", start: "p1", unlock: "", verify: "p3", preflight: "p3", hooks: "p3" };
+
+// The moved bytes of a phase are those of its calls to the members.
+export function phases(result) {
+  const list = (result.phases ?? []).map((one) => ({ ...one }));
+  for (const one of list) {
+    const calls = (result.members ?? []).flatMap((member) => member.phases ?? []).filter((call) => call.phase === one.phase && Boolean(call.rollback) === Boolean(one.rollback));
+    one.moved_bytes ??= calls.reduce((sum, call) => sum + (call.moved_bytes ?? 0), 0);
+  }
+  const total = list.reduce((sum, one) => sum + (one.duration ?? 0), 0);
+  if (!list.length || !total) return null;
+  const kind = (one) => (one.failed ? "failed" : KINDS[one.phase] ?? "");
+  const bar = h("div", { class: "phases", "aria-hidden": "true" }, list.map((one) => {
+    const part = h("i", { class: kind(one), title: one.phase });
+    part.style.flexGrow = String((one.duration ?? 0) / total);
+    part.style.flexBasis = "0";
+    return part;
+  }));
+  return h("div", {}, bar, h("ul", { class: "phase-list" }, list.map((one) => h("li", {}, h("i", { class: kind(one) }), h("b", {}, one.phase + (one.rollback ? " (rollback)" : "")), ` ${seconds(one.duration ?? 0)}`, one.moved_bytes ? ` · ${bytes(one.moved_bytes)} · ${rate(one)}` : "", one.failed ? " · failed" : ""))));
+}
+
+function rate(one) {
+  return one.duration ? `${(one.moved_bytes / one.duration / 1e9).toFixed(1)} GB/s` : "";
+}

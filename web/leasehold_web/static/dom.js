@@ -1,0 +1,79 @@
+// Elements, and how the page asks its server.
+
+// Makes an element. Text is never parsed as HTML. A property that begins with "on" is a listener.
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  append(element, children);
+  return element;
+}
+
+export function append(element, children) {
+  for (const child of children.flat(3)) {
+    if (child === undefined || child === null || child === false || child === "") continue;
+    element.append(child);
+  }
+}
+
+export function replace(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+}
+
+export function announce(text) {
+  document.getElementById("announcer").textContent = text;
+}
+
+// An answer that is no success, with the words of the API.
+export class Refusal extends Error {
+  constructor(status, body) {
+    super(body.message || `the server answered ${status}`);
+    this.status = status;
+    this.reason = body.reason || "";
+  }
+}
+
+export async function ask(path, { body, signal } = {}) {
+  const options = { signal, headers: { Accept: "application/json" }, credentials: "same-origin" };
+  if (body !== undefined) {
+    options.method = "POST";
+    options.body = JSON.stringify(body);
+    options.headers["Content-Type"] = "application/json";
+    options.headers["Leasehold-Page"] = "1";
+  }
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(0, { message: "the server does not answer: it may be starting again" });
+  }
+  const found = await answer.json().catch(() => ({}));
+  if (answer.ok) return found;
+  if (answer.status === 401 && found.reason === "NO_SESSION") location.assign("/login");
+  throw new Refusal(answer.status, found);
+}
+
+export function requestId() {
+  return crypto.randomUUID ? crypto.randomUUID() : [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
+}
+
+// An icon, as an SVG element from drawn parts.
+export function svg(viewBox, parts, properties = {}) {
+  const space = "http://www.w3.org/2000/svg";
+  const element = document.createElementNS(space, "svg");
+  element.setAttribute("viewBox", viewBox);
+  element.setAttribute("aria-hidden", "true");
+  for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
+  for (const [tag, attributes] of parts) {
+    const part = document.createElementNS(space, tag);
+    for (const [name, value] of Object.entries(attributes)) part.setAttribute(name, value);
+    element.append(part);
+  }
+  return element;
+}

@@ -1,0 +1,62 @@
+// The drawer beside the fleet: one GPU, its holder, and what can be done with both.
+import { append, h, replace } from "/static/dom.js";
+import { gpuActions, workloadActions } from "/static/actions.js";
+import { glyph } from "/static/glyphs.js";
+import { live, placeOf } from "/static/live.js";
+import { ago, bytes, lower, UNKNOWN } from "/static/words.js";
+
+export function drawerFor(uuid, onClose) {
+  const element = h("aside", { class: "drawer", "aria-label": "GPU" });
+  let before = "";
+  function update() {
+    const gpu = live.gpus.get(uuid);
+    if (!gpu) {
+      onClose();
+      return;
+    }
+    const workload = live.workloads.get(gpu.workload_id);
+    // Rebuilt only when something in it has changed, so that the focus stays.
+    const now = JSON.stringify([gpu, workload?.status, live.workers.get(gpu.worker_id)?.state]);
+    if (now === before) return;
+    before = now;
+    const focused = element.contains(document.activeElement) ? document.activeElement.textContent : null;
+    replace(element, ...content(gpu, workload, onClose));
+    if (focused) [...element.querySelectorAll("button, a")].find((one) => one.textContent === focused)?.focus();
+  }
+  update();
+  return { element, update, close: onClose, end: () => element.remove() };
+}
+
+function content(gpu, workload, onClose) {
+  const sample = gpu.sample ?? {};
+  const facts = [
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), gpu.since ? h("span", { class: "muted" }, ` since ${ago(gpu.since)}`) : ""]],
+    ["Model", gpu.name],
+    ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
+    ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],
+    ["Temperature", sample.temperature_celsius === undefined ? UNKNOWN : `${sample.temperature_celsius} °C`],
+    ["Health", gpu.health ? `${lower(gpu.health)}${gpu.health_reason ? `: ${gpu.health_reason}` : ""}` : "no fault known"],
+  ];
+  if (gpu.asleep_bytes) facts.push(["Asleep", `${bytes(gpu.asleep_bytes)} of sleeping workloads`]);
+  if (gpu.cordon) facts.push(["Cordon", `${gpu.cordon.reason || "no reason given"}${gpu.cordon.cordoned_by ? `, by ${gpu.cordon.cordoned_by}` : ""}`]);
+  if (gpu.hold) facts.push(["Hold", `until ${new Date(gpu.hold.expire_time).toLocaleTimeString()}${gpu.hold.held_by ? `, by ${gpu.hold.held_by}` : ""}`]);
+  for (const process of gpu.foreign_processes ?? []) facts.push(["Foreign process", `${process.pid} ${process.user ?? ""} ${process.command ?? ""} ${process.device_memory_bytes ? bytes(process.device_memory_bytes) : ""}`]);
+  facts.push(["UUID", h("code", {}, gpu.uuid)]);
+  const parts = [
+    h("header", {}, h("h2", {}, placeOf(gpu.uuid)), h("button", { class: "close quiet", onclick: onClose, "aria-label": "Close" }, "✕")),
+    list(facts),
+    h("div", { class: "actions" }, gpuActions(gpu)),
+  ];
+  if (workload) {
+    parts.push(h("h3", {}, glyph(workload.status?.state), " ", h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}` }, workload.name)),
+      list([["State", lower(workload.status?.state)], ["Owner", workload.owner ?? UNKNOWN], ["GPUs", (workload.status?.lease?.gpu_uuids ?? []).map(placeOf).join(", ") || "none"]]),
+      h("div", { class: "actions" }, workloadActions(workload)));
+  }
+  return parts;
+}
+
+export function list(facts) {
+  const found = h("dl", { class: "facts" });
+  for (const [name, value] of facts) append(found, [h("dt", {}, name), h("dd", {}, value)]);
+  return found;
+}

@@ -1,0 +1,381 @@
+// The fleet: each host a row, each GPU a tile. Only the rows in sight exist, whatever the number of hosts.
+import { announce, append, ask, h, replace } from "/static/dom.js";
+import { drawerFor } from "/static/drawer.js";
+import { glyph } from "/static/glyphs.js";
+import { live, onChange, setSample } from "/static/live.js";
+import { isCandidate, picking, pickGpu, onPick, pickBar, cancelPick } from "/static/picker.js";
+import { bytes, count, ENDED, gib, lower, PARKED, parkedAt } from "/static/words.js";
+
+const SAMPLE_MS = 5000;
+const SPARE_ROWS = 3;
+const HOT_CELSIUS = 85;
+const TILE = 62;
+const GAP = 6;
+const PARKED_LIMIT = 3;
+
+export function show(main) {
+  const search = h("input", { type: "search", placeholder: "Filter: host, workload, state", "aria-label": "Filter by host, workload, owner or state" });
+  const counts = h("div", { class: "counts", role: "status" });
+  const height = h("div", { class: "height" });
+  const list = h("div", { class: "fleet", role: "group", "aria-label": "Hosts and their GPUs" }, height);
+  const empty = h("div", { class: "empty", hidden: true });
+  const split = h("div", { class: "split" }, list);
+  const bar = h("div", {});
+  append(main, [h("div", { class: "head" }, h("h1", {}, "Fleet"), counts, h("div", { class: "spacer" }), search), bar, empty, split]);
+
+  let hosts = []; // ids in the order of names, as filtered
+  let tops = [0]; // the top of each row, and the height of all
+  let isListStale = true;
+  let columns = 8;
+  let chosen = null; // the UUID of the GPU in the drawer
+  let drawer = null;
+  const rows = new Map(); // the rows that exist, by id of the worker
+
+  const isNarrow = () => list.clientWidth <= 720;
+  const isMedium = () => list.clientWidth <= 1100;
+
+  function rowHeight(id) {
+    const lines = Math.max(1, Math.ceil((live.gpusOf.get(id)?.length ?? 0) / columns));
+    const tiles = lines * TILE + (lines - 1) * GAP;
+    const parked = Math.min(parkedOf(id).length, PARKED_LIMIT + 1);
+    if (isNarrow()) return 20 + 24 + 8 + tiles + (parked ? 4 + parked * 32 : 0) + 1;
+    if (isMedium()) return 20 + Math.max(tiles, 60) + (parked ? 16 + 30 * Math.ceil(parked / 3) : 0) + 1;
+    return 20 + Math.max(tiles, 60, parked * 30) + 1;
+  }
+
+  function parkedOf(id) {
+    return (live.workloadsOf.get(id) ?? []).map((one) => live.workloads.get(one)).filter((one) => one && PARKED.has(one.status?.state));
+  }
+
+  function matches(id, words) {
+    if (!words.length) return true;
+    const worker = live.workers.get(id);
+    const texts = [worker.name, worker.host?.hostname, worker.state];
+    for (const [key, value] of Object.entries(worker.labels ?? {})) texts.push(`${key}=${value}`);
+    for (const uuid of live.gpusOf.get(id) ?? []) {
+      const gpu = live.gpus.get(uuid);
+      texts.push(gpu.name, gpu.state, gpu.workload_name, gpu.health);
+    }
+    for (const one of live.workloadsOf.get(id) ?? []) {
+      const workload = live.workloads.get(one);
+      if (!ENDED.has(workload.status?.state)) texts.push(workload.name, workload.owner, workload.status?.state);
+    }
+    const all = texts.filter(Boolean).join("\n").toLowerCase();
+    return words.every((word) => all.includes(word));
+  }
+
+  function listHosts() {
+    isListStale = false;
+    columns = isNarrow() ? 4 : 8;
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    hosts = [...live.workers.values()].filter((one) => matches(one.worker_id, words)).sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true })).map((one) => one.worker_id);
+    tops = [0];
+    for (const id of hosts) tops.push(tops[tops.length - 1] + rowHeight(id));
+    height.style.height = `${tops[tops.length - 1]}px`;
+    const isEmpty = !hosts.length;
+    empty.hidden = !isEmpty;
+    split.hidden = isEmpty;
+    split.style.display = isEmpty ? "none" : "";
+    if (isEmpty) replace(empty, ...nothing(words.length > 0));
+  }
+
+  function nothing(isFiltered) {
+    if (isFiltered) return [h("b", {}, "No host matches"), "Change the filter, or clear it."];
+    if (live.isLoading || !live.isConnected) return [h("b", {}, "Loading the fleet"), "The hosts appear as they come."];
+    return [h("b", {}, "No worker has connected yet"), "Start one on a GPU host: ", h("code", {}, "leasehold worker --coordinator HOST:PORT")];
+  }
+
+  function firstAt(y) {
+    let low = 0;
+    let high = hosts.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (tops[middle + 1] <= y) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  // Makes the rows in sight exist, and no others but the one with the focus.
+  function place() {
+    const first = Math.max(0, firstAt(list.scrollTop) - SPARE_ROWS);
+    const last = Math.min(hosts.length, firstAt(list.scrollTop + list.clientHeight) + 1 + SPARE_ROWS);
+    const wanted = new Set(hosts.slice(first, last));
+    const focused = list.contains(document.activeElement) ? document.activeElement.closest(".host")?.dataset.worker : undefined;
+    for (const [id, row] of rows) {
+      if (wanted.has(id) || (id === focused && hosts.includes(id))) continue;
+      row.element.remove();
+      rows.delete(id);
+    }
+    for (let index = first; index < last; index += 1) {
+      const id = hosts[index];
+      let row = rows.get(id);
+      if (!row) {
+        row = { element: h("section", { class: "host", "data-worker": id }), top: -1 };
+        fill(row.element, id);
+        rows.set(id, row);
+        height.append(row.element);
+      }
+      if (row.top !== tops[index]) {
+        row.top = tops[index];
+        row.element.style.transform = `translateY(${tops[index]}px)`;
+      }
+      const size = tops[index + 1] - tops[index];
+      if (row.size !== size) {
+        row.size = size;
+        row.element.style.height = `${size}px`;
+      }
+    }
+  }
+
+  function fill(element, id) {
+    const worker = live.workers.get(id);
+    const focused = element.contains(document.activeElement) ? document.activeElement.dataset.uuid : null;
+    element.setAttribute("aria-label", `Host ${worker.name}`);
+    replace(element, hostName(worker), h("div", { class: "slots" }, (live.gpusOf.get(id) ?? []).map((uuid) => tile(live.gpus.get(uuid)))), parkedColumn(id));
+    if (focused) element.querySelector(`[data-uuid="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  }
+
+  function hostName(worker) {
+    const notes = [];
+    if (worker.state !== "CONNECTED") notes.push(lower(worker.state));
+    if (worker.cordon) notes.push(`cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`);
+    if (worker.pending_claimers) notes.push(`${count(worker.pending_claimers, "claim")} wait${worker.pending_claimers === 1 ? "s" : ""}`);
+    const free = worker.gpu_count === undefined ? "GPUs unknown" : `${worker.free_gpu_count ?? 0} of ${worker.gpu_count} free`;
+    const name = live.gpusOf.get(worker.worker_id)?.map((uuid) => live.gpus.get(uuid).name)[0];
+    return h("div", { class: "host-name" },
+      h("a", { href: `/workers/${encodeURIComponent(worker.worker_id)}` }, glyph(worker.state), h("span", {}, worker.name)),
+      h("p", {}, isNarrow() || !name ? free : `${free} · ${shortName(name)}`),
+      notes.length > 0 && h("p", { class: "note", title: notes.join(", ") }, notes.join(" · ")));
+  }
+
+  function parkedColumn(id) {
+    const parked = parkedOf(id);
+    if (!parked.length) return h("div", { class: "parked" });
+    const shown = parked.length > PARKED_LIMIT + 1 ? parked.slice(0, PARKED_LIMIT) : parked;
+    return h("div", { class: "parked" },
+      shown.map((workload) => {
+        const { tier, size } = parkedAt(workload);
+        const where = tier ? `${size === undefined ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
+        return h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}`, title: `${workload.name}: ${lower(workload.status.state)}, ${where}` },
+          glyph(workload.status.state), h("span", { class: "clip" }, workload.name), h("small", {}, where));
+      }),
+      parked.length > shown.length && h("a", { class: "more", href: `/workers/${encodeURIComponent(id)}` }, `and ${parked.length - shown.length} more`));
+  }
+
+  function tile(gpu) {
+    const state = gpu.state ?? "UNSPECIFIED";
+    const sample = gpu.sample ?? {};
+    const share = gpu.memory_total_bytes && sample.memory_used_bytes !== undefined ? sample.memory_used_bytes / gpu.memory_total_bytes : 0;
+    const title = gpu.workload_name ?? (state === "UNHEALTHY" ? lower(gpu.health) : lower(state));
+    const load = sample.utilization_percent === undefined ? "–%" : `${sample.utilization_percent}%`;
+    const heat = sample.temperature_celsius === undefined ? "–°" : `${sample.temperature_celsius}°`;
+    const meter = h("i", {});
+    meter.style.transform = `scaleX(${Math.min(1, share).toFixed(3)})`;
+    const sick = gpu.health && state !== "UNHEALTHY";
+    let class_ = "slot";
+    if (gpu.uuid === chosen) class_ += " chosen";
+    if (picking()) class_ += pickClass(gpu);
+    return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), tabindex: "-1" },
+      h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
+      h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
+      h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), !isNarrow() && h("span", {}, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)));
+  }
+
+  function pickClass(gpu) {
+    const pick = picking();
+    if (pick.sources.includes(gpu.uuid)) return " source";
+    if (pick.picked.includes(gpu.uuid)) return " picked";
+    return isCandidate(gpu) ? " candidate" : "";
+  }
+
+  function label(gpu) {
+    const sample = gpu.sample ?? {};
+    const parts = [`GPU ${gpu.slot ?? 0} of ${live.workers.get(gpu.worker_id)?.name}`, lower(gpu.state)];
+    if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}`);
+    if (gpu.health) parts.push(`health ${lower(gpu.health)}`);
+    parts.push(sample.memory_used_bytes === undefined ? "memory unknown" : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`);
+    if (sample.utilization_percent !== undefined) parts.push(`${sample.utilization_percent} percent busy`);
+    if (sample.temperature_celsius !== undefined) parts.push(`${sample.temperature_celsius} degrees`);
+    if (picking()) parts.push(picking().picked.includes(gpu.uuid) ? "picked" : isCandidate(gpu) ? "can be picked" : "can't be picked");
+    return parts.join(", ");
+  }
+
+  function countAll() {
+    const states = {};
+    for (const gpu of live.gpus.values()) states[gpu.state] = (states[gpu.state] ?? 0) + 1;
+    let parked = 0;
+    let parkedBytes = 0;
+    for (const workload of live.workloads.values()) {
+      if (!PARKED.has(workload.status?.state)) continue;
+      parked += 1;
+      parkedBytes += parkedAt(workload).size ?? 0;
+    }
+    let waiting = 0;
+    for (const worker of live.workers.values()) waiting += worker.pending_claimers ?? 0;
+    const entries = [h("span", {}, h("b", {}, live.workers.size.toLocaleString("en")), live.workers.size === 1 ? "host" : "hosts")];
+    for (const state of ["LEASED", "FREE", "RESERVED", "CORDONED", "UNHEALTHY", "FOREIGN"]) {
+      if (states[state] || state === "LEASED" || state === "FREE") entries.push(h("span", {}, glyph(state), h("b", {}, (states[state] ?? 0).toLocaleString("en")), lower(state)));
+    }
+    entries.push(h("span", {}, glyph("SUSPENDED"), h("b", {}, parked.toLocaleString("en")), parked ? `parked, ${bytes(parkedBytes)}` : "parked"));
+    if (waiting) entries.push(h("span", {}, glyph("PENDING"), h("b", {}, String(waiting)), waiting === 1 ? "claim waits" : "claims wait"));
+    replace(counts, ...entries);
+  }
+
+  function choose(uuid) {
+    chosen = uuid;
+    drawer?.end();
+    drawer = null;
+    if (uuid) {
+      drawer = drawerFor(uuid, () => {
+        const before = chosen;
+        choose(null);
+        list.querySelector(`[data-uuid="${CSS.escape(before)}"]`)?.focus();
+      });
+      split.append(drawer.element);
+    }
+    for (const row of rows.values()) for (const one of row.element.querySelectorAll(".slot")) one.classList.toggle("chosen", one.dataset.uuid === uuid);
+    place();
+  }
+
+  list.addEventListener("click", (event) => {
+    const slot = event.target.closest(".slot");
+    if (!slot) return;
+    if (picking()) pickGpu(slot.dataset.uuid);
+    else choose(slot.dataset.uuid === chosen ? null : slot.dataset.uuid);
+  });
+
+  // One stop of the Tab key for all tiles. Arrows move between them.
+  list.addEventListener("focusin", (event) => {
+    const slot = event.target.closest(".slot");
+    if (!slot) return;
+    for (const one of list.querySelectorAll('.slot[tabindex="0"]')) if (one !== slot) one.tabIndex = -1;
+    slot.tabIndex = 0;
+  });
+  list.addEventListener("keydown", (event) => {
+    const slot = event.target.closest(".slot");
+    if (!slot) return;
+    const worker = slot.closest(".host").dataset.worker;
+    const uuids = live.gpusOf.get(worker) ?? [];
+    const at = uuids.indexOf(slot.dataset.uuid);
+    const row = hosts.indexOf(worker);
+    const goal = { ArrowRight: [row, at + 1], ArrowLeft: [row, at - 1], ArrowDown: [row + 1, at], ArrowUp: [row - 1, at], Home: [0, 0], End: [hosts.length - 1, 0], PageDown: [Math.min(hosts.length - 1, row + 8), at], PageUp: [Math.max(0, row - 8), at] }[event.key];
+    if (!goal) return;
+    event.preventDefault();
+    let [toRow, toAt] = goal;
+    if (toAt < 0 && toRow > 0) [toRow, toAt] = [toRow - 1, Infinity];
+    else if (toAt >= uuids.length && toRow === row) [toRow, toAt] = [row + 1, 0];
+    const goals = live.gpusOf.get(hosts[toRow]) ?? [];
+    const uuid = goals[Math.min(Math.max(toAt, 0), goals.length - 1)];
+    if (!uuid) return;
+    if (tops[toRow] < list.scrollTop) list.scrollTop = tops[toRow];
+    if (tops[toRow + 1] > list.scrollTop + list.clientHeight) list.scrollTop = tops[toRow + 1] - list.clientHeight;
+    place();
+    list.querySelector(`[data-uuid="${CSS.escape(uuid)}"]`)?.focus({ preventScroll: true });
+  });
+  function onKey(event) {
+    if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+    if (picking()) cancelPick();
+    else if (chosen) drawer?.close();
+  }
+  document.addEventListener("keydown", onKey);
+
+  function ensureTabStop() {
+    if (!list.querySelector('.slot[tabindex="0"]')) {
+      const first = list.querySelector(".slot");
+      if (first) first.tabIndex = 0;
+    }
+  }
+
+  function refresh(workers) {
+    list.classList.toggle("picking", picking() !== null);
+    if (isListStale) listHosts();
+    for (const id of workers) {
+      const row = rows.get(id);
+      if (row && live.workers.has(id)) fill(row.element, id);
+    }
+    place();
+    ensureTabStop();
+  }
+
+  let countTimer = 0;
+  function countSoon() {
+    countTimer ||= setTimeout(() => {
+      countTimer = 0;
+      countAll();
+    }, 60);
+  }
+
+  const endChanges = onChange((changes) => {
+    const touched = new Set([...(changes.get("worker") ?? []), ...(changes.get("sample") ?? [])]);
+    if (changes.has("worker") || changes.has("state")) {
+      // Heights and the filter depend on what a host has.
+      isListStale = true;
+      countSoon();
+    }
+    if (touched.size || changes.has("state")) refresh(touched);
+    drawer?.update();
+  });
+  const endPick = onPick(() => {
+    replace(bar, pickBar());
+    refresh(rows.keys());
+    if (picking()) {
+      choose(null);
+      const index = hosts.indexOf(picking().worker);
+      if (index >= 0 && (tops[index] < list.scrollTop || tops[index + 1] > list.scrollTop + list.clientHeight)) list.scrollTop = tops[index];
+      announce(picking().text);
+      place();
+      list.querySelector(".slot.candidate")?.focus({ preventScroll: true });
+    }
+  });
+  let isPlacing = false;
+  list.addEventListener("scroll", () => {
+    if (isPlacing) return;
+    isPlacing = true;
+    requestAnimationFrame(() => {
+      isPlacing = false;
+      place();
+    });
+  }, { passive: true });
+  search.addEventListener("input", () => {
+    isListStale = true;
+    list.scrollTop = 0;
+    refresh([]);
+  });
+  const sizes = new ResizeObserver(() => {
+    isListStale = true;
+    refresh(rows.keys());
+  });
+  sizes.observe(list);
+
+  async function sample() {
+    const shown = [...rows.keys()].filter((id) => live.workers.get(id)?.state === "CONNECTED").slice(0, 60);
+    if (!shown.length || document.visibilityState !== "visible" || !live.isConnected) return;
+    const query = shown.map((id) => `worker=${encodeURIComponent(id)}`).join("&");
+    const found = await ask(`/api/samples?${query}`).catch(() => null);
+    for (const [uuid, one] of Object.entries(found ?? {})) setSample(uuid, one);
+  }
+  const sampling = setInterval(sample, SAMPLE_MS);
+  const firstSample = setTimeout(sample, 700);
+
+  countAll();
+  replace(bar, pickBar());
+  refresh([]);
+  const wanted = new URLSearchParams(location.search).get("gpu");
+  if (wanted && live.gpus.has(wanted)) choose(wanted);
+  return () => {
+    endChanges();
+    endPick();
+    clearInterval(sampling);
+    clearTimeout(firstSample);
+    clearTimeout(countTimer);
+    sizes.disconnect();
+    document.removeEventListener("keydown", onKey);
+    drawer?.end();
+  };
+}
+
+// The model without what all of them share.
+export function shortName(name) {
+  return name.replace(/^(NVIDIA|Tesla)\s+/i, "").replace(/\s+(HBM\d?e?|PCIe|SXM\d?)\b.*$/i, "");
+}

@@ -1,0 +1,66 @@
+// The stored history for a time: spans, commands and events, asked for when the time is looked at.
+import { ask } from "/static/dom.js";
+
+const SPAN_LIMIT = 20000;
+const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
+
+export class History {
+  constructor(onLoad, query = "") {
+    this.spans = new Map();
+    this.commands = new Map();
+    this.events = new Map();
+    this.isTruncated = false;
+    this.problem = "";
+    this.onLoad = onLoad;
+    this.query = query;
+    this.known = null; // the time that is loaded, as [start, end]
+    this.isAsking = false;
+    this.wanted = null;
+  }
+
+  // Loads what lacks of a time. Calls while a request is under way are put together.
+  async want(start, end) {
+    this.wanted = [start, end];
+    if (this.isAsking) return;
+    this.isAsking = true;
+    try {
+      while (this.wanted) {
+        const [from, to] = this.wanted;
+        this.wanted = null;
+        await this.load(from, to);
+      }
+      this.problem = "";
+    } catch (error) {
+      this.problem = error.message;
+    }
+    this.isAsking = false;
+    this.onLoad();
+  }
+
+  async load(start, end) {
+    let from = start;
+    let to = end;
+    if (this.known && start >= this.known[0] && end >= this.known[0] && start <= this.known[1]) {
+      if (end <= this.known[1]) return;
+      from = Math.max(start, this.known[1] - OVERLAP_MS);
+    } else if (this.known && end >= this.known[0] && end <= this.known[1]) {
+      to = this.known[0];
+    } else {
+      this.known = null;
+    }
+    const time = `start=${Math.max(0, Math.floor(from))}&end=${Math.ceil(to)}`;
+    const [leases, marks] = await Promise.all([ask(`/api/history?${time}${this.query}`), this.query ? { commands: [], events: [] } : ask(`/api/marks?${time}`)]);
+    if (!this.known && this.spans.size > SPAN_LIMIT) this.spans.clear();
+    for (const one of leases.spans) this.spans.set(one.span_id, one);
+    for (const one of marks.commands) this.commands.set(one.command_id, one);
+    for (const one of marks.events) this.events.set(one.event_id, one);
+    this.isTruncated = leases.is_truncated || Boolean(marks.is_truncated);
+    this.known = this.known ? [Math.min(this.known[0], from), Math.max(this.known[1], to)] : [from, to];
+    this.onLoad();
+  }
+
+  // Forgets how far it is loaded, such as after an outage.
+  forget() {
+    this.known = null;
+  }
+}

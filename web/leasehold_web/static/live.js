@@ -1,0 +1,194 @@
+// The live view: what the server streams, kept in maps, and who is told of changes.
+import { ask } from "/static/dom.js";
+
+export const live = {
+  workers: new Map(),
+  gpus: new Map(),
+  workloads: new Map(),
+  commands: new Map(),
+  events: new Map(),
+  gpusOf: new Map(), // the UUIDs of each worker, in the order of slots
+  workloadsOf: new Map(), // the ids of each worker's workloads
+  session: { identity: "", role: "" },
+  isLoading: true,
+  isConnected: false,
+  lost: null, // why the server has no contact with the coordinator
+  seenAt: 0, // when the last message came
+};
+
+const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
+const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
+const KEPT = 512; // events and ended commands that the page keeps
+const SILENT_MS = 25000;
+const HIDDEN_MS = 30000; // how long a hidden window keeps its connection
+const listeners = new Set();
+let changed = new Map();
+let isScheduled = false;
+let source = null;
+let retryMs = 500;
+let fresh = null; // after a new connection: the keys that came, until the view is complete
+
+export function may(role) {
+  return ROLES.indexOf(live.session.role) >= ROLES.indexOf(role);
+}
+
+// Whether the caller may act on a workload: an operator on all, a user on own ones.
+export function mayActOn(workload) {
+  return may("OPERATOR") || (may("USER") && workload.owner === (live.session.on_behalf_of || live.session.identity));
+}
+
+// Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that.
+export function onChange(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export async function connect() {
+  live.session = { ...live.session, ...(await ask("/api/session")) };
+  open();
+  setInterval(() => {
+    if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
+  }, 5000);
+  window.addEventListener("online", () => !live.isConnected && reopen());
+  // A browser has six connections to a server. Hidden windows give theirs back, and catch up when they are shown.
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hiding);
+    if (document.visibilityState === "hidden") hiding = setTimeout(rest, HIDDEN_MS);
+    else if (!source) open();
+    else if (!live.isConnected) reopen();
+  });
+}
+
+function open() {
+  source = new EventSource("/api/live");
+  source.onmessage = (event) => take(JSON.parse(event.data));
+  source.onerror = () => reopen();
+}
+
+let timer = 0;
+let hiding = 0;
+
+function rest() {
+  clearTimeout(timer);
+  source?.close();
+  source = null;
+}
+
+function reopen() {
+  source?.close();
+  source = null;
+  live.isConnected = false;
+  note("state", "");
+  clearTimeout(timer);
+  timer = setTimeout(async () => {
+    try {
+      // Asked first: an EventSource does not tell that nobody is logged in any more.
+      live.session = { ...live.session, ...(await ask("/api/session")) };
+      open();
+    } catch {
+      reopen();
+    }
+  }, retryMs * (0.6 + Math.random() * 0.4));
+  retryMs = Math.min(retryMs * 2, 4000);
+}
+
+function take(message) {
+  live.seenAt = Date.now();
+  if (!live.isConnected) {
+    live.isConnected = true;
+    retryMs = 500;
+    note("state", "");
+  }
+  if (message.reset) fresh = new Set();
+  for (const [kind, id, row] of message.changes ?? []) {
+    fresh?.add(`${kind} ${id}`);
+    put(kind, id, row);
+  }
+  if (message.state) {
+    live.isLoading = message.state.is_loading;
+    live.lost = message.state.refused ?? message.state.lost ?? null;
+    if (!live.isLoading && !live.lost && fresh) dropStale();
+    note("state", "");
+  }
+}
+
+// Removes what has gone while there was no connection. Ended entries stay, since no snapshot has them.
+function dropStale() {
+  for (const [kind, name] of [["worker", "workers"], ["gpu", "gpus"], ["workload", "workloads"]]) {
+    for (const id of [...live[name].keys()]) if (!fresh.has(`${kind} ${id}`)) put(kind, id, null);
+  }
+  for (const [id, command] of [...live.commands]) {
+    if (!fresh.has(`command ${id}`) && !command.end_time) put("command", id, null);
+  }
+  fresh = null;
+}
+
+function put(kind, id, row) {
+  const map = live[MAPS[kind]];
+  const before = map.get(id);
+  if (row === null) map.delete(id);
+  else map.set(id, kind === "gpu" && before?.sample && !row.sample ? { ...row, sample: before.sample } : row);
+  if (kind === "gpu") index(live.gpusOf, before, row, id, (one) => live.gpus.get(one).slot);
+  if (kind === "workload") index(live.workloadsOf, before, row, id, null);
+  if (kind === "event" && map.size > KEPT) map.delete(map.keys().next().value);
+  if (kind === "command" && map.size > 2 * KEPT) {
+    for (const [old, command] of map) if (command.end_time && map.size > KEPT) map.delete(old);
+  }
+  note(kind, id);
+  const worker = row?.worker_id ?? before?.worker_id;
+  if ((kind === "gpu" || kind === "workload") && worker) note("worker", worker);
+}
+
+function index(groups, before, row, id, key) {
+  const old = before?.worker_id;
+  const now = row?.worker_id;
+  if (old && old !== now) {
+    const left = (groups.get(old) ?? []).filter((one) => one !== id);
+    if (left.length) groups.set(old, left);
+    else groups.delete(old);
+  }
+  if (now && old !== now) {
+    const group = groups.get(now) ?? [];
+    group.push(id);
+    if (key) group.sort((a, b) => key(a) - key(b));
+    groups.set(now, group);
+  }
+}
+
+function note(kind, id) {
+  if (!changed.has(kind)) changed.set(kind, new Set());
+  changed.get(kind).add(id);
+  if (isScheduled) return;
+  isScheduled = true;
+  // A hidden window draws no frames.
+  if (document.visibilityState === "visible") requestAnimationFrame(tell);
+  else setTimeout(tell, 200);
+}
+
+function tell() {
+  isScheduled = false;
+  const told = changed;
+  changed = new Map();
+  for (const listener of [...listeners]) listener(told);
+}
+
+export function setSample(uuid, sample) {
+  const gpu = live.gpus.get(uuid);
+  if (!gpu) return;
+  gpu.sample = sample;
+  note("sample", gpu.worker_id);
+}
+
+export function workerName(id) {
+  return live.workers.get(id)?.name ?? id;
+}
+
+export function workloadName(id) {
+  return live.workloads.get(id)?.name ?? id;
+}
+
+// HOST/SLOT of a GPU, as the command line writes it.
+export function placeOf(uuid) {
+  const gpu = live.gpus.get(uuid);
+  return gpu ? `${workerName(gpu.worker_id)}/${gpu.slot ?? 0}` : uuid;
+}

@@ -1,0 +1,35 @@
+// A plan: what would happen, what forbids it, and on what grounds.
+import { h } from "/static/dom.js";
+import { glyph } from "/static/glyphs.js";
+import { placeOf, workloadName } from "/static/live.js";
+import { bytes, count, lower, seconds, UNKNOWN } from "/static/words.js";
+
+const RESULTS = { PASSED: "ready", WARNING: "UNHEALTHY", REFUSED: "REJECTED", NOT_CHECKED: "UNKNOWN" };
+
+export function planView(plan) {
+  const refusals = plan.refusals ?? [];
+  const warnings = plan.warnings ?? [];
+  const members = plan.members ?? [];
+  const moved = members.reduce((sum, one) => sum + Object.values(one.member?.device_memory_bytes ?? {}).reduce((a, b) => a + b, 0), 0);
+  return h("div", { class: "plan" },
+    refusals.length > 0 && h("div", { class: "box bad", role: "alert" }, h("b", {}, "This would be refused"), h("ul", {}, refusals.map((one) => h("li", {}, one.message)))),
+    !refusals.length && h("div", { class: "box good" }, plan.already_there ? "There is nothing to do: it is in this state already." : `The dry run finds no obstacle. It takes ${plan.estimate ? `about ${seconds(plan.estimate.duration ?? 0)}` : "an unknown time"}${moved ? ` for ${bytes(moved)} of ${count(members.length, "process", "processes")}` : ""}.`),
+    warnings.length > 0 && h("div", { class: "box warn" }, h("b", {}, "Worth knowing"), h("ul", {}, warnings.map((one) => h("li", {}, one)))),
+    (plan.steps ?? []).length > 0 && h("div", {}, h("h3", {}, "Steps"), h("ol", { class: "steps" }, plan.steps.map((one) => h("li", {}, one)))),
+    memory(plan),
+    (plan.destinations ?? []).length > 0 && h("div", {}, h("h3", {}, "GPUs"), table(["GPU", "Needed", "Will be free"], plan.destinations.map((one) => [placeOf(one.gpu_uuid), bytes(one.needed_bytes), bytes(one.free_bytes)]))),
+    members.length > 0 && h("details", {}, h("summary", {}, count(members.length, "CUDA process", "CUDA processes")),
+      table(["Process", "Workload", "State", "Device memory"], members.map(({ member = {}, workload_id }) => [String(member.pid ?? UNKNOWN), workloadName(workload_id), lower(member.state), bytes(Object.values(member.device_memory_bytes ?? {}).reduce((a, b) => a + b, 0))]))),
+    (plan.checks ?? []).length > 0 && h("details", {}, h("summary", {}, count(plan.checks.length, "check")),
+      h("ul", { class: "capabilities" }, plan.checks.map((one) => h("li", {}, glyph(RESULTS[one.result] ?? "UNKNOWN"), h("div", {}, `${one.name}: ${lower(one.result)}`, one.detail && h("p", {}, one.detail)))))));
+}
+
+function memory(plan) {
+  const rows = (plan.tiers ?? []).map((one) => [lower(one.tier), bytes(one.needed_bytes), bytes(one.available_bytes)]);
+  if (!rows.length && plan.host_memory) rows.push(["host", bytes(plan.host_memory.needed_bytes), bytes(plan.host_memory.available_bytes)]);
+  return rows.length > 0 && h("div", {}, h("h3", {}, "Memory"), table(["Tier", "Needed", "Available"], rows));
+}
+
+function table(head, rows) {
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell)))))));
+}

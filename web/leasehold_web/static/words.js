@@ -1,0 +1,94 @@
+// Numbers, times and names as text. An unknown value is the word, and never zero.
+export const UNKNOWN = "unknown";
+
+export function bytes(value) {
+  if (value === undefined) return UNKNOWN;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+}
+
+export function gib(value) {
+  if (value === undefined) return "?";
+  const found = value / 2 ** 30;
+  return found >= 10 || found === 0 ? String(Math.round(found)) : found.toFixed(1);
+}
+
+export function seconds(value) {
+  if (value === undefined) return UNKNOWN;
+  if (value < 0.001) return "< 1 ms";
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 10) return `${value.toFixed(2)} s`;
+  if (value < 120) return `${value.toFixed(1)} s`;
+  if (value < 7200) return `${Math.round(value / 60)} min`;
+  if (value < 172800) return `${(value / 3600).toFixed(1)} h`;
+  return `${(value / 86400).toFixed(1)} d`;
+}
+
+export function ago(time, now = Date.now()) {
+  if (time === undefined) return UNKNOWN;
+  const past = Math.max(0, (now - time) / 1000);
+  if (past < 60) return `${Math.round(past)} s ago`;
+  if (past < 7200) return `${Math.round(past / 60)} min ago`;
+  if (past < 172800) return `${Math.round(past / 3600)} h ago`;
+  return `${Math.round(past / 86400)} d ago`;
+}
+
+const clockFormat = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+const dayFormat = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric" });
+
+export function clock(time) {
+  return clockFormat.format(time);
+}
+
+export function moment(time) {
+  return time === undefined ? UNKNOWN : `${dayFormat.format(time)}, ${clockFormat.format(time)}`;
+}
+
+export function lower(state) {
+  return (state || "unspecified").toLowerCase().replaceAll("_", " ");
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}
+
+const OPERATIONS = { remap: "move", reset_gpu_health: "reset of health", delete_checkpoints: "deletion of checkpoints", release_hold: "release of a hold" };
+
+// The operation of a command, in the words of its buttons.
+export function operationOf(command) {
+  const kind = Object.keys(command.operation ?? {})[0] ?? "operation";
+  if (kind === "remap" && (command.operation.remap.moves ?? []).length > 1) return "move of several";
+  return OPERATIONS[kind] ?? kind;
+}
+
+// Ids of the workloads of a command. A remap has all of them in its moves.
+export function workloadsOf(command) {
+  const moves = command.operation?.remap?.moves ?? [];
+  return moves.length ? moves.map((move) => move.workload_id) : command.workload_id ? [command.workload_id] : [];
+}
+
+export const ENDED = new Set(["EXITED", "FAILED", "RELEASED"]);
+export const PARKED = new Set(["SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED"]);
+export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"]);
+
+// Where the bytes of a parked workload are, and how many.
+export function parkedAt(workload) {
+  const status = workload.status ?? {};
+  switch (status.state) {
+    case "SUSPENDED":
+      return { tier: "host memory", size: status.parked_bytes };
+    case "CHECKPOINTED":
+      return { tier: "disk", size: status.disk_bytes };
+    case "STOPPED":
+      return { tier: "disk", size: status.disk_bytes ?? (status.checkpoint_id ? undefined : 0) };
+    case "SLEEPING":
+      return { tier: status.parked_bytes ? "host memory" : "discarded", size: status.parked_bytes };
+    default:
+      return { tier: "", size: undefined };
+  }
+}

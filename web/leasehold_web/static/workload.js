@@ -1,0 +1,179 @@
+// One workload: state, GPUs, policy, hooks, checkpoints, its lane of the timeline, commands, events and output.
+import { append, ask, h, replace } from "/static/dom.js";
+import { commandActions, workloadActions } from "/static/actions.js";
+import { commandView } from "/static/command_view.js";
+import { list } from "/static/drawer.js";
+import { eventsView, merged } from "/static/events_view.js";
+import { glyph } from "/static/glyphs.js";
+import { live, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
+import { miniTimeline } from "/static/mini_timeline.js";
+import { ago, bytes, count, ENDED, lower, moment, parkedAt, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
+
+const OUTPUT_CHARACTERS = 400000;
+
+export function show(main, id) {
+  const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
+  append(main, [page]);
+  let found = null;
+  let ends = [];
+  let isOver = false;
+
+  async function load() {
+    try {
+      found = await ask(`/api/workloads/${encodeURIComponent(id)}`);
+    } catch (error) {
+      if (!isOver) replace(page, h("p", { class: "box bad", role: "alert" }, error.message));
+      return;
+    }
+    if (!isOver) build();
+  }
+
+  function build() {
+    const key = found.workload.workload_id;
+    const title = h("div", { class: "title-line" });
+    const facts = h("section", { class: "card", "aria-label": "State" });
+    const spec = h("section", { class: "card", "aria-label": "Specification" });
+    const commands = h("section", { class: "card whole", "aria-label": "Commands" });
+    const events = h("section", { class: "card", "aria-label": "Events" });
+    const mini = miniTimeline(key);
+    const lane = h("section", { class: "card whole", "aria-label": "Timeline" }, h("h2", {}, "Timeline", h("small", {}, "where it was, and when it was parked")), mini.element);
+    const parts = [facts, spec, lane, commands, events];
+    if (found.checkpoints) parts.push(checkpointsCard(found));
+    const output = mayActOn(found.workload) ? outputCard(key, () => live.workloads.get(key) ?? found.workload) : null;
+    if (output) parts.push(output.element);
+    replace(page, title, h("div", { class: "cards" }, parts));
+    const draw = () => {
+      const workload = live.workloads.get(key) ?? found.workload;
+      document.title = `${workload.name} · Leasehold`;
+      const status = workload.status ?? {};
+      replace(title, h("h1", {}, glyph(status.state), workload.name), h("span", { class: "badge" }, lower(status.state), status.state === "RUNNING" && status.ready_time ? " and ready" : ""),
+        workload.out_of_contact && h("span", { class: "badge" }, `last known, ${workload.report_time ? ago(workload.report_time) : "before a restart"}`),
+        h("div", { class: "actions" }, workloadActions(workload)));
+      replace(facts, h("h2", {}, "State"), stateFacts(workload));
+      replace(spec, h("h2", {}, "Specification"), specFacts(workload));
+    };
+    const drawCommands = () => {
+      const all = new Map(found.commands.map((one) => [one.command_id, one]));
+      for (const [one, command] of live.commands) if (workloadsOf(command).includes(key) && (all.get(one)?.revision ?? 0) <= (command.revision ?? 0)) all.set(one, command);
+      const sorted = [...all.values()].sort((a, b) => b.create_time - a.create_time).slice(0, 50);
+      replace(commands, h("h2", {}, "Commands"), sorted.length ? sorted.map((one) => commandView(one, { actions: commandActions(one) })) : h("p", { class: "muted" }, "No command yet."));
+      replace(events, h("h2", {}, "Events"), eventsView(merged(found.events, live.events.values(), (one) => one.workload_id === key)));
+    };
+    draw();
+    drawCommands();
+    ends = [mini.end, () => output?.end(), onChange((changes) => {
+      if (changes.get("workload")?.has(key) || changes.has("state")) draw();
+      if (changes.has("command") || changes.has("event")) drawCommands();
+    })];
+  }
+
+  load();
+  return () => {
+    isOver = true;
+    for (const end of ends) end();
+  };
+}
+
+function stateFacts(workload) {
+  const status = workload.status ?? {};
+  const gpus = status.lease?.gpu_uuids ?? [];
+  const facts = [["GPUs", gpus.length ? gpus.map((uuid, at) => [at > 0 && ", ", h("a", { href: `/?gpu=${encodeURIComponent(uuid)}` }, placeOf(uuid))]) : "none"]];
+  const { size, tier } = parkedAt(workload);
+  if (tier) facts.push(["Parked", `${size === undefined ? "size unknown" : bytes(size)} in ${tier}, ${ago(status.park_time)}`]);
+  if (status.parked_gpu_uuids?.length) facts.push(["Former GPUs", status.parked_gpu_uuids.map(placeOf).join(", ")]);
+  facts.push(["Host", h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, workerName(workload.worker_id))], ["Owner", workload.owner ?? UNKNOWN]);
+  if (workload.user) facts.push(["User", workload.user]);
+  facts.push(["Created", moment(workload.create_time)]);
+  if (status.start_time) facts.push(["Started", ago(status.start_time)]);
+  if (status.ready_time) facts.push(["Ready after", status.start_time ? seconds((status.ready_time - status.start_time) / 1000) : moment(status.ready_time)]);
+  if (status.end_time) facts.push(["Ended", moment(status.end_time)]);
+  if (status.exit) facts.push(["Exit", status.exit.signal_number ? `signal ${status.exit.signal_number}` : `code ${status.exit.code ?? 0}`]);
+  if (status.root_pid) facts.push(["Processes", `${status.root_pid}${status.members?.length ? `, ${status.members.length} with CUDA: ${status.members.map((one) => `${one.pid} ${lower(one.state)}`).join(", ")}` : ""}`]);
+  if (status.kernel) facts.push(["Application", `${status.kernel.kind ?? ""} ${status.kernel.kernel_id ?? ""}, ${lower(status.kernel.health)}`]);
+  if (status.error) facts.push(["Error", h("span", { class: "box bad" }, status.error.message)]);
+  facts.push(["Id", h("code", {}, workload.workload_id)]);
+  return list(facts);
+}
+
+function specFacts(workload) {
+  const spec = workload.spec;
+  if (!spec) return h("p", { class: "muted" }, "Only its owner and operators see the specification.");
+  const resources = spec.resources ?? {};
+  const facts = [];
+  if (spec.arguments?.length) facts.push(["Command", h("code", {}, spec.arguments.join(" "))]);
+  const wanted = [count(resources.gpu_count ?? 0, "GPU")];
+  if (resources.gpu_name) wanted.push(resources.gpu_name);
+  if (resources.gpu_memory_bytes) wanted.push(`at least ${bytes(resources.gpu_memory_bytes)} each`);
+  if (resources.cpu_millicores) wanted.push(`${resources.cpu_millicores / 1000} cores`);
+  if (resources.memory_bytes) wanted.push(`${bytes(resources.memory_bytes)} of memory`);
+  facts.push(["Resources", wanted.join(", ")], ["Priority", String(spec.priority ?? 0)]);
+  const eviction = workload.status?.parked_by ?? spec.eviction;
+  facts.push(["Eviction policy", eviction ? `weights ${lower(eviction.weight_strategy)}, processes ${lower(eviction.process_strategy)}${eviction.escalate_to ? `, at most ${lower(eviction.escalate_to)}` : ""}` : "weights retained, processes CUDA suspend"]);
+  if (spec.helper) facts.push(["Preemptible", `yes: it yields within ${seconds(spec.helper.grace ?? 10)}`]);
+  facts.push(["Hooks", spec.hooks?.length ? h("ul", { class: "capabilities" }, spec.hooks.map((hook) => h("li", {}, "•", h("div", {}, hookText(hook))))) : "none"]);
+  const names = [...Object.keys(spec.environment ?? {}), ...Object.keys(spec.secret_environment ?? {}).map((one) => `${one} (secret)`)];
+  if (names.length) facts.push(["Environment", names.join(", ")]);
+  for (const [key, value] of Object.entries(workload.labels ?? {})) facts.push(["Label", `${key}=${value}`]);
+  return list(facts);
+}
+
+const HOOKS = ["command", "http", "signal", "vllm", "sglang", "kernel"];
+
+function hookText(hook) {
+  const kind = HOOKS.find((one) => hook[one]) ?? "hook";
+  const inner = hook[kind] ?? {};
+  const what = inner.url ?? inner.base_url ?? inner.arguments?.join(" ") ?? inner.signal_number ?? "";
+  return `${hook.name || kind}: ${lower(hook.phase)}, ${kind} ${what}`;
+}
+
+function checkpointsCard(found) {
+  const rows = found.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, ago(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
+  return h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"),
+    rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)))
+      : h("p", { class: "muted" }, found.unreachable?.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker."));
+}
+
+function outputCard(id, current) {
+  const text = h("pre", { class: "output", tabindex: "0", role: "log", "aria-label": "Output", "aria-live": "off" });
+  const follow = h("input", { type: "checkbox", id: "follow", checked: true });
+  const told = h("span", { role: "status" });
+  let source = null;
+  let retry = 0;
+  let offset = 0;
+  function open() {
+    source = new EventSource(`/api/workloads/${encodeURIComponent(id)}/output?offset=${offset}`);
+    source.onmessage = (event) => {
+      const part = JSON.parse(event.data);
+      offset = Number(event.lastEventId) || part.next_offset;
+      text.append(part.text);
+      while (text.textContent.length > OUTPUT_CHARACTERS && text.childNodes.length > 1) text.firstChild.remove();
+      if (follow.checked) text.scrollTop = text.scrollHeight;
+      told.textContent = bytes(offset);
+    };
+    source.addEventListener("end", () => {
+      told.textContent = `${bytes(offset)}, complete`;
+      source.close();
+    });
+    source.addEventListener("refused", (event) => {
+      source.close();
+      if (!text.textContent) told.textContent = JSON.parse(event.data).message;
+      again();
+    });
+    source.onerror = () => {
+      source.close();
+      again();
+    };
+  }
+  function again() {
+    if (!ENDED.has(current().status?.state)) retry = setTimeout(open, 2000);
+  }
+  open();
+  const element = h("section", { class: "card whole", "aria-label": "Output" }, h("h2", {}, "Output"), text, h("div", { class: "output-tools" }, h("label", { for: "follow" }, follow, " Follow"), told));
+  return {
+    element,
+    end: () => {
+      clearTimeout(retry);
+      source?.close();
+    },
+  };
+}

@@ -1,0 +1,140 @@
+"""The answers that go on: the live view, and the output of a workload, as server-sent events."""
+
+import asyncio
+import codecs
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import grpc
+import msgspec
+from aiohttp import hdrs, web
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest
+
+from leasehold_web.entries import Api
+from leasehold_web.feed import Feeds
+from leasehold_web.guards import SESSION, stream
+from leasehold_web.refusals import problem, refusal
+from leasehold_web.sessions import Session
+
+STREAMS_PER_SESSION: Final = 16
+STREAM_LIMIT: Final = 512
+WRITE_LIMIT_S: Final = 20.0
+"""How long a browser may read nothing before its stream ends."""
+
+OUTPUT_BEAT_S: Final = 15.0
+
+FEEDS: Final = web.AppKey("feeds", Feeds)
+OPEN: Final = web.AppKey("open", Counter[str])
+"""The number of open streams, under one key."""
+
+
+async def get_live(request: web.Request) -> web.StreamResponse:
+    """The live view: all entries, and then each change."""
+    session = request[SESSION]
+    with _counted(request, session):
+        response = await _begin(request)
+        with request.app[FEEDS].of(session.entry).listening() as listener:
+            ending = asyncio.create_task(_call_at_end(session, listener.close))
+            try:
+                await _write_all(response, listener.messages())
+            finally:
+                ending.cancel()
+        return response
+
+
+async def get_output(request: web.Request) -> web.StreamResponse:
+    """The output of a workload, as far as it is, and then as it comes.
+
+    Each message has text and the offset after it. The id of a message is this offset. A browser that connects
+    again continues there.
+    """
+    session = request[SESSION]
+    offset = request.headers.get("Last-Event-ID") or request.query.get("offset", "0")
+    if not offset.isascii() or not offset.isdecimal() or len(offset) > 18:
+        raise problem(400, "offset is a number of bytes")
+    with _counted(request, session):
+        api = await session.entry.api()
+        response = await _begin(request)
+        reading = asyncio.create_task(
+            _write_all(response, _output(api, request.match_info["id"], int(offset)), is_raw=True)
+        )
+        ending = asyncio.create_task(_call_at_end(session, reading.cancel))
+        try:
+            await asyncio.wait([reading])
+        finally:
+            ending.cancel()
+            reading.cancel()
+            await asyncio.gather(reading, ending, return_exceptions=True)
+        return response
+
+
+async def _output(api: Api, workload: str, offset: int) -> AsyncIterator[bytes]:
+    """The messages of an output. Bytes that are no UTF-8 become replacement characters."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    call = api.workloads.ReadWorkloadOutput(
+        ReadWorkloadOutputRequest(workload=workload, offset=offset, follow=True), metadata=api.metadata
+    )
+    try:
+        async for part in call:
+            text = decoder.decode(part.data)
+            # A character that is cut in two is read again from its begin.
+            rest = len(decoder.getstate()[0])
+            body = msgspec.json.encode({"text": text, "next_offset": part.next_offset})
+            yield b"id: %d\ndata: %b\n\n" % (part.next_offset - rest, body)
+        yield b"event: end\ndata: {}\n\n"
+    except grpc.aio.AioRpcError as error:
+        yield b"event: refused\ndata: %b\n\n" % msgspec.json.encode(refusal(error))
+    finally:
+        call.cancel()
+
+
+async def _write_all(
+    response: web.StreamResponse, messages: AsyncIterator[bytes], *, is_raw: bool = False
+) -> None:
+    """Writes messages until they end, or until the browser is gone or reads nothing."""
+    try:
+        async for message in messages:
+            async with asyncio.timeout(WRITE_LIMIT_S):
+                await response.write(message if is_raw else b"data: %b\n\n" % message)
+    except (TimeoutError, ConnectionError):
+        return
+
+
+async def _call_at_end(session: Session, end: Callable[[], object]) -> None:
+    await session.ended.wait()
+    end()
+
+
+@contextmanager
+def _counted(request: web.Request, session: Session) -> Iterator[None]:
+    """Counts a stream.
+
+    Raises:
+        HTTPException: There are too many.
+    """
+    total = request.app[OPEN]
+    if session.streams >= STREAMS_PER_SESSION or total["all"] >= STREAM_LIMIT:
+        raise problem(429, f"{session.streams} streams of this login are open: close some of its windows")
+    session.streams += 1
+    total["all"] += 1
+    try:
+        yield
+    finally:
+        session.streams -= 1
+        total["all"] -= 1
+
+
+async def _begin(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream", "X-Accel-Buffering": "no"})
+    await response.prepare(request)
+    return response
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this module."""
+    return [
+        web.get("/api/live", stream(get_live), allow_head=False),
+        web.get("/api/workloads/{id}/output", stream(get_output), allow_head=False),
+    ]

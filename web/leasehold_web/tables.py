@@ -1,0 +1,185 @@
+"""The fleet, the workloads and the commands as tables, for browsers without JavaScript."""
+
+import html
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote
+
+import grpc
+from aiohttp import web
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import command_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1.command_service_pb2 import ListCommandsRequest
+from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
+from leasehold.v1.worker_pb2 import FleetGpu
+from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
+
+from leasehold_web.documents import enum_name
+from leasehold_web.entries import Api
+from leasehold_web.guards import session_of
+from leasehold_web.refusals import refusal, status_of
+
+CALL_TIMEOUT_S: Final = 10.0
+PAGE_SIZE: Final = 200
+_GIB: Final = 2**30
+
+Row = Sequence[str]
+
+
+async def get_table(request: web.Request) -> web.Response:
+    """A page of one table."""
+    session = await session_of(request)
+    if session is None:
+        raise web.HTTPSeeOther("/login")
+    kind, token = request.match_info["kind"], request.query.get("page_token", "")
+    if kind not in _TABLES:
+        raise web.HTTPNotFound(text="no table has this name")
+    head, read = _TABLES[kind]
+    try:
+        rows, next_token = await read(await session.entry.api(), token)
+    except grpc.aio.AioRpcError as error:
+        found = refusal(error)
+        text = _page(kind, f'<p role="alert">{_text(str(found["message"]))}</p>')
+        return web.Response(text=text, content_type="text/html", status=status_of(error))
+    body = _table(kind, head, rows)
+    if next_token:
+        body += f'<p><a href="/plain/{kind}?page_token={quote(next_token)}">Next page</a></p>'
+    return web.Response(text=_page(kind, body), content_type="text/html")
+
+
+async def _fleet(api: Api, token: str) -> tuple[list[Row], str]:
+    page = await api.fleet.ListGpus(
+        ListGpusRequest(page_size=PAGE_SIZE, page_token=token), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+    )
+    rows: list[Row] = [_gpu(gpu) for gpu in page.gpus]
+    if not token and page.unreachable:
+        workers = await api.fleet.ListWorkers(
+            ListWorkersRequest(page_size=1000), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+        )
+        rows += [
+            [worker.name, "", "", enum_name(worker_pb2.WorkerState.DESCRIPTOR, worker.state)]
+            for worker in workers.workers
+            if worker.worker_id in page.unreachable
+        ]
+    return rows, page.next_page_token
+
+
+def _gpu(gpu: FleetGpu) -> Row:
+    lease, sample = gpu.lease, gpu.lease.sample
+    used = f"{sample.memory_used_bytes / _GIB:.1f}" if sample.HasField("memory_used_bytes") else "unknown"
+    total = (
+        f"{gpu.gpu.memory_total_bytes / _GIB:.0f}" if gpu.gpu.HasField("memory_total_bytes") else "unknown"
+    )
+    return [
+        gpu.worker_name,
+        str(gpu.gpu.slot),
+        gpu.gpu.name,
+        enum_name(lease_pb2.SlotState.DESCRIPTOR, lease.state),
+        gpu.workload_name,
+        f"{used} of {total} GiB",
+        f"{sample.utilization_percent} %" if sample.HasField("utilization_percent") else "unknown",
+        f"{sample.temperature_celsius} °C" if sample.HasField("temperature_celsius") else "unknown",
+        lease.health_reason,
+    ]
+
+
+async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
+    page = await api.workloads.ListWorkloads(
+        ListWorkloadsRequest(include_ended=True, page_size=PAGE_SIZE, page_token=token),
+        metadata=api.metadata,
+        timeout=CALL_TIMEOUT_S,
+    )
+    rows: list[Row] = [
+        [
+            one.name,
+            enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state),
+            one.owner,
+            one.worker_id,
+            str(len(one.status.lease.gpu_uuids)),
+            f"{one.status.parked_bytes / _GIB:.1f} GiB" if one.status.HasField("parked_bytes") else "",
+            _time(one.create_time),
+        ]
+        for one in page.workloads
+    ]
+    return rows, page.next_page_token
+
+
+async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
+    page = await api.commands.ListCommands(
+        ListCommandsRequest(page_size=PAGE_SIZE, page_token=token),
+        metadata=api.metadata,
+        timeout=CALL_TIMEOUT_S,
+    )
+    rows: list[Row] = [
+        [
+            one.command_id,
+            (one.operation.WhichOneof("kind") or "").replace("_", " "),
+            enum_name(command_pb2.CommandState.DESCRIPTOR, one.state),
+            one.phase,
+            one.workload_id,
+            one.actor,
+            _time(one.create_time),
+            one.error.message,
+        ]
+        for one in page.commands
+    ]
+    return rows, page.next_page_token
+
+
+_TABLES: Final = {
+    "fleet": (
+        ("Host", "Slot", "GPU", "State", "Workload", "Memory", "Utilization", "Temperature", "Health"),
+        _fleet,
+    ),
+    "workloads": (("Workload", "State", "Owner", "Worker", "GPUs", "Parked", "Created"), _workloads),
+    "commands": (
+        ("Command", "Operation", "State", "Phase", "Workload", "Actor", "Created", "Error"),
+        _commands,
+    ),
+}
+
+
+def _table(caption: str, head: Iterable[str], rows: Iterable[Row]) -> str:
+    columns = "".join(f'<th scope="col">{_text(one)}</th>' for one in head)
+    lines = ["<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+    if not lines:
+        return f"<p>No {_text(caption)}: there is nothing to show.</p>"
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption)}"><table>'
+        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _page(kind: str, body: str) -> str:
+    links = "".join(
+        f'<a href="/plain/{one}"{" aria-current=page" if one == kind else ""}>{one.capitalize()}</a>'
+        for one in _TABLES
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{kind.capitalize()} · Leasehold</title>"
+        '<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/static/style.css"></head>'
+        f'<body class="plain"><header class="bar"><span class="brand">Leasehold</span><nav>{links}</nav>'
+        '<form method="post" action="/logout"><button class="quiet">Log out</button></form></header>'
+        f"<main><h1>{kind.capitalize()}</h1><p>The table does not change by itself: load the page again. "
+        f'With JavaScript, <a href="/">the page</a> is live.</p>{body}</main></body></html>'
+    )
+
+
+def _text(value: str) -> str:
+    return html.escape(value[:2_000])
+
+
+def _time(moment: Timestamp) -> str:
+    return (
+        datetime.fromtimestamp(moment.seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if moment.seconds
+        else ""
+    )
+
+
+def routes() -> list[web.RouteDef]:
+    """The routes of this module."""
+    return [web.get("/plain/{kind}", get_table)]

@@ -16,7 +16,7 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
-from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client.config import COORDINATOR_VARIABLE, configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -61,7 +61,7 @@ class Seconds(click.FloatRange):
 coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
+    envvar=COORDINATOR_VARIABLE,
     help="HOST:PORT, insecure:HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 context_option = click.option(

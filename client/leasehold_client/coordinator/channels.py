@@ -4,9 +4,9 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import grpc
@@ -32,12 +32,25 @@ _ISSUED_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,8192}")
 FILE_LIMIT_BYTES: Final = 65_536
 
 
-def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Channel:
-    """A channel that connects when it is first used.
+class Credentials(NamedTuple):
+    """How a coordinator is reached, and how it knows the caller.
+
+    Attributes:
+        target: Address for gRPC.
+        tls: Credentials of the channel. None: the channel has no TLS.
+        token: Returns the bearer token of a call, and may read a file. None: a call has no token.
+    """
+
+    target: str
+    tls: grpc.ChannelCredentials | None = None
+    token: Callable[[], str] | None = None
+
+
+def find_credentials(address: str) -> Credentials:
+    """This user's credentials for a coordinator.
 
     Args:
         address: HOST:PORT or insecure:HOST:PORT of a coordinator, or unix:PATH of its socket.
-        options: Settings of gRPC.
 
     Raises:
         NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
@@ -47,22 +60,37 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
         require_no_token(f"the kernel tells who calls through {address}")
         path = address.removeprefix(UNIX_SCHEME)
         _require_server(path)
-        return grpc.insecure_channel(f"{UNIX_SCHEME}{quote(path)}", options=options)
+        return Credentials(f"{UNIX_SCHEME}{quote(path)}")
     directory = credentials_directory()
     is_insecure = address.startswith(INSECURE_SCHEME)
     certificate = b"" if is_insecure else _authority(directory / AUTHORITY_FILE, address)
     if token_file := os.environ.get(ISSUED_VARIABLE):
-        return _open_for_token(address, certificate, Path(token_file), options)
+        return _issued_token(address, certificate, Path(token_file))
     chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
     if key_path.exists() and not is_insecure:
         pair = _read(key_path, address), _read(chain_path, address)
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate, *pair), options=options)
+        return Credentials(address, grpc.ssl_channel_credentials(certificate, *pair))
     token = _token(directory / CLIENT_FILE, address)
     if is_insecure:
-        channel = grpc.insecure_channel(address.removeprefix(INSECURE_SCHEME), options=options)
+        return Credentials(address.removeprefix(INSECURE_SCHEME), token=lambda: token)
+    return Credentials(address, grpc.ssl_channel_credentials(certificate), lambda: token)
+
+
+def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Channel:
+    """A channel that connects when it is first used.
+
+    Args:
+        address: As of :func:`find_credentials`, which also has the errors.
+        options: Settings of gRPC.
+    """
+    target, tls, token = find_credentials(address)
+    if tls is None:
+        channel = grpc.insecure_channel(target, options=options)
     else:
-        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
-    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token}"))
+        channel = grpc.secure_channel(target, tls, options=options)
+    if token is None:
+        return channel
+    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token()}"))
 
 
 def certificate_file() -> Path | None:
@@ -84,10 +112,8 @@ def require_no_token(why: str) -> None:
         )
 
 
-def _open_for_token(
-    address: str, certificate: bytes, path: Path, options: Sequence[tuple[str, int]]
-) -> grpc.Channel:
-    """A channel for a token of an OpenID Connect issuer. Its file is read for each call."""
+def _issued_token(address: str, certificate: bytes, path: Path) -> Credentials:
+    """A token of an OpenID Connect issuer. Its file is read for each call."""
     if not certificate:
         raise UsageError(
             f"the token in {path} would travel to {address} without TLS: write the address of the listener "
@@ -108,8 +134,7 @@ def _open_for_token(
         return text
 
     token()  # the first call would tell it later
-    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
-    return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token()}"))
+    return Credentials(address, grpc.ssl_channel_credentials(certificate), token)
 
 
 def _authority(path: Path, address: str) -> bytes:

@@ -8,6 +8,7 @@ context is text, as W3C's header ``traceparent`` has it: the protos and the meta
 import logging
 import os
 import re
+from importlib import metadata
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 if TYPE_CHECKING:
@@ -29,14 +30,13 @@ _tracers: Final[list["trace.Tracer"]] = []
 """The tracer, once there is one."""
 
 
-def open_tracing(service: str, version: str) -> None:
+def open_tracing(service: str) -> None:
     """Begins to export spans, if the environment names an endpoint. A further call does nothing.
 
     The exporter has a thread of its own and a bounded queue. Spans beyond the bound are dropped.
 
     Args:
         service: The name of the service. The variable OTEL_SERVICE_NAME overrides it.
-        version: Its version.
     """
     if _tracers or not any(os.environ.get(name) for name in ENDPOINTS):
         return
@@ -55,7 +55,7 @@ def open_tracing(service: str, version: str) -> None:
         return
     # Without a handler, Python would print the exporter's complaints beside the output of a verb.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
-    name = os.environ.get("OTEL_SERVICE_NAME") or service
+    name, version = os.environ.get("OTEL_SERVICE_NAME") or service, metadata.version("leasehold")
     provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": version}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
     _tracers.append(provider.get_tracer("leasehold", version))

@@ -118,6 +118,30 @@ def test_one_trace_leads_from_the_call_to_each_driver_call(fleet: Fleet, collect
 
 
 @pytest.mark.long
+def test_calls_of_the_asynchronous_client_are_spans(fleet: Fleet, collector: Collector) -> None:
+    code = (
+        "import asyncio\n"
+        "from leasehold_client import AsyncClient, LeaseholdError\n"
+        "async def main():\n"
+        "    async with AsyncClient() as client:\n"
+        "        await client.workers()\n"
+        "        try:\n"
+        "            await client.workload('nothing')\n"
+        "        except LeaseholdError as error:\n"
+        "            assert 'nothing' in error.message\n"
+        "asyncio.run(main())\n"
+    )
+    environment = {**os.environ, **fleet.environment, **fleet.variables, "TRACEPARENT": PARENT}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    trace_id = PARENT.split("-")[1]
+    fleet.wait(lambda: len(collector.of_trace(trace_id)) >= 4)
+    codes = {span.name: span.status.code for span in collector.of_trace(trace_id)}
+    assert codes["call leasehold.v1.FleetService/ListWorkers"] == Status.STATUS_CODE_UNSET
+    assert codes["serve leasehold.v1.FleetService/ListWorkers"] == Status.STATUS_CODE_UNSET
+    assert codes["call leasehold.v1.WorkloadService/GetWorkload"] == Status.STATUS_CODE_ERROR
+
+
+@pytest.mark.long
 def test_a_refused_call_is_an_error_of_its_span(fleet: Fleet, collector: Collector) -> None:
     assert leasehold(fleet, "suspend", "nothing").returncode == 1
     trace_id = PARENT.split("-")[1]

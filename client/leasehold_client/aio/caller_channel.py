@@ -8,7 +8,6 @@ from typing import TypeAlias, final
 
 import grpc
 
-from leasehold_client import __version__, tracing
 from leasehold_client.coordinator.channels import Credentials, certificate_file, find_credentials
 from leasehold_client.coordinator.connection import (
     CLOSE_TIMEOUT_S,
@@ -17,6 +16,7 @@ from leasehold_client.coordinator.connection import (
     find_coordinator,
 )
 from leasehold_client.coordinator.renewing_channel import RenewedContext
+from leasehold_client.coordinator.trace_interceptor import trace_interceptors
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -59,8 +59,7 @@ class CallerChannel:
             if not self._channels:
                 self._channels.append(await self._open())
             elif self._context is not None and await asyncio.to_thread(self._context.renew_if_due):
-                tls = self._context.credentials()
-                self._channels.append(grpc.aio.secure_channel(self.address, tls, options=OPTIONS))
+                self._channels.append(await self._open_to(self.address, self._context.credentials()))
         headers = []
         if self._token is not None:
             headers.append(("authorization", f"Bearer {await asyncio.to_thread(self._token)}"))
@@ -76,10 +75,13 @@ class CallerChannel:
 
     async def _open(self) -> grpc.aio.Channel:
         target, tls, self._token = await asyncio.to_thread(self._find)
-        tracing.open_tracing("leasehold-client", __version__)
+        return await self._open_to(target, tls)
+
+    async def _open_to(self, target: str, tls: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        interceptors = await asyncio.to_thread(trace_interceptors)  # the first one imports OpenTelemetry
         if tls is None:
-            return grpc.aio.insecure_channel(target, options=OPTIONS)
-        return grpc.aio.secure_channel(target, tls, options=OPTIONS)
+            return grpc.aio.insecure_channel(target, options=OPTIONS, interceptors=interceptors)
+        return grpc.aio.secure_channel(target, tls, options=OPTIONS, interceptors=interceptors)
 
     def _find(self) -> Credentials:
         self.address, context = find_coordinator(self.address or None, self._context_name)

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast, final
 
 import grpc
 
-from leasehold_client.aio.caller_channel import CallerChannel, Metadata
+from leasehold_client.aio.caller_channel import CallerChannel
 from leasehold_client.aio.retry import repeat
 from leasehold_client.coordinator.connection import (
     CALL_TIMEOUT_S,
@@ -17,7 +17,6 @@ from leasehold_client.coordinator.connection import (
     maybe_stored,
     too_many_pages,
 )
-from leasehold_client.coordinator.trace_interceptor import TRACE_PARENT_KEY, begin_call
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
 __all__ = ["CALL_TIMEOUT_S", "PAGE_SIZE", "AsyncConnection"]
@@ -155,27 +154,11 @@ class _LateChannel:
     def __init__(self, caller: CallerChannel) -> None:
         self._caller = caller
 
-    def unary_unary(self, path: str, *arguments: Any, **named: Any) -> Any:
-        """A unary method. Each call has a span, if spans are exported."""
-
-        async def call(request: Any, *, timeout: float, metadata: Metadata) -> Any:
-            method = self._caller.current.unary_unary(path, *arguments, **named)
-            span = begin_call(path)
-            if span is None:
-                return await method(request, timeout=timeout, metadata=metadata)
-            headers = (*metadata, (TRACE_PARENT_KEY, span.trace_parent))
-            try:
-                response = await method(request, timeout=timeout, metadata=headers)
-            except grpc.aio.AioRpcError as error:
-                span.end(error.code().name)
-                raise
-            except asyncio.CancelledError:
-                span.end(grpc.StatusCode.CANCELLED.name)
-                raise
-            span.end()
-            return response
-
-        return call
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
+        """A unary method."""
+        return lambda *call, **options: self._caller.current.unary_unary(*arguments, **named)(
+            *call, **options
+        )
 
     def unary_stream(self, *arguments: Any, **named: Any) -> Any:
         """A method with a response stream."""

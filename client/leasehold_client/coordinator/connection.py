@@ -9,7 +9,6 @@ from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
-from leasehold_client import __version__, tracing
 from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator
 from leasehold_client.contexts import CONTEXT_VARIABLE, Context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
@@ -17,7 +16,7 @@ from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
 from leasehold_client.coordinator.tls_failures import explain, explain_closed
-from leasehold_client.coordinator.trace_interceptor import TraceInterceptor
+from leasehold_client.coordinator.trace_interceptor import traced
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -93,9 +92,7 @@ class Connection:
         if on_behalf_of:
             header = HeaderInterceptor(ON_BEHALF_OF_KEY, lambda: on_behalf_of)
             self.channel = grpc.intercept_channel(self.channel, header)
-        tracing.open_tracing("leasehold-client", __version__)
-        if tracing.is_on():
-            self.channel = grpc.intercept_channel(self.channel, TraceInterceptor())
+        self.channel = traced(self.channel)
 
     def close(self) -> None:
         """Closes the channel within a second, even if gRPC hangs.

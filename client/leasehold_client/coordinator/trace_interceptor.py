@@ -1,4 +1,4 @@
-"""A span for each unary call, whose trace context travels with the call."""
+"""A span for each unary call, whose trace context travels with the call. Streams have none."""
 
 import os
 from collections.abc import Callable
@@ -16,15 +16,6 @@ PARENT_VARIABLE: Final = "TRACEPARENT"
 """Variable with the trace context of a program that runs `leasehold`."""
 
 
-def begin_call(method: str) -> tracing.Span | None:
-    """Begins the span of a call. None: no spans are exported.
-
-    Args:
-        method: The path of the method.
-    """
-    return tracing.begin(f"call {method.removeprefix('/')}", os.environ.get(PARENT_VARIABLE, ""))
-
-
 @final
 class TraceInterceptor(grpc.UnaryUnaryClientInterceptor):
     """Begins a span for each unary call."""
@@ -33,7 +24,7 @@ class TraceInterceptor(grpc.UnaryUnaryClientInterceptor):
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: object
     ) -> Any:
         """Makes a call within a span."""
-        span = begin_call(client_call_details.method)
+        span = _begin(client_call_details.method)
         if span is None:
             return continuation(client_call_details, request)
 
@@ -44,3 +35,52 @@ class TraceInterceptor(grpc.UnaryUnaryClientInterceptor):
         call = continuation(with_header(client_call_details, TRACE_PARENT_KEY, span.trace_parent), request)
         call.add_done_callback(end)
         return call
+
+
+@final
+class AsyncTraceInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
+    """Begins a span for each unary call of the asynchronous client."""
+
+    async def intercept_unary_unary(
+        self,
+        continuation: Callable[..., Any],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request: object,
+    ) -> Any:
+        """Makes a call within a span. The span of a cancelled call has an error."""
+        details = client_call_details
+        span = _begin(os.fsdecode(details.method))  # gRPC gives bytes here
+        if span is None:
+            return await continuation(details, request)
+        header = (TRACE_PARENT_KEY, span.trace_parent)
+        traced_details = grpc.aio.ClientCallDetails(
+            details.method,
+            details.timeout,
+            grpc.aio.Metadata(*(details.metadata or ()), header),
+            details.credentials,
+            details.wait_for_ready,
+        )
+        error = "CANCELLED"
+        try:
+            call = await continuation(traced_details, request)
+            code = await call.code()
+            error = "" if code is grpc.StatusCode.OK else code.name
+        finally:
+            span.end(error)
+        return call
+
+
+def trace_interceptors() -> list[AsyncTraceInterceptor]:
+    """The interceptors of an asynchronous channel: one if spans are exported."""
+    tracing.open_tracing("leasehold-client")
+    return [AsyncTraceInterceptor()] if tracing.is_on() else []
+
+
+def traced(channel: grpc.Channel) -> grpc.Channel:
+    """A synchronous channel whose calls have spans, if spans are exported."""
+    tracing.open_tracing("leasehold-client")
+    return grpc.intercept_channel(channel, TraceInterceptor()) if tracing.is_on() else channel
+
+
+def _begin(method: str) -> tracing.Span | None:
+    return tracing.begin(f"call {method.removeprefix('/')}", os.environ.get(PARENT_VARIABLE, ""))

@@ -15,7 +15,8 @@ from leasehold_client.cli.names import complete_workers
 from leasehold_client.cli.selection import Selection, confirm, selection_options, yes_option
 from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, output_option, verb
 from leasehold_client.display.standard_output import echo
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -127,9 +128,11 @@ def _delete(
 
 @rm.command(
     "checkpoint",
-    epilog=examples("leasehold rm checkpoint k-5c1e0f --dry-run", "leasehold rm checkpoint k-5c1e0f"),
+    epilog=examples("leasehold rm checkpoint k-5c1e0f", "leasehold rm checkpoint --all --dry-run"),
 )
-@click.argument("checkpoint_ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("checkpoint_ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "is_all", is_flag=True, help="All that no suspended workload needs.")
+@yes_option
 @click.option(
     "--force",
     is_flag=True,
@@ -141,6 +144,8 @@ def _delete(
 def rm_checkpoint(
     client: Client,
     checkpoint_ids: Sequence[str],
+    is_all: bool,
+    yes: bool,
     force: bool,
     dry_run: bool,
     options: CommandOptions,
@@ -152,7 +157,18 @@ def rm_checkpoint(
     """
     from leasehold_client.cli.conclusion import conclude_all
 
+    if bool(checkpoint_ids) == is_all:
+        raise UsageError("name either checkpoints, or --all")
     known = known_checkpoints(client)
+    if is_all:
+        in_use = {one.checkpoint_id for one in known if one.in_use}
+        listed = dict.fromkeys(one.checkpoint_id for one in known)
+        checkpoint_ids = [one for one in listed if one not in in_use]
+        if not checkpoint_ids:
+            echo_error("leasehold: no checkpoint matches, so nothing was done")
+            return
+        if not dry_run:
+            confirm("delete", checkpoint_ids, yes=yes)
     chosen = _choose(known, checkpoint_ids)
     needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
     if dry_run:

@@ -12,7 +12,7 @@ import click
 
 from leasehold_client.arguments.selectors import both, label_filter
 from leasehold_client.cli.exit_codes import EXIT_FAILED
-from leasehold_client.display.terminal_text import echo_error, safe_text
+from leasehold_client.display.terminal_text import echo_error, safe_cell
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,6 +117,6 @@ def confirm(question: str, names: Sequence[str], *, yes: bool) -> None:
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     if not sys.stdin.isatty():
         raise UsageError(f"{question} {listed}: without a terminal, answer with --yes")
-    if not click.confirm(safe_text(f"{question} {listed}?"), err=True):
+    if not click.confirm(safe_cell(f"{question} {listed}?"), err=True):
         echo_error("leasehold: nothing was done")
         sys.exit(EXIT_FAILED)

@@ -61,7 +61,7 @@ class Description:
 
     def echo(self) -> None:
         """Prints the fields, aligned."""
-        shown = [(name, one_line(text)) for name, text in self.fields if text]
+        shown = [(safe_cell(one_line(name)), one_line(text)) for name, text in self.fields if text]
         width = max((len(name) for name, _ in shown), default=0) + 2
         for name, text in shown:
             safe = safe_cell(text)

@@ -96,7 +96,7 @@ def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoord
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ("rm checkpoint", "Missing argument 'ID...'"),
+        ("rm checkpoint", "name either checkpoints, or --all"),
         ("rm workload", "name a workload, or choose some by -l, --filter or --all"),
         ("checkpoint", "name a workload, or choose some by -l, --filter or --all"),
         ("wake one --to gamma/0", "no GPU is at 'gamma/0'"),

@@ -18,7 +18,10 @@ ALPHA = Worker(
     worker_id="w-1",
     name="alpha",
     state=worker_pb2.WORKER_STATE_CONNECTED,
-    capabilities=[Capability(name="gpu_remap", reason="needs driver 580\n\x1b[31m")],
+    capabilities=[
+        Capability(name="gpu_remap", reason="needs driver 580\n\x1b[31m"),
+        Capability(name="\x1b[2J\n"),
+    ],
 )
 
 

@@ -85,6 +85,7 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
             "tls_key",
             "trust_domain",
             "user_priority_limit",
+            "web",
             "worker_listen",
         }
     ),

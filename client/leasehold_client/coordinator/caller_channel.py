@@ -55,7 +55,12 @@ class CallerChannel:
             if self._context is not None:
                 await self._renew(self._context)
             if self._channel is None:
-                self._channel = await asyncio.to_thread(self._open)
+                target, credentials = await asyncio.to_thread(self._find)
+                # On the loop's thread, since a channel of asyncio belongs to the loop.
+                if credentials is None:
+                    self._channel = grpc.aio.insecure_channel(target, options=self._options)
+                else:
+                    self._channel = grpc.aio.secure_channel(target, credentials, options=self._options)
         if self._token is None:
             return self._channel, self._metadata
         token = await asyncio.to_thread(self._token)
@@ -66,17 +71,15 @@ class CallerChannel:
         if self._channel is not None:
             await self._channel.close()
 
-    def _open(self) -> grpc.aio.Channel:
-        if self._context is not None:
-            require_no_token(f"the context {self._context.name} has a certificate")
-            self._context.require_valid()
-            texts = self._context.authorities, self._context.key, self._context.certificate
-            credentials = grpc.ssl_channel_credentials(*(text.encode() for text in texts))
-            return grpc.aio.secure_channel(self._address, credentials, options=self._options)
-        target, found, _ = find_parts(self._address)
-        if found is None:
-            return grpc.aio.insecure_channel(target, options=self._options)
-        return grpc.aio.secure_channel(target, found, options=self._options)
+    def _find(self) -> tuple[str, grpc.ChannelCredentials | None]:
+        """The address for gRPC, and the credentials of a connection. Reads files."""
+        if self._context is None:
+            target, credentials, _ = find_parts(self._address)
+            return target, credentials
+        require_no_token(f"the context {self._context.name} has a certificate")
+        self._context.require_valid()
+        texts = self._context.authorities, self._context.key, self._context.certificate
+        return self._address, grpc.ssl_channel_credentials(*(text.encode() for text in texts))
 
     async def _renew(self, context: Context) -> None:
         """Renews a certificate that is due. Calls under way end on the channel with the old one."""

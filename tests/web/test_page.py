@@ -97,6 +97,7 @@ def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browse
     fleet.fleet.wait_counting("train")
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("suspend", "train")
     fleet.fleet.run_counter("greedy", gpus=4)

@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 5
 # Some images set it: each of the processes that tests start would compile all of our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # What is built once and kept: the simulated driver, and CRIU.
 CACHE := $(CURDIR)/.cache
 
-.PHONY: demo prepared test test-long criu foreign-client axe check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos lock clean
+.PHONY: demo prepared test test-long criu foreign-client axe check bench bench-fleet bench-beside faults chaos shared strategies gpu-kit dist sbom protos client docs lock clean
 
 $(VENV)/.installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +55,8 @@ check: $(VENV)/.installed
 	$(BIN)/buf format protos --diff --exit-code
 	.ci/breaking
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python client/generate.py --check
+	$(MKDOCS) build --quiet
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m bench.checked -m bench.command_latency
@@ -122,6 +125,14 @@ sbom:
 protos: $(VENV)/.installed
 	$(BIN)/buf format protos --write
 	$(BIN)/python protos/generate.py
+
+# The documentation as a site, with the reference of the Python client: at http://127.0.0.1:8000
+docs: $(VENV)/.installed
+	$(MKDOCS) serve
+
+# The synchronous client, from the asynchronous one.
+client: $(VENV)/.installed
+	$(BIN)/python client/generate.py
 
 # The locks name no host: uv writes none, and pip asks whichever index it is set up with. Each lock of an extra has
 # the pins of requirements.txt; build.txt has what builds the package from a checkout.

@@ -35,8 +35,8 @@ LINES: Final = (
     "get workloads",
     "get commands -o json",
 )
-COMPLETED: Final = ("", "w", "get w", "run --")
-"""Command lines to complete."""
+COMPLETED: Final = ("", "w", "get w", "run --", "stop ", "get gpus a")
+"""Command lines to complete. Names come from the file that the first round has written."""
 
 
 class Sample(NamedTuple):
@@ -97,7 +97,7 @@ def measure(rounds: int, before: Path | None) -> dict[str, object]:
     if before is not None:
         programs["before"] = before / ".venv/bin/leasehold"
     with tempfile.TemporaryDirectory() as folder, Coordinator(Path(folder)) as coordinator:
-        variables = {**os.environ, "LEASEHOLD_COORDINATOR": coordinator.address}
+        variables = {**os.environ, "LEASEHOLD_COORDINATOR": coordinator.address, "XDG_CACHE_HOME": folder}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)
         timed = {
             (name, when): runner

@@ -13,6 +13,7 @@ _UNITS: Final[dict[str, int]] = {
     "": 1,
     "b": 1,
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)},  # as Kubernetes writes them
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
 }
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
@@ -27,8 +28,8 @@ def parse_size(text: str) -> int:
     """Parses a size into whole bytes.
 
     Args:
-        text: A number of 0 or more, then nothing or B (bytes), KiB, MiB, GiB or TiB (powers of 1024), or KB,
-            MB, GB or TB (powers of 1000), in either case of letters.
+        text: A number of 0 or more, then nothing or B (bytes), KiB, MiB, GiB or TiB (powers of 1024, also
+            without B), or KB, MB, GB or TB (powers of 1000), in either case of letters.
 
     Raises:
         ValueError: The text is not a size, or the size is too large. The error's text is one sentence.

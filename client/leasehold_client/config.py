@@ -21,6 +21,9 @@ UNIX_SCHEME: Final = "unix:"
 INSECURE_SCHEME: Final = "insecure:"
 """Beginning of an address without TLS, for a coordinator that was started with --insecure."""
 
+COORDINATOR_VARIABLE: Final = "LEASEHOLD_COORDINATOR"
+"""Environment variable with the address of the coordinator, unless an argument names one."""
+
 CREDENTIALS_VARIABLE: Final = "LEASEHOLD_CREDENTIALS"
 """Environment variable with the directory of ``ca.pem`` and ``client.token``."""
 

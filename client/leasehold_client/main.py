@@ -9,9 +9,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from leasehold_client import __version__, interrupts
-from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, fail
 from leasehold_client.display.standard_output import printed_by_click
 from leasehold_client.display.terminal_text import echo_error, one_line
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.plugins import PLUGINS, missing_module
 
 EPILOG: Final = """\b
@@ -24,48 +25,94 @@ Exit codes:
   130  interrupted; the command continues
 
 LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT, insecure:HOST:PORT (without TLS) or unix:PATH
-(default: this user's coordinator).
+(default: this user's coordinator). `leasehold VERB --help` has examples.
 """
 
 VERBS: Final = {
-    "get": "List workers, GPUs, workloads, checkpoints, commands, events or the audit, or show one by NAME.",
+    "get": "List workers, GPUs, workloads, checkpoints, commands, events or the audit, or show some by NAME.",
+    "describe": "Show all about one object: its parts, times, commands and events.",
+    "top": "Show the fleet on a terminal, live, with keys to suspend, restore, move and stop.",
+    "events": "Show the newest events, the newest last.",
+    "logs": "Print the output of a workload.",
+    "wait": "Wait until workloads are ready, have ended or are in a state.",
+    "whoami": "Show the identity and the role that the coordinator sees.",
+    "version": "Show the versions of this program and of the coordinator.",
     "run": "Start a workload on a worker.",
-    "wait": "Wait until a workload is ready or has ended.",
-    "suspend": "Suspend a workload and free its GPUs for others.",
-    "wake": "Restore a suspended workload on its former GPUs, or else on free GPUs of the same chip.",
-    "restore": "Restore a suspended workload on its former GPUs, or else on free GPUs of the same chip.",
-    "remap": "Move running workloads to other GPUs of their worker.",
-    "checkpoint": "Checkpoint the application of a running workload, which keeps running.",
-    "label": "Set or remove labels of a workload.",
-    "annotate": "Set or remove annotations of a workload.",
+    "exec": "Run a command with GPUs of this host, once they are granted.",
+    "stop": "Stop workloads.",
     "rm": "Delete checkpoints, and records of ended workloads and of workers that are gone.",
-    "stop": "Stop a workload.",
     "adopt": "Adopt a running process of a worker's host as a workload.",
     "release": "Release an adopted or claimed workload: its processes keep running, and its lease ends.",
+    "label": "Set or remove labels of a workload.",
+    "annotate": "Set or remove annotations of a workload.",
+    "suspend": "Suspend workloads and free their GPUs for others.",
+    "restore": "Restore suspended workloads on their former GPUs, or else on free GPUs of the same chip.",
+    "wake": "The same as restore.",
+    "remap": "Move running workloads to other GPUs of their worker.",
+    "checkpoint": "Checkpoint the applications of running workloads, which keep running.",
+    "cancel": "Cancel commands that have not ended.",
     "cordon": "Take GPUs or whole workers out of service: leases stay, and no new ones are granted.",
     "uncordon": "Put GPUs or whole workers back into service.",
-    "audit": "Verify that nobody changed the audit.",
     "gpu": "Manage the recorded health of GPUs, and the GPUs of enrolled workers.",
+    "support-bundle": "Write an archive for a bug report to FILE, a new file that only you may read.",
     "login": "Get a client certificate by a join token, and keep it in a context.",
     "context": "List, choose and delete contexts, which `leasehold login` makes.",
+    "access": "Give roles to users and services, and take them away.",
     "token": "Create, list and delete join tokens of workers, users and services.",
     "ca": "List and revoke client certificates, block identities, and rotate the authority.",
-    "cancel": "Cancel a command that has not ended.",
-    "access": "Give roles to users and services, and take them away.",
-    "whoami": "Show the identity and the role that the coordinator sees.",
-    "logs": "Print the output of a workload.",
-    "exec": "Run a command with GPUs of this host, once they are granted.",
+    "audit": "Verify that nobody changed the audit.",
     "install": "Install the coordinator or the worker as a service of systemd.",
     "uninstall": "Remove the service of the coordinator or the worker.",
     "web": "Serve the web page on this host, as a client of the coordinator.",
-    "support-bundle": "Write an archive for a bug report to FILE, a new file that only you may read.",
     "local": "Show and release leases of this host's worker, without a coordinator.",
     "demo": "Suspend, move and restore six counting processes on two simulated GPU hosts.",
+    "completion": "Print the script that makes a shell complete verbs, options and names.",
 }
 """Summary of each subcommand of the client, for ``leasehold --help``."""
 
+SECTIONS: Final = {
+    "See what is there": "get top describe events logs wait whoami version",
+    "Run and stop": "run stop adopt release label annotate rm",
+    "Suspend and move": "suspend restore wake remap checkpoint cancel",
+    "Operate a fleet": "web cordon uncordon gpu support-bundle",
+    "Users and access": "login context access token ca audit",
+    "Daemons": "coordinator worker install uninstall backup",
+    "On a GPU host": "exec local doctor validate",
+    "Try out, and set up": "demo simgpu completion",
+}
+"""Subcommands by task, in the order of ``leasehold --help``."""
+
+MEANT: Final = {
+    "list": "get workloads",
+    "ls": "get workloads",
+    "ps": "get workloads",
+    "status": "get workloads",
+    "show": "describe",
+    "inspect": "describe",
+    "delete": "rm",
+    "remove": "rm",
+    "kill": "stop",
+    "pause": "suspend",
+    "park": "suspend",
+    "evict": "suspend",
+    "resume": "restore",
+    "unpause": "restore",
+    "move": "remap",
+    "migrate": "remap",
+    "swap": "remap",
+    "drain": "cordon",
+    "log": "logs",
+    "attach": "logs -f",
+    "start": "run",
+    "submit": "run",
+    "create": "run",
+    "config": "context",
+    "help": "--help",
+}
+"""Words of other programs, and what stands for them here."""
+
 _PLACES: Final = {
-    "wake": "leasehold_client.cli.restore:restore",
+    "wake": "leasehold_client.cli.restore:wake",
     "uncordon": "leasehold_client.cli.cordon:uncordon",
     "uninstall": "leasehold_client.cli.install:uninstall",
     "annotate": "leasehold_client.cli.label:annotate",
@@ -108,10 +155,25 @@ class LazyGroup(click.Group):
         try:
             command = _load(cmd_name)
         except ModuleNotFoundError as error:
+            if ctx.resilient_parsing:  # a shell completes a line, and shows no errors
+                return None
             raise NotInstalledError(cmd_name, error) from error
         if cmd_name in PLUGINS:  # a verb of the client does so itself, after its imports
             interrupts.raise_in_verb()
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the subcommand of a line.
+
+        Raises:
+            UsageError: There is none. The message suggests what may be meant.
+        """
+        name = args[0]
+        if ctx.resilient_parsing or name.startswith("-") or name in VERBS or name in PLUGINS:
+            return super().resolve_command(ctx, args)
+        raise click.UsageError(f"No such command {name!r}{_suggestion(name)}", ctx)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -126,9 +188,12 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the subcommands without importing any, also those with missing packages."""
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(_summaries().items()))
+        """Lists the subcommands by task without importing any, also those with missing packages."""
+        summaries = _summaries()
+        width = max(map(len, summaries))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summaries[name]) for name in names.split()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completes an option, or the name of a subcommand without importing any."""
@@ -147,6 +212,20 @@ def _summaries() -> dict[str, str]:
     return summaries
 
 
+def _suggestion(name: str) -> str:
+    """What a mistyped subcommand may mean, for the end of the message. Empty: nothing is close."""
+    from leasehold_client.arguments.kinds import BY_WORD
+    from leasehold_client.arguments.suggestions import closest
+
+    word = name.lower()
+    if word in BY_WORD:
+        return f": did you mean `leasehold get {BY_WORD[word].plural}`?"
+    meant = MEANT.get(word) or closest(word, [*VERBS, *PLUGINS])
+    if meant is None and (kind := closest(word, BY_WORD)) is not None:
+        meant = f"get {BY_WORD[kind].plural}"
+    return f": did you mean `leasehold {meant}`?" if meant else ""
+
+
 def _load(name: str) -> click.Command | None:
     if name in VERBS:
         place = _PLACES.get(name, f"leasehold_client.cli.{name}:{name}")
@@ -161,7 +240,11 @@ def _load(name: str) -> click.Command | None:
     return command
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 @click.version_option(__version__)
 def leasehold() -> None:
     """Lease the GPUs of a fleet; suspend, restore and move running CUDA processes between them."""
@@ -175,6 +258,8 @@ def main() -> None:
         status = leasehold.main(prog_name="leasehold", standalone_mode=False)
     except click.ClickException as error:
         _fail(error)
+    except LeaseholdError as error:  # of a verb that calls no coordinator
+        fail(error)
     except ModuleNotFoundError as error:  # a daemon imports some packages at its start
         _fail(NotInstalledError(sys.argv[1], error))
     except click.Abort:
@@ -194,6 +279,6 @@ def _describe(error: click.ClickException) -> str:
     if message.startswith("Usage:"):
         return message
     line = f"leasehold: {one_line(message).removesuffix('.')}"
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        line += f": see `{error.ctx.command_path} --help`"
+    if isinstance(error, click.UsageError) and error.ctx is not None and not line.endswith("`?"):
+        line += f"{' See' if line.endswith('?') else ': see'} `{error.ctx.command_path} --help`"
     return line

@@ -1,5 +1,6 @@
 """Builds operation messages, and reads states, reasons and times of messages."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final, TypeAlias, TypeVar
@@ -14,6 +15,9 @@ from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.workload_pb2 import Workload
 
 Value = TypeVar("Value", bound=int)
+
+CLOCK_TOLERANCE_S: Final = 5.0
+"""A moment in the near future is taken as now, since clocks of two hosts differ."""
 
 Moves: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 """Pairs of (old UUID, new UUID) by workload id or name."""
@@ -146,14 +150,38 @@ def duration_s(duration: Duration) -> float:
     return duration.ToNanoseconds() / 1e9
 
 
-def seconds_text(time_s: float) -> str:
-    """Formats a time, in seconds of the Unix epoch, like :func:`time_text`."""
-    return time_text(Timestamp(seconds=int(time_s)))
-
-
 def time_text(moment: Timestamp) -> str:
-    """Formats a time in UTC to the second. "-": unset; "?": outside of the calendar."""
+    """Formats a time in UTC to the second, as RFC 3339. "-": unset; "?": outside of the calendar."""
     try:
-        return moment.ToJsonString()[:19] if moment.seconds else "-"
+        return f"{moment.ToJsonString()[:19]}Z" if moment.seconds else "-"
     except ValueError:
         return "?"
+
+
+def age_text(moment: Timestamp, now_s: float | None = None) -> str:
+    """Formats the time since a moment, such as ``5m``. A moment in the future: ``in 5m``.
+
+    Args:
+        moment: The moment. Unset: "-"; outside of the calendar: "?".
+        now_s: The present, in seconds of the Unix epoch. None: the time of this host's clock.
+    """
+    if time_text(moment) in ("-", "?"):
+        return time_text(moment)
+    seconds = (time.time() if now_s is None else now_s) - moment.seconds
+    return _span_text(seconds) if seconds > -CLOCK_TOLERANCE_S else f"in {_span_text(-seconds)}"
+
+
+def moment_text(moment: Timestamp) -> str:
+    """Formats a time with its distance from now, such as ``2026-11-21T10:45:33Z (5m ago)``."""
+    age = age_text(moment)
+    if age in ("-", "?"):
+        return age
+    return f"{time_text(moment)} ({age if age.startswith('in ') else f'{age} ago'})"
+
+
+def _span_text(seconds: float) -> str:
+    """Formats a duration with its largest unit of which there are two or more."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"

@@ -21,10 +21,11 @@ def log_context(**names: str) -> Iterator[None]:
 
 @final
 class ContextFilter(logging.Filter):
-    """Sets ``context`` of each record to ``[name=value …] ``, or to an empty string."""
+    """Sets ``names`` of each record, and ``context`` to ``[name=value …] `` or to an empty string."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass."""
-        names = " ".join(f"{name}={value}" for name, value in _names.get().items() if value)
-        record.context = f"[{names}] " if names else ""
+        names = {name: value for name, value in _names.get().items() if value}
+        text = " ".join(f"{name}={value}" for name, value in names.items())
+        record.__dict__ |= {"names": names, "context": f"[{text}] " if text else ""}
         return True

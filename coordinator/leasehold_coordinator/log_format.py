@@ -2,7 +2,9 @@
 
 import logging
 from types import TracebackType
-from typing import Final, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
+
+LogFormat: TypeAlias = Literal["text", "json"]
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(context)s%(message)s"
 LINE_LIMIT_CHARACTERS: Final = 4_096
@@ -31,6 +33,15 @@ class LogFormatter(logging.Formatter):
     def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802 - likewise
         """The traceback. Its line breaks are kept."""
         return "\n".join(map(printable, super().formatException(ei).split("\n")))
+
+
+def formatter_of(log_format: LogFormat) -> logging.Formatter:
+    """The formatter of a log format."""
+    if log_format == "text":
+        return LogFormatter()
+    from leasehold_coordinator.log_json import json_formatter  # late: text needs nothing of structlog
+
+    return json_formatter()
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -45,7 +45,15 @@ class SimgpuGroup(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=SimgpuGroup, name="simgpu")
+EPILOG: Final = """\b
+Examples:
+  leasehold simgpu exec --gpus 2 --dir host -- leasehold worker --name alpha
+  leasehold simgpu show --dir host
+  leasehold simgpu gpu --dir host --lost 1
+"""
+
+
+@click.group(cls=SimgpuGroup, name="simgpu", epilog=EPILOG)
 def command() -> None:
     """Simulated GPU hosts: run CUDA programs and the worker on a machine without a GPU."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from leasehold_client import main
+from leasehold_client.aio import retry as async_retry
 from leasehold_client.coordinator import retry
 
 from .scripted_coordinator import ScriptedCoordinator, serving
@@ -67,6 +68,7 @@ def leasehold(
 @pytest.fixture
 def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits 30 s for a coordinator."""
-    monkeypatch.setattr(retry, "OUTAGE_LIMIT_S", 0.8)
-    monkeypatch.setattr(retry, "REPEAT_LIMIT_S", 0.8)
-    monkeypatch.setattr(retry, "RETRY_INTERVAL_S", 0.01)
+    for module in (retry, async_retry):
+        monkeypatch.setattr(module, "OUTAGE_LIMIT_S", 0.8)
+        monkeypatch.setattr(module, "REPEAT_LIMIT_S", 0.8)
+        monkeypatch.setattr(module, "RETRY_INTERVAL_S", 0.01)

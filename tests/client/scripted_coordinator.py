@@ -141,7 +141,7 @@ def serving() -> Iterator[ScriptedCoordinator]:
     scripted.answers["GetWorkload"] = lambda request, context: workload_service_pb2.GetWorkloadResponse(
         workload=workload(request.workload)
     )
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server = grpc.server(futures.ThreadPoolExecutor(12))  # a watch takes a thread
     server.add_generic_rpc_handlers((scripted,))
     scripted.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', server_credentials())}"
     server.start()

@@ -19,6 +19,7 @@ from .conftest import CommandLine
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = [
     "get",
+    "top",
     "run",
     "suspend",
     "restore",
@@ -75,7 +76,7 @@ def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.Mo
     assert "pip install 'leasehold[nothing]'" in result.output
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
     assert "(needs leasehold_nothing)" in help_text
-    assert "Suspend a workload" in help_text
+    assert "Suspend workloads" in help_text
 
 
 def test_a_missing_requirement_of_an_extra_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

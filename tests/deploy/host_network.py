@@ -1,4 +1,4 @@
-"""Hosts with a systemd of their own, joined by a bridge, which find each other by their names."""
+"""Hosts with a systemd each and without Leasehold. A bridge joins them, and they find each other by name."""
 
 import socket
 import subprocess
@@ -35,7 +35,7 @@ def joined_hosts(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Syste
         addresses = "".join(f"{NET}.{number} {name}\n" for number, name in enumerate(names, 1))
         for number, name in enumerate(names, 1):
             (folder / name).mkdir()
-            host = hosts[name] = stack.enter_context(systemd_host(folder / name, name))
+            host = hosts[name] = stack.enter_context(systemd_host(folder / name, name, has_program=False))
             end = f"lh-deploy-{number}"
             _ip("link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid()))
             _ip("link", "set", end, "master", BRIDGE, "up")

@@ -111,10 +111,11 @@ class SystemdHost:
         console: What its systemd says.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, *, has_program: bool) -> None:
         self.name = name
         self.folder = folder
         self.console = folder / "console"
+        self._has_program = has_program
         self._group = f"leasehold-test-{uuid.uuid4().hex[:8]}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -148,11 +149,10 @@ class SystemdHost:
             assert self._process.poll() is None, self.console.read_text()
             assert time.monotonic() < deadline, self.console.read_text()
             time.sleep(0.1)
-        self.run("python3", "-m", "venv", "--without-pip", "/opt/leasehold")
-        packages = sysconfig.get_path("purelib")
-        self.run(
-            *("/opt/leasehold/bin/python3", "-c", INSTALL, packages),
-        )
+        if self._has_program:
+            self.run("python3", "-m", "venv", "--without-pip", "/opt/leasehold")
+            packages = sysconfig.get_path("purelib")
+            self.run("/opt/leasehold/bin/python3", "-c", INSTALL, packages)
         if ROOT.is_relative_to("/tmp"):  # PrivateTmp of the unit hides the checkout from the coordinator
             drop_in(
                 self, "leasehold-coordinator.service", f"[Service]\nBindReadOnlyPaths={ROOT}\n", "checkout"
@@ -230,9 +230,15 @@ def _remove_group(folder: Path) -> None:
 
 
 @contextmanager
-def systemd_host(folder: Path, name: str = "gpu-01") -> Iterator[SystemdHost]:
-    """A host while the block runs."""
-    host = SystemdHost(folder, name)
+def systemd_host(folder: Path, name: str = "gpu-01", *, has_program: bool = True) -> Iterator[SystemdHost]:
+    """A host while the block runs.
+
+    Args:
+        folder: A folder that this machine and the host share.
+        name: The name of the host.
+        has_program: Whether /opt/leasehold runs this checkout. False: there is no /opt/leasehold.
+    """
+    host = SystemdHost(folder, name, has_program=has_program)
     try:
         host.start()
         yield host

@@ -88,6 +88,9 @@ def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path
     refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
     assert "processes of workloads run on" in refused
     assert counter_pid(host) == pid
+    host.run("systemctl", "stop", "leasehold-worker")
+    refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
+    assert "processes of workloads run on" in refused
     host.run("leasehold", "uninstall", "worker")
     refused = host.run("leasehold", "uninstall", "worker", "--purge", succeeds=False)
     assert "processes of workloads run on" in refused
@@ -103,7 +106,9 @@ def test_from_nothing_to_a_running_workload_and_back(host: SystemdHost, tmp_path
 
 
 @pytest.mark.long
-def test_a_workload_outlives_its_worker_and_an_upgrade(host: SystemdHost, tmp_path: Path) -> None:
+def test_a_workload_outlives_its_worker_an_upgrade_and_new_settings(
+    host: SystemdHost, tmp_path: Path
+) -> None:
     gpus = install_all(host, tmp_path)
     pid = counter_pid(host)
     for end in (("systemctl", "restart", "leasehold-worker"), ("kill", "-KILL"), ("kill", "-STOP")):
@@ -112,6 +117,13 @@ def test_a_workload_outlives_its_worker_and_an_upgrade(host: SystemdHost, tmp_pa
         wait_for_another(host, worker)
         assert counter_pid(host) == pid
         wait_for(lambda: is_counting(host), "the workload counts on")
+    host.run("sed", "-i", '1i labels = { rack = "r-17" }', "/etc/leasehold/worker.toml")
+    host.run("systemctl", "restart", "leasehold-worker")
+    wait_for(
+        lambda: "r-17" in host.run("leasehold", "get", "workers", "-o", "json"), "the setting is in effect"
+    )
+    assert counter_pid(host) == pid
+    wait_for(lambda: is_counting(host), "the workload counts on")
     host.run("leasehold", "suspend", "counter")
     host.run("leasehold", "install", "worker", env=gpus)  # such as after an upgrade
     host.run("leasehold", "restore", "counter")

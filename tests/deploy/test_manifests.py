@@ -37,7 +37,7 @@ OVERLAYS: Final = sorted((FOLDER / "overlays").iterdir())
 BUILDERS: Final = (["kustomize", "build"], ["kubectl", "kustomize"])
 COORDINATOR, WORKER = ("StatefulSet", "coordinator"), ("DaemonSet", "worker")
 PODS: Final = (COORDINATOR, WORKER)
-LISTENERS: Final = ("listen", "worker_listen", "join_listen", "health_listen")
+LISTENERS: Final = ("listen", "worker_listen", "join_listen", "health_listen", "metrics_listen")
 CLIENTS, WORKERS, ENROLMENT = "clients", "workers", "enrolment"
 
 
@@ -160,7 +160,7 @@ def test_the_ports_are_those_of_the_coordinators_settings(folder: Path) -> None:
     config = coordinator_config.load_config(folder / "coordinator.toml")
     expected = [int(getattr(config, name).rpartition(":")[2]) for name in LISTENERS]
     found = container_ports(find(*COORDINATOR))
-    assert [found[name] for name in (CLIENTS, WORKERS, ENROLMENT, "health")] == expected
+    assert [found[name] for name in (CLIENTS, WORKERS, ENROLMENT, "health", "metrics")] == expected
     assert config.server_names[-2] == "coordinator.leasehold.svc"
     mounts = [str(mount["mountPath"].value) for mount in _only(find(*COORDINATOR))["volumeMounts"]]
     assert str(Path(config.state_dir).parent) in mounts
@@ -185,7 +185,9 @@ def test_the_directories_are_those_of_the_workers_settings() -> None:
     mounts = {str(mount["mountPath"].value) for mount in container["volumeMounts"]}
     assert {str(config.state_dir), str(config.socket_path.parent)} <= mounts
     assert str(worker_config.SYSTEM_FILE.parent) in mounts
-    assert container_ports(find(*WORKER)) == {"health": int(config.health_listen.rpartition(":")[2])}
+    addresses = {"health": config.health_listen, "metrics": config.metrics_listen}
+    ports = {name: int(address.rpartition(":")[2]) for name, address in addresses.items()}
+    assert container_ports(find(*WORKER)) == ports
     (directories,) = pod(find(*WORKER))["initContainers"]
     assert texts(directories["command"])[2:] == [str(config.state_dir), str(config.socket_path.parent)]
     (join_file,) = [text for text in texts(container["args"]) if text.startswith("/")]

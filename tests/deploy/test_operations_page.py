@@ -1,17 +1,30 @@
-"""docs/operations.md: its commands alone set up three hosts, mend each loss, and remove all again."""
+"""docs/operations.md: its commands alone set up, upgrade and mend three hosts, and remove all again."""
 
 import json
-import re
-import shlex
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from leasehold_client.demo.counts import CounterReport, read_counter
 from leasehold_simgpu import SimulatedHost, Timing
 
 from tests.deploy.host_network import joined_hosts
+from tests.deploy.operations_page import (
+    Block,
+    bring,
+    connected,
+    pids,
+    play,
+    provide_packages,
+    release,
+    section,
+    wait_for,
+)
 from tests.deploy.systemd_host import SystemdHost, drop_in, installed_files, needs_systemd
+from tests.older_release import ROOT, needs_older_release, unpack_older
+from tests.worker.conftest import COUNTER
 from tests.worker.unix_users import is_readable, share
 
 pytestmark = [
@@ -20,77 +33,27 @@ pytestmark = [
     pytest.mark.skipif(not is_readable(), reason="other users can't read this checkout"),
 ]
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()
 NAMES = ("head", "gpu-01", "gpu-02")
 GPU_HOSTS = NAMES[1:]
-WITHOUT_NETWORK = ("/opt/leasehold/bin/pip ", "python3 -m venv ")
-"""Begins of commands that need a package index: the hosts have the checkout's, and .ci/extras runs these."""
-
-DEADLINE_S = 90.0
-
-
-def section(title: str) -> list[tuple[list[str], list[str]]]:
-    """The blocks of a section: the hosts on which each runs, and its lines."""
-    _, _, found = PAGE.partition(f"\n## {title}\n")
-    text = found.partition("\n## ")[0]
-    blocks = re.findall(r"^```\n# on (.*)\n((?:.*\n)*?)```$", text, re.MULTILINE)
-    return [
-        (re.findall(r"head|gpu-\d+", where.partition("once")[0]), body.splitlines()) for where, body in blocks
-    ]
-
-
-def play(hosts: dict[str, SystemdHost], block: tuple[list[str], list[str]]) -> None:
-    """Runs a block on each of its hosts, as root's shell does."""
-    names, lines = block
-    for name in names:
-        script = ["cd /root"]
-        for line in [*lines, "scp"]:
-            if line.startswith("scp"):
-                hosts[name].run("bash", "-euo", "pipefail", "-c", "\n".join(script))
-                script = ["cd /root"]
-                if arguments := shlex.split(line)[1:]:
-                    file, target = arguments
-                    text = hosts[name].run("cat", f"/root/{file}")
-                    hosts[target.removesuffix(":")].run("tee", f"/root/{file}", text=text)
-            elif not line.startswith(WITHOUT_NETWORK):
-                script.append(line)
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-
-
-def connected(head: SystemdHost) -> int:
-    """Number of workers that the coordinator has."""
-    return len(re.findall(r"^gpu-0\d .*CONNECTED", head.run("leasehold", "get", "workers"), re.MULTILINE))
-
-
-def pids(head: SystemdHost) -> dict[str, int]:
-    """The first process of each running workload, by name."""
-    found = json.loads(head.run("leasehold", "get", "workloads", "-o", "json"))["workloads"]
-    return {
-        one["name"]: one["status"]["root_pid"]
-        for one in found
-        if one["status"]["state"] == "WORKLOAD_STATE_RUNNING"
-    }
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[dict[str, SystemdHost]]:
     with joined_hosts(tmp_path, NAMES) as started:
+        provide_packages(started)
         for name in GPU_HOSTS:
-            gpus = SimulatedHost.create(tmp_path / f"{name}-gpus", gpus=2, timing=Timing.instant())
+            gpus = SimulatedHost.create(tmp_path / f"{name}-gpus", gpus=3, timing=Timing.instant())
             variables = share(gpus, started[name].folder / "share")
             lines = "\n".join(f'Environment="{key}={value}"' for key, value in variables.items())
             drop_in(started[name], "leasehold-worker.service", f"[Service]\n{lines}\n")
         yield started
 
 
-def test_the_commands_of_the_page(hosts: dict[str, SystemdHost]) -> None:
+def test_the_commands_of_the_page(hosts: dict[str, SystemdHost], tmp_path: Path) -> None:
     head, gpu_01 = hosts["head"], hosts["gpu-01"]
+    brought = release(ROOT, tmp_path / "release")
+    for host in hosts.values():
+        bring(brought, host)
     before_all = {name: installed_files(host) for name, host in hosts.items()}
     for block in section("Three hosts from nothing"):
         play(hosts, block)
@@ -136,3 +99,98 @@ def test_the_commands_of_the_page(hosts: dict[str, SystemdHost]) -> None:
         play(hosts, block)
     for name in NAMES:
         assert installed_files(hosts[name]) <= before_all[name]
+
+
+LOAD = "while :; do leasehold suspend busy && leasehold restore busy || sleep 1; done"
+COUNTERS = ("one", "two")
+ENDED = {"SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"}
+
+
+def report(head: SystemdHost, name: str) -> CounterReport:
+    return read_counter(head.run("leasehold", "logs", name))
+
+
+def counts_on(head: SystemdHost, name: str, before: int) -> bool:
+    return report(head, name).counts > before + 2
+
+
+def use(head: SystemdHost) -> None:
+    """Suspends, restores and exchanges GPUs. No counter loses a count or finds a wrong byte."""
+    before = {name: report(head, name).counts for name in COUNTERS}
+    head.run("leasehold", "suspend", "one")
+    head.run("leasehold", "restore", "one")
+    head.run("leasehold", "remap", "--swap", *COUNTERS)
+    for name in COUNTERS:
+        wait_for(partial(counts_on, head, name, before[name]), f"{name} counts on")
+        assert (report(head, name).lost, report(head, name).corrupt) == (0, 0)
+
+
+def upgrade_under_load(hosts: dict[str, SystemdHost], block: Block) -> None:
+    """Plays a block while commands are sent."""
+    head = hosts["head"]
+    head.run("systemd-run", "--quiet", "--unit=load", "--setenv=HOME=/root", "bash", "-c", LOAD)
+    wait_for_commands(head)
+    play(hosts, block)
+    wait_for(lambda: connected(head) == len(GPU_HOSTS), "both workers are connected")
+    wait_for_commands(head)
+    head.run("systemctl", "stop", "load")
+
+
+def wait_for_commands(head: SystemdHost) -> None:
+    """Waits until further commands have succeeded."""
+    before = set(commands(head, "state = SUCCEEDED"))
+    wait_for(lambda: len(set(commands(head, "state = SUCCEEDED")) - before) > 1, "commands succeed")
+
+
+def commands(head: SystemdHost, expression: str) -> dict[str, str]:
+    """The states of the newest 100 commands that match, by id."""
+    found = json.loads(head.run("leasehold", "get", "commands", "--filter", expression, "-o", "json"))[
+        "commands"
+    ]
+    return {one["command_id"]: one["state"].removeprefix("COMMAND_STATE_") for one in found}
+
+
+@needs_older_release
+def test_upgrades_while_counters_run(hosts: dict[str, SystemdHost], tmp_path: Path) -> None:
+    head, gpu_01 = hosts["head"], hosts["gpu-01"]
+    older = release(unpack_older(tmp_path / "checkout"), tmp_path / "older")
+    newer = release(ROOT, tmp_path / "newer")
+    for host in hosts.values():
+        bring(older, host)
+    for block in section("Three hosts from nothing"):
+        play(hosts, block)
+    wait_for(lambda: connected(head) == len(GPU_HOSTS), "both workers are connected")
+    counter = [sys.executable, str(COUNTER), "--bytes", "1MiB", "--interval-s", "0.05"]
+    for name, worker in (*((name, "gpu-01") for name in COUNTERS), ("busy", "gpu-02")):
+        gpu_01.run("leasehold", "run", "--worker", worker, "--gpus", "1", "--name", name, "--", *counter)
+    before = pids(head)
+    assert set(before) == {"first", *COUNTERS, "busy"}
+    use(head)
+
+    on_gpu_hosts, on_head = section("Upgrades")
+    first, second = (Block((name,), on_gpu_hosts.script) for name in on_gpu_hosts.names)
+    for block in (first, on_head, second):
+        (name,) = block.names
+        assert not is_newer(hosts[name])
+        bring(newer, hosts[name])
+        upgrade_under_load(hosts, block)
+        assert is_newer(hosts[name])
+        use(head)
+    head.run("test", "-e", "/var/lib/leasehold/coordinator/coordinator.sqlite3-tables-0014")
+
+    bring(older, head)
+    refusal = play(hosts, on_head, succeeds=False)
+    assert "coordinator.sqlite3 can't be used" in refusal
+    bring(newer, head)
+    play(hosts, on_head)
+    wait_for(lambda: connected(head) == len(GPU_HOSTS), "both workers are back")
+    use(head)
+    wait_for(lambda: set(commands(head, "NOT state = SUCCEEDED").values()) <= ENDED, "each command has ended")
+    head.run("leasehold", "restore", "busy")
+    assert pids(head) == before
+    assert (report(head, "busy").lost, report(head, "busy").corrupt) == (0, 0)
+
+
+def is_newer(host: SystemdHost) -> bool:
+    """Whether the program of a host is of the present release."""
+    return "--host" in host.run("leasehold", "doctor", "--help")

@@ -1,4 +1,4 @@
-"""The command blocks of README.md and docs/tour.md run as they are written."""
+"""The command blocks of README.md, docs/tour.md and docs/cli.md run as they are written."""
 
 import os
 import subprocess
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from leasehold_client import main, plugins
 from leasehold_simgpu import SimulatedHost, Timing
 
 from .sessions import Block, blocks, missing, play, refused, section
 
 ROOT = Path(__file__).resolve().parents[2]
-README, TOUR = ROOT / "README.md", ROOT / "docs/tour.md"
+README, TOUR, CLI = ROOT / "README.md", ROOT / "docs/tour.md", ROOT / "docs/cli.md"
 COMMANDS = "make demo\nmake test\n"
 """Not played: it runs the tests. tests/integration/test_demo.py plays the demonstration."""
 LIMIT_S = 240
@@ -95,3 +96,15 @@ def test_the_installation_on_a_gpu_host(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_tour(checkout: Path) -> None:
     check(blocks(TOUR.read_text()), checkout, 600, {})
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_the_page_of_the_command_line(checkout: Path) -> None:
+    start, *_ = simulated_blocks()
+    check([start, *blocks(CLI.read_text())], checkout, LIMIT_S, {})
+
+
+def test_the_page_of_the_command_line_names_every_verb() -> None:
+    usage = CLI.read_text().split("```")[1]
+    for name in [*main.VERBS, *plugins.PLUGINS]:
+        assert f"leasehold {name} " in usage or f"leasehold {name}\n" in usage, name

@@ -45,6 +45,8 @@ class Fleet:
     """Certificates. None: the fleet uses tokens on loopback."""
     checkout: Path | None = None
     """The checkout whose daemons are started. None: this one."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Further variables of the daemons."""
     address: str = ""
     worker_address: str = ""
     hosts: dict[str, SimulatedHost] = field(default_factory=dict)
@@ -183,7 +185,7 @@ class Fleet:
     def _start(
         self, name: str, *arguments: str, environment: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        variables = {**os.environ, **(environment or {})}
+        variables = {**os.environ, **self.environment, **(environment or {})}
         with (self.folder / f"{name}.log").open("a") as log:
             started: subprocess.Popen[str]
             if self.checkout is None:
@@ -288,7 +290,11 @@ class Fleet:
 
 @contextlib.contextmanager
 def make_fleet(
-    folder: Path, *options: str, is_mutual: bool = False, checkout: Path | None = None
+    folder: Path,
+    *options: str,
+    is_mutual: bool = False,
+    checkout: Path | None = None,
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """A coordinator without workers.
 
@@ -297,9 +303,10 @@ def make_fleet(
         options: Further options of the coordinator.
         is_mutual: Enrol the workers and the caller.
         checkout: The checkout whose daemons are started. None: this one.
+        environment: Further variables of the daemons.
     """
     mutual = MutualTls(folder, folder / "store.sqlite3") if is_mutual else None
-    started = Fleet(folder, options, mutual, checkout)
+    started = Fleet(folder, options, mutual, checkout, environment or {})
     started.start_coordinator()
     try:
         yield started

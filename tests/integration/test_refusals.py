@@ -33,13 +33,13 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
         ("run --env NOVALUE -- true", 2, "invalid variable 'NOVALUE': write NAME=VALUE"),
         ("run --name x -- /no/such/program", 1, r"could not be started.*\(SPAWN_FAILED\)"),
         pytest.param(
-            "suspend", 2, "give either a workload, or --worker without --dry-run", marks=pytest.mark.long
+            "suspend", 2, "name a workload, or choose some by -l, --filter or --all", marks=pytest.mark.long
         ),
-        ("suspend one --worker alpha", 2, "give either a workload, or --worker"),
+        ("suspend one --worker alpha", 2, "--worker suspends everything on a worker"),
         pytest.param(
             "suspend --worker alpha --dry-run",
             2,
-            "give either a workload, or --worker",
+            "--worker suspends everything on a worker",
             marks=pytest.mark.long,
         ),
         pytest.param(

@@ -7,7 +7,6 @@ import socket
 import stat
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,13 +179,11 @@ def test_parts_that_hang_are_noted(fleet: Fleet, programs: Path) -> None:
     own = variables(fleet, programs)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         own["LEASEHOLD_COORDINATOR"] = f"127.0.0.1:{mute.getsockname()[1]}"
-        began = time.monotonic()
-        fleet.cli("support-bundle", str(file), "--yes", "--timeout", "3", code=0, **own)
-    assert time.monotonic() - began < 20
+        fleet.cli("support-bundle", str(file), "--yes", "--timeout", "10", code=0, **own)
     found = contents(file)
     notes = json.loads(found["manifest.json"])["notes"]
     for name in ("log-worker.txt", "log-coordinator.txt", "unit-worker.txt"):
-        assert "did not end within 3 s" in notes[name]
+        assert "did not end within 10 s" in notes[name]
     assert "fleet/workers.json" in notes
     assert {"journal.json", "store.json", "settings.json"} <= set(found)
 

@@ -1,43 +1,24 @@
 """The present release beside a real older one: upgrades in both orders while counters run."""
 
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.fleets import Fleet, make_fleet
-
-ROOT = Path(__file__).resolve().parents[2]
-OLDER = "7d56d20f"
-"""The last commit before upgrades were promised."""
+from tests.older_release import needs_older_release, unpack_older
 
 KEEP = 'stop_workloads = "leave"\n'
 COUNTERS = ("first", "second")
 
-
-def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs git on this checkout."""
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
-
-
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        shutil.which("git") is None or git("cat-file", "-e", f"{OLDER}^{{commit}}").returncode != 0,
-        reason=f"no checkout of git with the commit {OLDER}",
-    ),
-]
+pytestmark = [pytest.mark.long, needs_older_release]
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the older release."""
-    folder = tmp_path_factory.mktemp("older")
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=git("archive", OLDER).stdout, check=True)
-    return folder
+    return unpack_older(tmp_path_factory.mktemp("older"))
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def test_the_whole_way_by_hand(fleet: Fleet) -> None:
     suspended = fleet.cli("suspend", "one").stdout
     assert "released alpha/0" in suspended
     ended = r" (command=\S+ workload=\S+)\] suspend SUCCEEDED after \d+\.\d{3} s\n"
-    by_worker = re.search(r"\[epoch=1" + ended, fleet.log("alpha"))
-    by_coordinator = re.search(r"\[worker=alpha" + ended, fleet.log("coordinator"))
+    by_worker = re.search(r"\[session=\S+ epoch=1" + ended, fleet.log("alpha"))
+    by_coordinator = re.search(r"\[session=\S+ worker=alpha" + ended, fleet.log("coordinator"))
     assert by_worker is not None
     assert by_coordinator is not None
     assert by_worker[1] == by_coordinator[1], "one story in two logs"

@@ -1,7 +1,9 @@
 """The format of log lines, in which no workload, user or coordinator can forge lines or terminal codes."""
 
 import logging
-from typing import Final, final
+from typing import Final, Literal, TypeAlias, final
+
+LogFormat: TypeAlias = Literal["text", "json"]
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(context)s%(message)s"
 
@@ -22,6 +24,15 @@ class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The entry. Only a traceback has further lines."""
         return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+def formatter_of(log_format: LogFormat) -> logging.Formatter:
+    """The formatter of a log format."""
+    if log_format == "text":
+        return LogFormatter()
+    from leasehold_worker.log_json import json_formatter  # late: text needs nothing of structlog
+
+    return json_formatter()
 
 
 def printable(text: str) -> str:

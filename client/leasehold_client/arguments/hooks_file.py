@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,13 +42,26 @@ def read_hooks(path: Path) -> list[Hook]:
         raise UsageError(f"the hooks file {path} is not JSON ({error}): write hooks as [{{…}}, …]") from error
     if not isinstance(documents, list):
         raise UsageError(f"the hooks file {path} is not a list: write hooks as [{{…}}, …]")
-    return [_read_hook(path, number, document) for number, document in enumerate(documents)]
+    return parse_hooks(documents, f"the hooks file {path}")
 
 
-def _read_hook(path: Path, number: int, document: object) -> Hook:
+def parse_hooks(documents: Sequence[object], origin: str) -> list[Hook]:
+    """Converts hooks of a file, in order.
+
+    Args:
+        documents: The hooks, as values of JSON.
+        origin: The file, for messages.
+
+    Raises:
+        UsageError: A hook is invalid. The text names the hook.
+    """
+    return [_read_hook(origin, number, document) for number, document in enumerate(documents)]
+
+
+def _read_hook(origin: str, number: int, document: object) -> Hook:
     if not isinstance(document, dict):
         raise UsageError(
-            f"the hooks file {path}: hook {number} is {json.dumps(document)[:40]}, not an object: write {{…}}"
+            f"{origin}: hook {number} is {json.dumps(document)[:40]}, not an object: write {{…}}"
         )
     try:
         _check_bodies(document)
@@ -55,8 +69,7 @@ def _read_hook(path: Path, number: int, document: object) -> Hook:
     except (json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise UsageError(
-            f"the hooks file {path}: hook {number} is not a Hook message ({why}): "
-            "use the field names of the protos"
+            f"{origin}: hook {number} is not a Hook message ({why}): use the field names of the protos"
         ) from error
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
 
@@ -31,7 +32,12 @@ def access() -> None:
     """Give roles to users and services, and take them away."""
 
 
-@access.command()
+@access.command(
+    epilog=examples(
+        "leasehold access grant user user/alice",
+        "leasehold access grant on_behalf_of service/batch --users 'user/*'",
+    )
+)
 @_role_argument
 @_identity_argument
 @_users_option
@@ -46,13 +52,13 @@ def grant(client: Client, role: str, identity: str, users: str, output: str) -> 
     from leasehold_client.display.documents import echo_message
 
     binding = client.grant(role, identity, users=users)
-    if output == "json":
-        echo_message(binding)
+    if output != "table":
+        echo_message(binding, output)
     else:
         echo(f"{_text(binding)}: granted by {binding.granted_by}")
 
 
-@access.command()
+@access.command(epilog=examples("leasehold access revoke user user/alice"))
 @_role_argument
 @_identity_argument
 @_users_option
@@ -63,22 +69,23 @@ def revoke(client: Client, role: str, identity: str, users: str) -> None:
     echo(f"{identity} {role}{f' for {users}' if users else ''}: revoked")
 
 
-@access.command(name="list")
+@access.command(name="list", epilog=examples("leasehold access list"))
 @output_option
 @verb
 def list_bindings(client: Client, output: str) -> None:
     """List all role bindings. root and the coordinator's Unix user are admins without one."""
-    from leasehold_client.display.documents import echo_json, to_dict
-    from leasehold_client.display.tables import echo_bindings
+    from leasehold_client.display.documents import echo_document, to_dict
+    from leasehold_client.display.record_tables import BINDING_COLUMNS
+    from leasehold_client.display.tables import echo_table
 
     bindings = client.bindings()
-    if output == "json":
-        echo_json({"bindings": [to_dict(binding) for binding in bindings]})
+    if output != "table":
+        echo_document({"bindings": [to_dict(binding) for binding in bindings]}, output)
     else:
-        echo_bindings(bindings)
+        echo_table(BINDING_COLUMNS, bindings)
 
 
 def _text(binding: RoleBinding) -> str:
-    from leasehold_client.display.tables import role_text
+    from leasehold_client.display.record_tables import role_text
 
     return f"{binding.identity} {role_text(binding)}"

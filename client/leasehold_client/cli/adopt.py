@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.names import complete_workers
+from leasehold_client.cli.parameter_types import Number
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
@@ -17,10 +20,15 @@ PID_LIMIT: Final = 2**22
 """Largest process id on Linux."""
 
 
-@click.command()
-@click.option("--worker", required=True, help="Name or id of the worker on the process's host.")
+@click.command(epilog=examples("leasehold adopt --worker alpha --pid 4711 --name taken"))
 @click.option(
-    "--pid", required=True, type=click.IntRange(1, PID_LIMIT), metavar="PID", help="Process id on that host."
+    "--worker",
+    required=True,
+    help="Name or id of the worker on the process's host.",
+    shell_complete=complete_workers,
+)
+@click.option(
+    "--pid", required=True, type=Number(1, PID_LIMIT), metavar="PID", help="Process id on that host."
 )
 @click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @adoption_options

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_FAILED
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
@@ -21,7 +22,7 @@ def audit() -> None:
     """Verify that nobody changed the audit. `leasehold get audit` lists its entries."""
 
 
-@audit.command()
+@audit.command(epilog=examples("leasehold audit verify"))
 @output_option
 @verb
 def verify(client: Client, output: str) -> None:
@@ -33,8 +34,8 @@ def verify(client: Client, output: str) -> None:
     from leasehold_client.display.documents import echo_message
 
     found = client.verify_audit()
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
     else:
         last = f"entry {found.last_number} has hash {found.last_hash.hex()}"
         echo(f"verified {found.entry_count} entries; {last}")

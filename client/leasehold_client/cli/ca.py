@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
 
@@ -18,7 +19,7 @@ def ca() -> None:
     """List and revoke client certificates, block identities, and rotate the authority."""
 
 
-@ca.command("list")
+@ca.command("list", epilog=examples("leasehold ca list", "leasehold ca list --all"))
 @click.option(
     "--all",
     "include_ended",
@@ -32,28 +33,31 @@ def list_certificates(client: Client, include_ended: bool, output: str) -> None:
     authorities = client.certificates.authorities()
     certificates = client.certificates.all(include_ended=include_ended)
     blocks = client.certificates.blocks()
-    if output == "json":
-        from leasehold_client.display.documents import echo_json, to_dict
+    if output != "table":
+        from leasehold_client.display.documents import echo_document, to_dict
 
-        echo_json(
+        echo_document(
             {
                 "authorities": [to_dict(one) for one in authorities],
                 "certificates": [to_dict(one) for one in certificates],
                 "blocks": [to_dict(one) for one in blocks],
-            }
+            },
+            output,
         )
         return
-    from leasehold_client.display.certificate_tables import echo_authorities, echo_blocks, echo_certificates
+    from leasehold_client.display import certificate_tables
+    from leasehold_client.display.tables import echo_table
 
-    echo_authorities(authorities)
+    echo_table(certificate_tables.AUTHORITY_COLUMNS, authorities)
     echo("")
-    echo_certificates(certificates, {one.identity for one in blocks})
+    columns = certificate_tables.certificate_columns({one.identity for one in blocks})
+    echo_table(columns, certificates)
     if blocks:
         echo("")
-        echo_blocks(blocks)
+        echo_table(certificate_tables.BLOCK_COLUMNS, blocks)
 
 
-@ca.command("revoke")
+@ca.command("revoke", epilog=examples("leasehold ca revoke user/alice"))
 @click.argument("subject", metavar="SERIAL|NAME")
 @verb
 def revoke(client: Client, subject: str) -> None:
@@ -70,7 +74,7 @@ def revoke(client: Client, subject: str) -> None:
         echo(f"{serial}: revoked")
 
 
-@ca.command("unblock")
+@ca.command("unblock", epilog=examples("leasehold ca unblock user/alice"))
 @click.argument("identity", metavar="NAME")
 @verb
 def unblock(client: Client, identity: str) -> None:
@@ -79,7 +83,7 @@ def unblock(client: Client, identity: str) -> None:
     echo(f"{identity}: unblocked")
 
 
-@ca.command("rotate")
+@ca.command("rotate", epilog=examples("leasehold ca rotate"))
 @verb
 def rotate(client: Client) -> None:
     """Add a second authority, which signs client certificates from now on.
@@ -94,7 +98,7 @@ def rotate(client: Client) -> None:
     echo(f"{added.serial}: added; it signs from now on")
 
 
-@ca.command("retire")
+@ca.command("retire", epilog=examples("leasehold ca retire 5c1e0f7a"))
 @click.argument("serial", metavar="SERIAL")
 @click.option("--force", is_flag=True, help="Also if valid certificates are left. Their holders are refused.")
 @verb

@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import raise_all
+from leasehold_client.cli.names import complete_open_commands
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
 if TYPE_CHECKING:
+    from leasehold.v1.command_pb2 import Command
+
     from leasehold_client.coordinator.client import Client
 
 
-@click.command()
-@click.argument("command_id", metavar="COMMAND")
+@click.command(
+    epilog=examples(
+        "leasehold cancel c-5c1e0f",
+        "leasehold cancel $(leasehold get commands -q --filter 'state = PENDING')",
+    )
+)
+@click.argument(
+    "command_ids", nargs=-1, required=True, metavar="COMMAND...", shell_complete=complete_open_commands
+)
 @partial(
     command_options,
     no_wait_help="Return once the cancellation is requested, before the command has ended.",
     has_timeout=False,
 )
 @verb
-def cancel(client: Client, command_id: str, options: CommandOptions) -> None:
-    """Cancel a command that has not ended.
+def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) -> None:
+    """Cancel commands that have not ended.
 
-    The command is rolled back. If it is past its point of no return, it is finished instead, and the exit
+    A command is rolled back. If it is past its point of no return, it is finished instead, and the exit
     code is 1.
     """
     from leasehold_client.cli.conclusion import conclude_cancel
 
-    conclude_cancel(client, client.cancel(command_id), options)
+    commands: list[Command] = []
+    refusals: list[LeaseholdError] = []
+    for command_id in dict.fromkeys(command_ids):
+        try:
+            commands.append(client.cancel(command_id))
+        except NoCoordinatorError:
+            raise
+        except LeaseholdError as error:
+            refusals.append(error)
+    if commands:
+        conclude_cancel(client, commands, options)
+    raise_all(refusals)

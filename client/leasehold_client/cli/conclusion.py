@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
@@ -24,7 +25,7 @@ from leasehold_client.cli.verb import READY_LIMIT_S, CommandOptions
 from leasehold_client.coordinator.client import Client
 from leasehold_client.coordinator.command_watch import has_ended
 from leasehold_client.display import standard_output
-from leasehold_client.display.documents import echo_json, echo_message, to_dict
+from leasehold_client.display.documents import echo_document, echo_message, to_dict
 from leasehold_client.display.outcome import echo_outcome, failure_lines, member_lines
 from leasehold_client.display.plan_view import echo_plan
 from leasehold_client.display.progress import follow
@@ -61,11 +62,11 @@ def conclude(
     if options.wait:
         command = _wait_with_retries(client, command, options, again)
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
-    if options.json:
-        echo_message(command)
+    if options.is_document:
+        echo_message(command, options.output)
     elif not options.wait:
-        _echo_stored(command, workload)
-    elif succeeded:
+        _echo_stored(command, workload, options)
+    elif succeeded and options.is_told:
         echo_outcome(command, workload, gpus_if_known(client), preempted_if_known(client, command))
     if options.wait and not succeeded:
         places = gpu_places(gpus_if_known(client))
@@ -77,14 +78,14 @@ def _wait_with_retries(
 ) -> Command:
     """Waits for a command, and creates it again while a workload was not ready."""
     began = time.monotonic()
-    command = _wait(client, command, options.wait_s, json=options.json)
+    command = _wait(client, command, options.wait_s, options)
     for _ in range(ATTEMPTS):
         if again is None or command.error.reason != ERROR_REASON_NOT_READY:
             break
         limit_s = command.timeout.ToNanoseconds() / 1e9 if options.wait_s is None else options.wait_s
         _wait_ready(client, command, limit_s - (time.monotonic() - began))
         left_s = None if options.wait_s is None else limit_s - (time.monotonic() - began)
-        command = _wait(client, again(), left_s, json=options.json)
+        command = _wait(client, again(), left_s, options)
     return command
 
 
@@ -92,7 +93,7 @@ def conclude_ready(client: Client, workload: Workload, options: CommandOptions) 
     """Waits until a started workload is ready, and prints that it is ready."""
     limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s
     client.wait_workload(workload.workload_id, timeout_s=limit_s)
-    if not options.json:
+    if options.is_told:
         standard_output.echo(f"{workload.name}: ready")
 
 
@@ -108,6 +109,8 @@ def conclude_all(
     client: Client,
     creations: Sequence[tuple[str, Callable[[], Command]]],
     options: CommandOptions,
+    *,
+    may_retry: bool = False,
 ) -> None:
     """Creates commands, waits for all of them, and prints each outcome. A failure does not stop the others.
 
@@ -118,35 +121,39 @@ def conclude_all(
         creations: Name of each target, and a function that creates its command.
         options: Wait for all commands together, and output format. In JSON, a single command is a document,
             and several are ``{"commands": […]}``.
+        may_retry: Whether a command that is rejected as NOT_READY is created again after the readiness.
 
     Raises:
         NoCoordinatorError: No coordinator answers. Commands that were created continue.
     """
     errors: list[LeaseholdError] = []
-    commands: list[tuple[str, Command]] = []
+    created: list[tuple[str, Command, Callable[[], Command] | None]] = []
     for label, create in creations:
         try:
-            commands.append((label, create()))
+            created.append((label, create(), create if may_retry else None))
         except NoCoordinatorError:
             raise
         except LeaseholdError as error:
+            error.message = _about(label, error.message)
             errors.append(error)
+    commands = [(label, command) for label, command, _ in created]
     if options.wait:
-        commands = _wait_for_all(client, commands, options, errors)
-    if options.json and commands:
+        commands = _wait_for_all(client, created, options, errors)
+    if options.is_document and commands:
         printed = [to_dict(command) for _, command in commands]
-        echo_json({"commands": printed} if len(creations) > 1 else printed[0])
+        echo_document({"commands": printed} if len(creations) > 1 else printed[0], options.output)
     has_failed = False
+    gpus = gpus_if_known(client) if commands and options.is_told and options.wait else []
     for label, command in commands:
         if command.state == COMMAND_STATE_SUCCEEDED:
-            if not options.json:
-                echo_outcome(command, label, [])
+            if options.is_told:
+                echo_outcome(command, label, gpus, preempted_if_known(client, command))
         elif has_ended(command.state):
             has_failed = True
             first, *others = failure_lines(command)
             _echo_failure([with_short_names(client, line) for line in (f"{label}: {first}", *others)])
-        elif not options.wait and not options.json:
-            _echo_stored(command, label)
+        elif not options.wait and not options.is_document:
+            _echo_stored(command, label, options)
     for refusal in errors:
         echo_error(error_line(with_short_names(client, refusal.message), refusal.reason))
     if has_failed or not all(isinstance(refusal, CommandWaitTimeoutError) for refusal in errors):
@@ -166,39 +173,86 @@ def conclude_targets(
     conclude_all(client, creations, options)
 
 
+def _about(label: str, message: str) -> str:
+    """A message that names its target."""
+    return message if label in message else f"{label}: {message}"
+
+
 def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, options: CommandOptions) -> None:
     """Prints a plan, and exits with 1 if the plan has a refusal."""
+    conclude_plans(client, [(workload, lambda: plan)], verb, options)
+
+
+def conclude_plans(
+    client: Client, plans: Sequence[tuple[str, Callable[[], Plan]]], verb: str, options: CommandOptions
+) -> None:
+    """Prints plans, and exits with 1 if any plan is refused or has a refusal.
+
+    Args:
+        client: The client.
+        plans: Name of each target, and a function that makes its plan.
+        verb: The planned verb.
+        options: Output format. In JSON, a single plan is a document, and several are ``{"plans": […]}``.
+    """
     gpus = gpus_if_known(client)
-    if options.json:
-        echo_message(plan)
-    else:
-        echo_plan(plan, workload, verb, gpus, names_if_several(client, plan))
     places = gpu_places(gpus)
-    for refusal in plan.refusals:
-        message = with_places(refusal.message, places)
-        echo_error(error_line(message, reason_name(refusal.reason)))
-    if plan.refusals:
+    documents: list[dict[str, object]] = []
+    lines: list[str] = []
+    for label, make in plans:
+        try:
+            plan = make()
+        except NoCoordinatorError:
+            raise
+        except LeaseholdError as error:
+            if len(plans) == 1:
+                raise
+            lines.append(error_line(with_places(_about(label, error.message), places), error.reason))
+            continue
+        if options.is_document:
+            documents.append(to_dict(plan))
+        else:
+            echo_plan(plan, label, verb, gpus, names_if_several(client, plan))
+        for refusal in plan.refusals:
+            message = with_places(refusal.message, places)
+            shown = message if len(plans) == 1 else _about(label, message)
+            lines.append(error_line(shown, reason_name(refusal.reason)))
+    if options.is_document:
+        echo_document({"plans": documents} if len(plans) > 1 else documents[0], options.output)
+    for line in lines:
+        echo_error(line)
+    if lines:
         sys.exit(EXIT_FAILED)
 
 
-def conclude_cancel(client: Client, command: Command, options: CommandOptions) -> None:
-    """Waits for the cancellation of a command, and exits with 1 if the command ended otherwise."""
-    if options.wait and not has_ended(command.state):
-        command = _wait(client, command, options.wait_s, json=options.json)
-    if options.json:
-        echo_message(command)
-    what = f"{command.command_id}: {operation_name(command)}"
-    if not has_ended(command.state):
-        if not options.json:
-            standard_output.echo(f"{what} is {command_state(command)}, cancellation requested")
-    elif command.state == COMMAND_STATE_CANCELLED:
-        if not options.json:
-            standard_output.echo("\n".join([f"{what} is CANCELLED", *member_lines(command)]))
-    elif command.state == COMMAND_STATE_SUCCEEDED:
-        _fail([f"too late to cancel {what} SUCCEEDED"])
-    else:
-        first, *others = failure_lines(command)
-        _fail([f"too late to cancel {command.command_id}: {first}", *others])
+def conclude_cancel(client: Client, commands: Sequence[Command], options: CommandOptions) -> None:
+    """Waits for the cancellation of commands, and exits with 1 if any command ended otherwise."""
+    ended = [
+        _wait(client, command, options.wait_s, options)
+        if options.wait and not has_ended(command.state)
+        else command
+        for command in commands
+    ]
+    if options.is_document:
+        printed = [to_dict(command) for command in ended]
+        echo_document({"commands": printed} if len(printed) > 1 else printed[0], options.output)
+    is_late = False
+    for command in ended:
+        what = f"{command.command_id}: {operation_name(command)}"
+        if not has_ended(command.state):
+            if options.is_told:
+                standard_output.echo(f"{what} is {command_state(command)}, cancellation requested")
+        elif command.state == COMMAND_STATE_CANCELLED:
+            if options.is_told:
+                standard_output.echo("\n".join([f"{what} is CANCELLED", *member_lines(command)]))
+        elif command.state == COMMAND_STATE_SUCCEEDED:
+            is_late = True
+            _echo_failure([f"too late to cancel {what} SUCCEEDED"])
+        else:
+            is_late = True
+            first, *others = failure_lines(command)
+            _echo_failure([f"too late to cancel {command.command_id}: {first}", *others])
+    if is_late:
+        sys.exit(EXIT_FAILED)
 
 
 def _fail(lines: list[str]) -> NoReturn:
@@ -211,33 +265,37 @@ def _echo_failure(lines: list[str]) -> None:
     echo_error("\n".join([f"leasehold: {first}", *others]))
 
 
-def _echo_stored(command: Command, what: str) -> None:
+def _echo_stored(command: Command, what: str, options: CommandOptions) -> None:
+    if options.quiet:
+        standard_output.echo(command.command_id)
+        return
     standard_output.echo(f"{what}: {operation_name(command)} stored as command {command.command_id}")
 
 
 def _wait_for_all(
     client: Client,
-    commands: Sequence[tuple[str, Command]],
+    created: Sequence[tuple[str, Command, Callable[[], Command] | None]],
     options: CommandOptions,
     errors: list[LeaseholdError],
 ) -> list[tuple[str, Command]]:
     """The commands at their end, or at the end of the wait. Each timeout is added to ``errors``."""
     began = time.monotonic()
     ended: list[tuple[str, Command]] = []
-    for label, command in commands:
+    for label, command, again in created:
         left_s = options.wait_s
         if left_s is not None:
             left_s = max(left_s - (time.monotonic() - began), min(left_s, LAST_LOOK_S))
+        limited = replace(options, wait_s=left_s, output="table")  # the caller prints all commands together
         try:
-            ended.append((label, _wait(client, command, left_s)))
+            ended.append((label, _wait_with_retries(client, command, limited, again)))
         except CommandWaitTimeoutError as error:
             errors.append(error)
             ended.append((label, error.command))
     return ended
 
 
-def _wait(client: Client, command: Command, wait_s: float | None, *, json: bool = False) -> Command:
-    """Waits for a command. In JSON, the command is printed after a timeout too."""
+def _wait(client: Client, command: Command, wait_s: float | None, options: CommandOptions) -> Command:
+    """Waits for a command. As a document, the command is printed after a timeout too."""
     command_id = command.command_id
     remainder = f"command {command_id} continues: `leasehold get commands {command_id}` shows its state"
     try:
@@ -245,8 +303,8 @@ def _wait(client: Client, command: Command, wait_s: float | None, *, json: bool 
     except KeyboardInterrupt:
         interrupted(remainder)
     except CommandWaitTimeoutError as error:
-        if json:
-            echo_message(error.command)
+        if options.is_document:
+            echo_message(error.command, options.output)
         raise
     except NoCoordinatorError as error:
         raise NoCoordinatorError(f"{error.message}; {remainder}") from None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import ParamSpec
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.verb import output_option
-from leasehold_client.contexts import locked_contexts, read_contexts
+from leasehold_client.contexts import Context, locked_contexts, read_contexts
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError
 
@@ -36,38 +38,39 @@ def _told(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
     return call
 
 
-@context.command("list")
+@context.command("list", epilog=examples("leasehold context list"))
 @output_option
 @_told
 def list_contexts(output: str) -> None:
     """List the contexts. A star marks the current one."""
-    from leasehold_client.display.documents import echo_json
-    from leasehold_client.display.tables import echo_table
-    from leasehold_client.messages import seconds_text
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from leasehold_client.display.documents import echo_document
+    from leasehold_client.display.tables import Column, echo_table
+    from leasehold_client.messages import age_text
 
     contexts = read_contexts()
-    if output == "json":
+    if output != "table":
         shown = ("name", "identity", "coordinator", "expire_s", "renew_s")
         listed = [{key: getattr(one, key) for key in shown} for one in contexts.by_name.values()]
-        echo_json({"current": contexts.current, "contexts": listed})
+        echo_document({"current": contexts.current, "contexts": listed}, output)
         return
-    echo_table(
-        ["CURRENT", "NAME", "IDENTITY", "COORDINATOR", "EXPIRES"],
-        [
-            [
-                "*" if one.name == contexts.current else "",
-                one.name,
-                one.identity,
-                one.coordinator or "-",
-                seconds_text(one.expire_s) if one.certificate else "-",
-            ]
-            for one in contexts.by_name.values()
-        ],
+
+    def expiry(one: Context) -> str:
+        return age_text(Timestamp(seconds=int(one.expire_s))) if one.certificate else "-"
+
+    columns: Sequence[Column[Context]] = (
+        Column("CURRENT", lambda one: "*" if one.name == contexts.current else ""),
+        Column("NAME", lambda one: one.name, shrinks=True),
+        Column("IDENTITY", lambda one: one.identity, shrinks=True),
+        Column("COORDINATOR", lambda one: one.coordinator or "-", drop=1, shrinks=True),
+        Column("EXPIRES", expiry),
     )
+    echo_table(columns, contexts.by_name.values())
 
 
-@context.command()
-@click.argument("name", metavar="NAME|-")
+@context.command(epilog=examples("leasehold context use alice", "leasehold context use -"))
+@click.argument("name", metavar="NAME|-", shell_complete=complete_contexts)
 @_told
 def use(name: str) -> None:
     """Make a context the current one; - means none."""
@@ -82,8 +85,8 @@ def use(name: str) -> None:
     echo(f"{name}: {chosen.identity} at {chosen.coordinator}")
 
 
-@context.command()
-@click.argument("name")
+@context.command(epilog=examples("leasehold context delete alice"))
+@click.argument("name", shell_complete=complete_contexts)
 @_told
 def delete(name: str) -> None:
     """Delete a context with its key. Its certificate stays valid until an admin revokes it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import click
 
 from leasehold_client.arguments.policy_words import DEFAULT_PROCESS, DEFAULT_WEIGHTS, PROCESSES, WEIGHTS
+from leasehold_client.cli.parameter_types import Number
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +45,15 @@ class Eviction:
     hooks: tuple[Hook, ...]
     keep_checkpoints: int | None = None
     checkpoint_id: str = ""
+
+
+@final
+class HooksType(click.Path):
+    """A click parameter type: a file of hooks, or the hooks themselves from a job file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Converts a path. A list of hooks stays."""
+        return value if isinstance(value, list) else super().convert(value, param, ctx)
 
 
 def policy_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -100,15 +110,19 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--hooks",
         "hooks_file",
-        type=click.Path(path_type=Path),
+        type=HooksType(path_type=Path),
         metavar="FILE",
         help="Hooks around suspend and restore: a JSON list of Hook messages of the protos.",
     )
     @wraps(function)
     def call(
-        *positional: Any, evict: str | None, escalate_to: str | None, hooks_file: Path | None, **named: Any
+        *positional: Any,
+        evict: str | None,
+        escalate_to: str | None,
+        hooks_file: Path | list[object] | None,
+        **named: Any,
     ) -> None:
-        from leasehold_client.arguments.hooks_file import read_hooks
+        from leasehold_client.arguments.hooks_file import parse_hooks, read_hooks
         from leasehold_client.arguments.policies import make_policy, parse_policy
 
         def read() -> Eviction:
@@ -117,6 +131,8 @@ def adoption_options(function: Callable[..., None]) -> Callable[..., None]:
                 policy = parse_policy(evict, escalate_to)
             elif escalate_to is not None:
                 policy = make_policy(escalate_to=escalate_to)
+            if isinstance(hooks_file, list):
+                return Eviction(policy, tuple(parse_hooks(hooks_file, "the job file")))
             return Eviction(policy, tuple(read_hooks(hooks_file)) if hooks_file is not None else ())
 
         function(*positional, eviction=_usable(read), **named)
@@ -129,7 +145,7 @@ def eviction_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--keep-checkpoints",
-        type=click.IntRange(1, CHECKPOINT_LIMIT),
+        type=Number(1, CHECKPOINT_LIMIT),
         metavar="N",
         help="Number of the newest application checkpoints to keep.  [default: 3]",
     )

@@ -16,9 +16,11 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
+from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.resource_options import helper_options, resource_options
-from leasehold_client.cli.verb import YEAR_S, Seconds
+from leasehold_client.cli.verb import YEAR_S
 from leasehold_client.config import SOCKET_VARIABLE
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError
@@ -46,14 +48,21 @@ socket_option = click.option(
 )
 
 
-@click.command("exec", context_settings={"allow_interspersed_args": False})
+@click.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "leasehold exec -- python train.py",
+        "leasehold exec --gpus 2 --wait 1h -- torchrun --nproc-per-node 2 train.py",
+    ),
+)
 @partial(resource_options, gpus=1)
 @helper_options
 @adoption_options
 @click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @click.option(
     "--priority",
-    type=click.IntRange(-PRIORITY_LIMIT, PRIORITY_LIMIT),
+    type=Number(-PRIORITY_LIMIT, PRIORITY_LIMIT),
     default=0,
     show_default=True,
     help="Priority in the queue: higher first, then first come, first served.",
@@ -61,7 +70,7 @@ socket_option = click.option(
 @click.option(
     "--wait",
     "wait_s",
-    type=Seconds(min=0, max=YEAR_S),
+    type=Seconds(0, YEAR_S),
     metavar="SECONDS",
     help="Longest wait for the GPUs; 0: no wait.  [default: no limit]",
 )

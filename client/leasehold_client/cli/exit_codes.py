@@ -1,6 +1,7 @@
 """Exit codes of the ``leasehold`` command, and the line that goes with an error."""
 
 import sys
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from leasehold_client.display.terminal_text import echo_error, one_line
@@ -37,6 +38,14 @@ def fail(error: LeaseholdError) -> NoReturn:
 def error_line(message: str, reason: str) -> str:
     """Formats an error as one line, followed by the reason unless that is empty."""
     return f"leasehold: {one_line(message)}{f' ({reason})' if reason else ''}"
+
+
+def raise_all(refusals: Sequence[LeaseholdError]) -> None:
+    """Prints all refusals but the last one, and raises the last one. Empty: nothing was refused."""
+    for refusal in refusals[:-1]:
+        echo_error(error_line(refusal.message, refusal.reason))
+    if refusals:
+        raise refusals[-1]
 
 
 def interrupted(remainder: str) -> NoReturn:

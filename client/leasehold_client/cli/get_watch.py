@@ -32,7 +32,8 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
         is_other_kind = kind in ("workers", "gpus") and (kind == "gpus") != ("gpu" in change)
         if change == "bookmark" or is_other_kind:
             continue
-        echo(_json_line(response, change) if output == "json" else _line(response, change))
+        if not echo(_text(response, change, output)):
+            return
 
 
 def _responses(client: Client, kind: str, name: str, filter_text: str) -> Iterator[Message]:
@@ -47,12 +48,15 @@ def _responses(client: Client, kind: str, name: str, filter_text: str) -> Iterat
             return client.watch_fleet(filter=filter_text)
 
 
-def _json_line(response: Message, change: str) -> str:
+def _text(response: Message, change: str, output: str) -> str:
+    if output == "table":
+        return _line(response, change)
     import json
 
-    from leasehold_client.display.documents import to_dict
+    from leasehold_client.display.documents import document_text, to_dict
 
-    return json.dumps({change: to_dict(response)[change]})
+    document = {change: to_dict(response)[change]}
+    return json.dumps(document) if output == "json" else f"---\n{document_text(document, output)}"
 
 
 def _line(response: Message, change: str) -> str:
@@ -60,7 +64,7 @@ def _line(response: Message, change: str) -> str:
     from leasehold.v1 import lease_pb2, worker_pb2
 
     from leasehold_client.arguments.gpu_names import gpu_place
-    from leasehold_client.display.tables import event_text
+    from leasehold_client.display.record_tables import event_text
     from leasehold_client.display.terminal_text import one_line
     from leasehold_client.messages import command_state, enum_name, operation_name, time_text, workload_state
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.arguments.cordon_targets import find_targets
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.names import complete_gpus
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.standard_output import echo
 
@@ -22,7 +24,7 @@ def gpu() -> None:
     """Manage the recorded health of GPUs, and the GPUs of enrolled workers."""
 
 
-@gpu.command("unbind")
+@gpu.command("unbind", epilog=examples("leasehold gpu unbind GPU-6b1f0000-0000-0000-0000-000000000000"))
 @click.argument("uuid", metavar="UUID")
 @verb
 def unbind(client: Client, uuid: str) -> None:
@@ -34,8 +36,8 @@ def unbind(client: Client, uuid: str) -> None:
     echo(f"{uuid}: unbound from {identity}")
 
 
-@gpu.command("reset-health")
-@click.argument("names", nargs=-1, required=True, metavar="GPU...")
+@gpu.command("reset-health", epilog=examples("leasehold gpu reset-health alpha/0"))
+@click.argument("names", nargs=-1, required=True, metavar="GPU...", shell_complete=complete_gpus)
 @command_options
 @verb
 def reset_health(client: Client, names: Sequence[str], options: CommandOptions) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -47,7 +48,9 @@ def install() -> None:
     """
 
 
-@install.command("coordinator")
+@install.command(
+    "coordinator", epilog=examples("leasehold install coordinator --listen 0.0.0.0:7400 --dry-run")
+)
 @click.option("--listen", metavar="HOST:PORT", help="Address for clients, in new settings.")
 @click.option("--worker-listen", metavar="HOST:PORT", help="Address for workers, in new settings.")
 @_user
@@ -59,7 +62,7 @@ def install_coordinator(
     _install("coordinator", user, {"listen": listen, "worker_listen": worker_listen}, None, dry_run=dry_run)
 
 
-@install.command("worker")
+@install.command("worker", epilog=examples("leasehold install worker --join-file gpu-07.token"))
 @click.option(
     "--join-file", metavar="FILE", help="Join by the token in this file; - reads it from standard input."
 )
@@ -73,7 +76,7 @@ def install_worker(join_file: str | None, run_as: str | None, user: str | None, 
     _install("worker", user, {"run_as": run_as}, join_file, dry_run=dry_run)
 
 
-@click.command()
+@click.command(epilog=examples("leasehold uninstall worker --dry-run"))
 @click.argument("name", type=click.Choice(["coordinator", "worker"]))
 @_user
 @_purge

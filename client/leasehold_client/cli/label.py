@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.names import complete_workloads
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -25,8 +27,8 @@ def label() -> None:
     """Set or remove labels of a workload."""
 
 
-@label.command("workload")
-@click.argument("name", metavar="WORKLOAD")
+@label.command("workload", epilog=examples("leasehold label workload one team=vision tier-"))
+@click.argument("name", metavar="WORKLOAD", shell_complete=complete_workloads)
 @click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE|KEY-...")
 @output_option
 @verb
@@ -43,8 +45,8 @@ def annotate() -> None:
     """Set or remove annotations of a workload."""
 
 
-@annotate.command("workload")
-@click.argument("name", metavar="WORKLOAD")
+@annotate.command("workload", epilog=examples('leasehold annotate workload one note="second run"'))
+@click.argument("name", metavar="WORKLOAD", shell_complete=complete_workloads)
 @click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE|KEY-...")
 @output_option
 @verb
@@ -66,8 +68,8 @@ def _change(
     from leasehold_client.display.documents import echo_message
 
     found = _update(client, name, field, changes)
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
         return
     texts = found.labels if field == "labels" else found.annotations
     echo(f"{found.name}: {', '.join(f'{key}={texts[key]}' for key in sorted(texts)) or f'no {field}'}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
 import click
 
 from leasehold_client import interrupts
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exec import socket_option
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.cli.verb import output_option
@@ -19,7 +20,6 @@ from leasehold_client.errors import LeaseholdError
 if TYPE_CHECKING:
     from leasehold.local.v1.local_service_pb2 import ListResponse
     from leasehold.v1.lease_pb2 import GpuLease
-    from leasehold.v1.workload_pb2 import Workload
 
     from leasehold_client.local.worker import LocalWorker
 
@@ -52,24 +52,45 @@ def local() -> None:
     """Show and release leases of this host's worker, without a coordinator."""
 
 
-@local.command()
+@local.command(epilog=examples("leasehold local leases"))
 @output_option
 @_local_verb
 def leases(worker: LocalWorker, output: str) -> None:
     """List the GPUs of this host with their holders, and the queue of claims."""
+    from leasehold.v1.lease_pb2 import SlotState
     from leasehold.v1.workload_pb2 import WorkloadState
 
     from leasehold_client.display.documents import echo_message
-    from leasehold_client.display.tables import echo_table
+    from leasehold_client.display.fleet_tables import gpu_reason
+    from leasehold_client.display.tables import Column, echo_table
     from leasehold_client.messages import enum_name
 
     found = worker.list()
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
         return
     holders = {workload.workload_id: workload for workload in found.workloads}
-    rows = [_gpu_row(gpu, holders) for gpu in found.gpus]
-    echo_table(("SLOT", "GPU", "STATE", "HOLDER", "USER", "REASON"), rows)
+
+    def holder(gpu: GpuLease) -> str:
+        known = holders.get(gpu.workload_id)
+        return known.name if known else gpu.workload_id or NOTHING
+
+    def user(gpu: GpuLease) -> str:
+        known = holders.get(gpu.workload_id)
+        return known.user if known else NOTHING
+
+    def slot_state(gpu: GpuLease) -> str:
+        return enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower()
+
+    columns: Sequence[Column[GpuLease]] = (
+        Column("SLOT", lambda gpu: str(gpu.slot)),
+        Column("GPU", lambda gpu: gpu.gpu_uuid, drop=1),
+        Column("STATE", slot_state, is_state=True),
+        Column("HOLDER", holder, shrinks=True),
+        Column("USER", user, drop=3),
+        Column("REASON", lambda gpu: gpu_reason(gpu) or NOTHING, drop=2, shrinks=True),
+    )
+    echo_table(columns, found.gpus)
     for workload in found.workloads:
         if not workload.status.HasField("lease"):
             state = enum_name(WorkloadState.Name, workload.status.state, "WORKLOAD_STATE_")
@@ -77,30 +98,13 @@ def leases(worker: LocalWorker, output: str) -> None:
     _echo_queue(found)
 
 
-@local.command()
+@local.command(epilog=examples("leasehold local release taken"))
 @click.argument("workload")
 @_local_verb
 def release(worker: LocalWorker, workload: str) -> None:
     """Release a claim or an adopted process, by workload name or id, or by lease id. It keeps running."""
     released = worker.release(workload)
     echo(f"{released.name}: released")
-
-
-def _gpu_row(gpu: GpuLease, holders: dict[str, Workload]) -> Sequence[str]:
-    from leasehold.v1.lease_pb2 import SlotState
-
-    from leasehold_client.display.fleet_tables import gpu_reason
-    from leasehold_client.messages import enum_name
-
-    holder = holders.get(gpu.workload_id)
-    return (
-        str(gpu.slot),
-        gpu.gpu_uuid,
-        enum_name(SlotState.Name, gpu.state, "SLOT_STATE_").lower(),
-        holder.name if holder else gpu.workload_id or NOTHING,
-        holder.user if holder else NOTHING,
-        gpu_reason(gpu) or NOTHING,
-    )
 
 
 def _echo_queue(found: ListResponse) -> None:

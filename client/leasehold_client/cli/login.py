@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     from leasehold.v1.enrolment_service_pb2 import JoinTicket
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "leasehold login --token alice.token", "ssh head cat alice.token | leasehold login --token -"
+    )
+)
 @click.option(
     "--token",
     "source",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.names import complete_gpus, complete_running
 from leasehold_client.cli.verb import (
     CommandOptions,
     command_options,
@@ -21,8 +23,14 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 
-@click.command()
-@click.argument("workloads", nargs=-1, required=True, metavar="WORKLOAD...")
+@click.command(
+    epilog=examples(
+        "leasehold remap one --to alpha/1",
+        "leasehold remap one --pair alpha/0=alpha/3 --dry-run",
+        "leasehold remap one two --swap",
+    )
+)
+@click.argument("workloads", nargs=-1, required=True, metavar="WORKLOAD...", shell_complete=complete_running)
 @click.option(
     "--pair",
     "pairs",
@@ -30,7 +38,12 @@ if TYPE_CHECKING:
     metavar="OLD=NEW",
     help="Move the workload that holds GPU OLD from OLD to NEW; may be repeated.",
 )
-@click.option("--to", metavar="GPU,...", help="GPUs to move one workload to, in the workload's own order.")
+@click.option(
+    "--to",
+    metavar="GPU,...",
+    help="GPUs to move one workload to, in the workload's own order.",
+    shell_complete=complete_gpus,
+)
 @click.option("--swap", is_flag=True, help="Exchange the GPUs of two workloads, in their own orders.")
 @dry_run_option
 @lock_timeout_option

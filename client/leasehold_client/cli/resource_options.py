@@ -9,7 +9,8 @@ from typing import Any, Final
 import click
 
 from leasehold_client.byte_sizes import IntegerType, Size
-from leasehold_client.cli.verb import YEAR_S, Seconds
+from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.verb import YEAR_S
 
 UNITS_LIMIT: Final = 2**31 - 1
 CORES_LIMIT: Final = 1e6
@@ -37,13 +38,15 @@ class Cores(IntegerType):
         """Parses the number."""
         if isinstance(value, int):
             return value
+        text = str(value)
         try:
-            cores = float(str(value))
+            cores = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
         except ValueError:
             cores = math.nan
         if not 0.001 <= cores <= CORES_LIMIT:  # false for NaN too
             self.fail(
-                f"{value!r} is not a number of cores: write a number from 0.001 to 1000000, such as 2.5",
+                f"{value!r} is not a number of cores: write a number from 0.001 to 1000000, such as 2.5 or "
+                "500m",
                 param,
                 ctx,
             )
@@ -81,7 +84,7 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
     @click.option(
         "--gpus",
         "gpu_count",
-        type=click.IntRange(0, UNITS_LIMIT),
+        type=Number(0, UNITS_LIMIT),
         default=gpus,
         show_default=True,
         help="Number of whole GPUs.",
@@ -96,14 +99,14 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
     @click.option("--gpu-name", metavar="NAME", help="Product name of each GPU.")
     @click.option(
         "--gpu-units",
-        type=click.IntRange(1, UNITS_LIMIT),
+        type=Number(1, UNITS_LIMIT),
         metavar="N",
         help="Minimum throughput units of all GPUs together; the smallest sufficient sum is used.",
     )
     @click.option(
         "--acceptable-units",
         "acceptable_gpu_units",
-        type=click.IntRange(1, UNITS_LIMIT),
+        type=Number(1, UNITS_LIMIT),
         multiple=True,
         metavar="N",
         help="Allowed units of each GPU; may be repeated.",
@@ -119,7 +122,7 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
         help="Allow GPUs with memory of processes that Leasehold did not start.",
     )
     @click.option(
-        "--cpu", "cpu_millicores", type=Cores(), metavar="CORES", help="Processor cores, such as 2.5."
+        "--cpu", "cpu_millicores", type=Cores(), metavar="CORES", help="Processor cores, such as 2.5 or 500m."
     )
     @click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Host memory.")
     @click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk.")
@@ -147,7 +150,7 @@ def helper_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--yield-grace",
         "yield_grace_s",
-        type=Seconds(min=0, max=YEAR_S),
+        type=Seconds(0, YEAR_S),
         metavar="SECONDS",
         help="Time between the yield request and the preemption.  [default: 10]",
     )

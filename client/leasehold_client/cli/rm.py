@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from leasehold_client.cli.exit_codes import error_line
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import raise_all
 from leasehold_client.cli.lookups import known_checkpoints, worker_names
+from leasehold_client.cli.names import complete_workers
+from leasehold_client.cli.selection import Selection, confirm, selection_options, yes_option
 from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, output_option, verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
     from leasehold.v1.checkpoint_pb2 import Checkpoint
     from leasehold.v1.command_pb2 import Command
+    from leasehold.v1.fleet_service_pb2 import DeleteWorkerResponse
+    from leasehold.v1.workload_service_pb2 import DeleteWorkloadResponse
 
     from leasehold_client.coordinator.client import Client
+
+Deleted = TypeVar("Deleted", bound="Message")
 
 
 @click.group()
@@ -27,58 +35,104 @@ def rm() -> None:
     """Delete checkpoints, and records of ended workloads and of workers that are gone."""
 
 
-@rm.command("workload")
-@click.argument("names", nargs=-1, required=True, metavar="WORKLOAD...")
+@rm.command(
+    "workload",
+    epilog=examples(
+        "leasehold rm workload one two",
+        "leasehold rm workload --all --yes",
+        "leasehold rm workload -l team=vision",
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[WORKLOAD]...")
+@selection_options
+@yes_option
 @output_option
 @verb
-def rm_workload(client: Client, names: Sequence[str], output: str) -> None:
+def rm_workload(client: Client, selection: Selection, yes: bool, output: str) -> None:
     """Delete the records of workloads that have ended, and of their commands.
 
-    Output and checkpoints on the disk of the worker stay. Each workload is deleted or refused by itself.
+    Output and checkpoints on the disk of the worker stay. Each workload is deleted or refused by itself. With
+    --all, -l or --filter, the workloads that have ended are searched.
+    """
+    from leasehold.v1 import workload_pb2
+
+    ended = (
+        workload_pb2.WORKLOAD_STATE_EXITED,
+        workload_pb2.WORKLOAD_STATE_FAILED,
+        workload_pb2.WORKLOAD_STATE_RELEASED,
+    )
+    chosen = selection.find(client, lambda one: one.status.state in ended, include_ended=True)
+    if selection.is_search and chosen:
+        confirm("delete the records of", [label for label, _ in chosen], yes=yes)
+
+    def told(label: str, deleted: DeleteWorkloadResponse) -> str:
+        count = deleted.deleted_command_count
+        return f"{label}: deleted, with {count} command{'' if count == 1 else 's'}"
+
+    _delete(chosen, client.delete_workload, told, output)
+
+
+@rm.command("worker", epilog=examples("leasehold rm worker gpu-07", "leasehold rm worker gpu-07 gpu-08"))
+@click.argument("names", nargs=-1, required=True, metavar="NAME|ID...", shell_complete=complete_workers)
+@output_option
+@verb
+def rm_worker(client: Client, names: Sequence[str], output: str) -> None:
+    """Delete the records of workers that are not connected.
+
+    The open workloads and commands of such a worker become FAILED. Nothing on its host changes. If the worker
+    connects again, it is registered again, with the workloads that it still has.
+    """
+
+    def told(label: str, deleted: DeleteWorkerResponse) -> str:
+        failed = len(deleted.failed_workload_ids)
+        workloads = f"; {failed} workload{'' if failed == 1 else 's'} of it FAILED" if failed else ""
+        return f"{deleted.worker.name} ({deleted.worker.worker_id}): deleted{workloads}"
+
+    _delete([(name, name) for name in dict.fromkeys(names)], client.delete_worker, told, output)
+
+
+def _delete(
+    chosen: Sequence[tuple[str, str]],
+    delete: Callable[[str], Deleted],
+    told: Callable[[str, Deleted], str],
+    output: str,
+) -> None:
+    """Deletes records, each by itself.
+
+    Args:
+        chosen: Name for people, and name or id for the call, of each record.
+        delete: Deletes one record.
+        told: The line about a deleted record.
+        output: Output format.
+
+    Raises:
+        LeaseholdError: The last refusal. The others were printed.
     """
     from leasehold_client.display.documents import echo_message
 
     refusals: list[LeaseholdError] = []
-    for name in names:
+    for label, name in chosen:
         try:
-            deleted = client.delete_workload(name)
+            deleted = delete(name)
+        except NoCoordinatorError:
+            raise
         except LeaseholdError as error:
             refusals.append(error)
             continue
-        if output == "json":
-            echo_message(deleted)
+        if output == "table":
+            echo(told(label, deleted))
         else:
-            count = deleted.deleted_command_count
-            echo(f"{name}: deleted, with {count} command{'' if count == 1 else 's'}")
-    for refusal in refusals[:-1]:
-        echo_error(error_line(refusal.message, refusal.reason))
-    if refusals:
-        raise refusals[-1]
+            echo_message(deleted, output)
+    raise_all(refusals)
 
 
-@rm.command("worker")
-@click.argument("name", metavar="NAME|ID")
-@output_option
-@verb
-def rm_worker(client: Client, name: str, output: str) -> None:
-    """Delete the record of a worker that is not connected.
-
-    The worker's open workloads and commands become FAILED. Nothing on its host changes. If the worker
-    connects again, it is registered again, with the workloads that it still has.
-    """
-    deleted = client.delete_worker(name)
-    if output == "json":
-        from leasehold_client.display.documents import echo_message
-
-        echo_message(deleted)
-        return
-    failed = len(deleted.failed_workload_ids)
-    workloads = f"; {failed} workload{'' if failed == 1 else 's'} of it FAILED" if failed else ""
-    echo(f"{deleted.worker.name} ({deleted.worker.worker_id}): deleted{workloads}")
-
-
-@rm.command("checkpoint")
-@click.argument("checkpoint_ids", nargs=-1, required=True, metavar="ID...")
+@rm.command(
+    "checkpoint",
+    epilog=examples("leasehold rm checkpoint k-5c1e0f", "leasehold rm checkpoint --all --dry-run"),
+)
+@click.argument("checkpoint_ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "is_all", is_flag=True, help="All that no suspended workload needs.")
+@yes_option
 @click.option(
     "--force",
     is_flag=True,
@@ -90,6 +144,8 @@ def rm_worker(client: Client, name: str, output: str) -> None:
 def rm_checkpoint(
     client: Client,
     checkpoint_ids: Sequence[str],
+    is_all: bool,
+    yes: bool,
     force: bool,
     dry_run: bool,
     options: CommandOptions,
@@ -101,7 +157,18 @@ def rm_checkpoint(
     """
     from leasehold_client.cli.conclusion import conclude_all
 
+    if bool(checkpoint_ids) == is_all:
+        raise UsageError("name either checkpoints, or --all")
     known = known_checkpoints(client)
+    if is_all:
+        in_use = {one.checkpoint_id for one in known if one.in_use}
+        listed = dict.fromkeys(one.checkpoint_id for one in known)
+        checkpoint_ids = [one for one in listed if one not in in_use]
+        if not checkpoint_ids:
+            echo_error("leasehold: no checkpoint matches, so nothing was done")
+            return
+        if not dry_run:
+            confirm("delete", checkpoint_ids, yes=yes)
     chosen = _choose(known, checkpoint_ids)
     needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
     if dry_run:
@@ -127,14 +194,16 @@ def rm_checkpoint(
 def _show_deletion(client: Client, chosen: Sequence[Checkpoint], options: CommandOptions) -> None:
     """Prints the checkpoints that would be deleted, and the bytes that would be freed."""
     from leasehold_client.byte_sizes import size_text
-    from leasehold_client.display.documents import echo_json, to_dict
-    from leasehold_client.display.tables import echo_checkpoints
+    from leasehold_client.display.documents import echo_document, to_dict
+    from leasehold_client.display.record_tables import checkpoint_columns
+    from leasehold_client.display.tables import echo_table
 
     freed_bytes = sum(one.size_bytes for one in chosen)
-    if options.json:
-        echo_json({"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes})
+    if options.is_document:
+        document = {"checkpoints": [to_dict(one) for one in chosen], "freed_bytes": freed_bytes}
+        echo_document(document, options.output)
     else:
-        echo_checkpoints(chosen, worker_names(client))
+        echo_table(checkpoint_columns(worker_names(client)), chosen)
         echo(f"would free {size_text(freed_bytes)} on disk")
 
 

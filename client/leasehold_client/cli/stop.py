@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.cli.verb import WEEK_S, CommandOptions, Seconds, command_options, verb
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.names import complete_workloads
+from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.selection import Selection, confirm, selection_options, yes_option
+from leasehold_client.cli.verb import WEEK_S, CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
+    from leasehold.v1.workload_pb2 import Workload
+
     from leasehold_client.coordinator.client import Client
 
 
-@click.command()
-@click.argument("workload")
+@click.command(
+    epilog=examples(
+        "leasehold stop one", "leasehold stop one two --grace 1m", "leasehold stop -l team=vision --yes"
+    )
+)
+@click.argument("names", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_workloads)
+@selection_options
+@yes_option
 @click.option(
     "--grace",
     "grace_s",
-    type=Seconds(min=0, max=WEEK_S),
+    type=Seconds(0, WEEK_S),
     metavar="SECONDS",
     help="Grace period between SIGTERM and SIGKILL.  [default: 10]",
 )
@@ -30,13 +43,24 @@ if TYPE_CHECKING:
 @verb
 def stop(
     client: Client,
-    workload: str,
+    selection: Selection,
+    yes: bool,
     grace_s: float | None,
     force: bool,
     options: CommandOptions,
 ) -> None:
-    """Stop a workload. A suspended workload is killed at once, since it can't handle SIGTERM."""
-    from leasehold_client.cli.conclusion import conclude
+    """Stop workloads. A suspended workload is killed at once, since it can't handle SIGTERM."""
+    from leasehold_client.cli.conclusion import conclude, conclude_all
 
-    command = client.stop(workload, grace_s=grace_s, force=force, timeout_s=options.timeout_s)
-    conclude(client, command, workload, options)
+    def applies(workload: Workload) -> bool:
+        return True  # the list has no workload that has ended
+
+    chosen = selection.find(client, applies)
+    ask = partial(client.stop, grace_s=grace_s, force=force, timeout_s=options.timeout_s)
+    if not selection.is_search and len(chosen) == 1:
+        [(label, name)] = chosen
+        conclude(client, ask(name), label, options)
+    elif chosen:
+        if selection.is_search:
+            confirm("stop", [label for label, _ in chosen], yes=yes)
+        conclude_all(client, [(label, partial(ask, name)) for label, name in chosen], options)

@@ -11,7 +11,9 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.byte_sizes import size_text
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail, interrupted
+from leasehold_client.cli.parameter_types import Seconds
 from leasehold_client.cli.verb import context_option, coordinator_option
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -19,7 +21,7 @@ from leasehold_client.errors import LeaseholdError, UsageError
 TIMEOUT_S: Final = 30.0
 
 
-@click.command(name="support-bundle")
+@click.command(name="support-bundle", epilog=examples("leasehold support-bundle bug.tar.gz"))
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="List the members, and write nothing.")
 @click.option("--yes", is_flag=True, help="Write without a question.")
@@ -27,7 +29,7 @@ TIMEOUT_S: Final = 30.0
     "--timeout",
     "timeout_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True, max=600),
+    type=Seconds(0.001, 600),
     default=TIMEOUT_S,
     show_default=True,
     help="Timeout of each part.",

@@ -10,10 +10,13 @@ import click
 
 from leasehold_client.cli.caller import caller
 from leasehold_client.cli.eviction_options import policy_options
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.names import complete_running, complete_workers
+from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.selection import Selection, selection_options
 from leasehold_client.cli.verb import (
     HOLD_LIMIT_S,
     CommandOptions,
-    Seconds,
     command_options,
     dry_run_option,
     lock_timeout_option,
@@ -29,9 +32,23 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 
-@click.command()
-@click.argument("workload", required=False)
-@click.option("--worker", metavar="WORKER", help="Suspend every workload that holds GPUs of this worker.")
+@click.command(
+    epilog=examples(
+        "leasehold suspend one",
+        "leasehold suspend one --dry-run",
+        "leasehold suspend one two --process checkpoint",
+        "leasehold suspend --worker alpha",
+        "leasehold suspend -l tier=dev",
+    )
+)
+@click.argument("names", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_running)
+@selection_options
+@click.option(
+    "--worker",
+    metavar="WORKER",
+    help="Suspend every workload that holds GPUs of this worker.",
+    shell_complete=complete_workers,
+)
 @policy_options
 @click.option(
     "--force",
@@ -41,7 +58,7 @@ if TYPE_CHECKING:
 @click.option(
     "--hold-for",
     "hold_for_s",
-    type=Seconds(min=0.001, max=HOLD_LIMIT_S),
+    type=Seconds(0.001, HOLD_LIMIT_S),
     metavar="SECONDS",
     help="Keep the freed GPUs reserved for `run --hold` or `restore --hold`, for at most 10 minutes (10m).",
 )
@@ -51,7 +68,7 @@ if TYPE_CHECKING:
 @verb
 def suspend(
     client: Client,
-    workload: str | None,
+    selection: Selection,
     worker: str | None,
     policy: EvictionPolicy | None,
     force: bool,
@@ -60,37 +77,39 @@ def suspend(
     lock_timeout_s: float | None,
     options: CommandOptions,
 ) -> None:
-    """Suspend a workload and free its GPUs for others.
+    """Suspend workloads and free their GPUs for others.
 
-    The eviction policy of the workload (run --evict) applies, unless --weights or --process is given. A
+    The eviction policy of each workload (run --evict) applies, unless --weights or --process is given. A
     suspended workload is moved to a stronger process strategy if you ask for one. If the workload is not
     ready, the command first waits for its readiness, within --wait-timeout or else --timeout.
 
     With --hold-for, nobody else gets the freed GPUs until `run --hold` or `restore --hold` has taken them,
     the time is over, or `release --hold` gives them up.
 
-    With --worker instead of a workload, every workload that holds GPUs of the worker is suspended, the oldest
-    first. A workload that can't be suspended is reported and does not delay the others.
+    With --all, -l or --filter, the workloads that hold GPUs are searched. With --worker, every workload that
+    holds GPUs of the worker is suspended, the oldest first. A workload that can't be suspended is reported
+    and does not delay the others.
     """
-    from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plan
+    from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plans
 
-    if hold_for_s is not None and worker is not None:
-        raise UsageError("--hold-for and --worker exclude each other: name a workload")
-    if worker is not None and workload is None and not dry_run:
+    if worker is not None:
+        if selection.names or selection.is_search or dry_run or hold_for_s is not None:
+            raise UsageError(
+                "--worker suspends everything on a worker: leave out workloads, -l, --filter, --all, "
+                "--dry-run and --hold-for"
+            )
         answer = client.suspend_worker(
             worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=options.timeout_s
         )
         conclude_all(client, _each(client, answer), options)
         return
-    if workload is None or worker is not None:
-        raise UsageError("give either a workload, or --worker without --dry-run")
-    if dry_run:
-        plan = client.plan_suspend(workload, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
-        conclude_plan(client, plan, workload, "suspend", options)
+    chosen = selection.find(client, lambda workload: workload.status.HasField("lease"))
+    if dry_run and chosen:
+        plan = partial(client.plan_suspend, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
+        conclude_plans(client, [(label, partial(plan, name)) for label, name in chosen], "suspend", options)
         return
     ask = partial(
         client.suspend,
-        workload,
         policy=policy,
         force=force,
         lock_timeout_s=lock_timeout_s,
@@ -98,7 +117,12 @@ def suspend(
         held_by="" if hold_for_s is None else caller(),
         timeout_s=options.timeout_s,
     )
-    conclude(client, ask(), workload, options, again=ask)
+    if not selection.is_search and len(chosen) == 1:
+        [(label, name)] = chosen
+        conclude(client, ask(name), label, options, again=partial(ask, name))
+    elif chosen:
+        each = [(label, partial(ask, name)) for label, name in chosen]
+        conclude_all(client, each, options, may_retry=True)
 
 
 def _same(command: Command) -> Command:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from leasehold_client.cli.verb import WEEK_S, Seconds, output_option, verb
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.verb import WEEK_S, output_option, verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import UsageError
 
@@ -19,7 +21,14 @@ def token() -> None:
     """Create, list and delete join tokens of workers, users and services."""
 
 
-@token.command("create")
+@token.command(
+    "create",
+    epilog=examples(
+        "leasehold token create --worker gpu-07 > gpu-07.token",
+        "leasehold token create --worker 'gpu-*' --uses 16 --ttl 30m > gpus.token",
+        "leasehold token create --user alice",
+    ),
+)
 @click.option(
     "--worker", metavar="NAME", help="For the worker NAME. A pattern such as 'gpu-*' is for several."
 )
@@ -28,14 +37,14 @@ def token() -> None:
 @click.option(
     "--ttl",
     "ttl_s",
-    type=Seconds(min=1, max=WEEK_S),
+    type=Seconds(1, WEEK_S),
     default=3600,
     metavar="SECONDS",
     help="Time until the token expires, such as 30m.  [default: 1h]",
 )
 @click.option(
     "--uses",
-    type=click.IntRange(1, 256),
+    type=Number(1, 256),
     default=1,
     show_default=True,
     help="Joins by a token for a pattern.",
@@ -63,40 +72,41 @@ def create(
     if len(named) != 1:
         raise UsageError("name one identity: give one of --worker, --user and --service")
     created = client.enrolment.create_join_token(named[0], ttl_s=ttl_s, uses=uses, replace=replace)
-    if output == "json":
+    if output != "table":
         from leasehold_client.display.documents import echo_message
 
-        echo_message(created)
+        echo_message(created, output)
     else:
         echo(created.ticket)
 
 
-@token.command("list")
+@token.command("list", epilog=examples("leasehold token list"))
 @output_option
 @verb
 def list_tokens(client: Client, output: str) -> None:
     """List the join tokens that have not expired. Their secrets are not known any more."""
     tokens = client.enrolment.join_tokens()
-    if output == "json":
-        from leasehold_client.display.documents import echo_json, to_dict
+    if output != "table":
+        from leasehold_client.display.documents import echo_document, to_dict
 
-        echo_json({"join_tokens": [to_dict(one) for one in tokens]})
+        echo_document({"join_tokens": [to_dict(one) for one in tokens]}, output)
         return
-    from leasehold_client.display.tables import echo_join_tokens
+    from leasehold_client.display.record_tables import JOIN_TOKEN_COLUMNS
+    from leasehold_client.display.tables import echo_table
 
-    echo_join_tokens(tokens)
+    echo_table(JOIN_TOKEN_COLUMNS, tokens)
 
 
-@token.command("delete")
+@token.command("delete", epilog=examples("leasehold token delete t-5c1e0f"))
 @click.argument("join_token_id", metavar="ID")
 @output_option
 @verb
 def delete(client: Client, join_token_id: str, output: str) -> None:
     """Delete a join token. Certificates that were issued for it stay valid."""
     deleted = client.enrolment.delete_join_token(join_token_id)
-    if output == "json":
+    if output != "table":
         from leasehold_client.display.documents import echo_message
 
-        echo_message(deleted)
+        echo_message(deleted, output)
     else:
         echo(f"{deleted.join_token_id}: deleted")

@@ -6,7 +6,6 @@ which would take most of their time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -16,7 +15,9 @@ import click
 
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
-from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client.cli.names import complete_contexts
+from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.config import COORDINATOR_VARIABLE, configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 Arguments = ParamSpec("Arguments")
-
-UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
-"""Seconds of each unit of a time."""
 
 YEAR_S: Final = 366 * 86_400.0
 WEEK_S: Final = 7 * 86_400.0
@@ -40,34 +38,17 @@ READY_LIMIT_S: Final = 600.0
 """Default of the longest wait for readiness."""
 
 
-class Seconds(click.FloatRange):
-    """A click parameter type: a time in seconds, or with a unit such as 90s, 2m or 1h."""
-
-    name = "number of seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parses the number."""
-        if isinstance(value, str) and value[-1:] in UNITS_S:
-            try:
-                value = float(value[:-1]) * UNITS_S[value[-1]]
-            except ValueError:
-                self.fail(f"{value!r} is not a time: write seconds, such as 30, or 2m", param, ctx)
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a time: write seconds, such as 30", param, ctx)
-        return seconds
-
-
 coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar="LEASEHOLD_COORDINATOR",
+    envvar=COORDINATOR_VARIABLE,
     help="HOST:PORT, insecure:HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 context_option = click.option(
     "--context",
     metavar="NAME",
     envvar="LEASEHOLD_CONTEXT",
+    shell_complete=complete_contexts,
     help="Context with a client certificate.  [default: without --coordinator, the current one]",
 )
 as_option = click.option(
@@ -81,22 +62,22 @@ as_option = click.option(
 output_option = click.option(
     "-o",
     "--output",
-    type=click.Choice(["table", "json"]),
+    type=click.Choice(["table", "json", "yaml"]),
     default="table",
     show_default=True,
-    help="Output format; json has the field names of the protos.",
+    help="Output format; json and yaml have the field names of the protos.",
 )
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=Seconds(min=0.001, max=WEEK_S),
+    type=Seconds(0.001, WEEK_S),
     metavar="SECONDS",
     help="Longest time of the command in the queue and in execution.",
 )
 lock_timeout_option = click.option(
     "--lock-timeout",
     "lock_timeout_s",
-    type=Seconds(min=0.001, max=WEEK_S),
+    type=Seconds(0.001, WEEK_S),
     metavar="SECONDS",
     help="Longest time for submitted GPU work to drain.  [default: 10]",
 )
@@ -131,18 +112,25 @@ class CommandOptions:
         wait: Whether the verb waits for the end of the command.
         wait_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
         timeout_s: Timeout of the command itself. None: the coordinator's default.
-        output: Output format: ``table`` or ``json``.
+        output: Output format: ``table``, ``json`` or ``yaml``.
+        quiet: Whether success prints nothing but the ids of what was created.
     """
 
     wait: bool
     wait_s: float | None
     timeout_s: float | None
     output: str
+    quiet: bool = False
 
     @property
-    def json(self) -> bool:
-        """Whether the output is JSON."""
-        return self.output == "json"
+    def is_document(self) -> bool:
+        """Whether the output is for programs: JSON or YAML."""
+        return self.output != "table"
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the outcome is printed for people."""
+        return not self.quiet and not self.is_document
 
 
 def command_options(
@@ -157,10 +145,11 @@ def command_options(
     @click.option(
         "--wait-timeout",
         "wait_timeout_s",
-        type=Seconds(min=0, max=YEAR_S),
+        type=Seconds(0, YEAR_S),
         metavar="SECONDS",
         help="Longest wait for the end; then exit with 4, and the command continues.",
     )
+    @click.option("-q", "--quiet", is_flag=True, help="Print only errors, and ids with --no-wait.")
     @output_option
     @wraps(function)
     def call(
@@ -168,10 +157,11 @@ def command_options(
         no_wait: bool,
         wait_timeout_s: float | None,
         output: str,
+        quiet: bool,
         timeout_s: float | None = None,
         **named: Any,
     ) -> None:
-        options = CommandOptions(not no_wait, wait_timeout_s, timeout_s, output)
+        options = CommandOptions(not no_wait, wait_timeout_s, timeout_s, output, quiet)
         function(*positional, options=options, **named)
 
     return timeout_option(call) if has_timeout else call

@@ -2,49 +2,112 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final, final
 
 import click
+from click.shell_completion import CompletionItem
 
-from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, Seconds, output_option, verb
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.names import complete_workloads
+from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.selection import Selection, selection_options
+from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
+    from leasehold.v1.workload_pb2 import Workload
+
     from leasehold_client.coordinator.client import Client
-    from leasehold_client.coordinator.workload_watch import Condition
+
+    TextParameter = click.ParamType[str]
+else:  # older versions of click have no generic ParamType
+    TextParameter = click.ParamType
+
+CONDITIONS: Final = (
+    "ready",
+    "ended",
+    *(
+        f"state={state}"
+        for state in ("RUNNING", "SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED", "EXITED")
+    ),
+)
+"""Conditions that a shell completes. Every state is a condition."""
 
 
-@click.command()
-@click.argument("workload")
+@final
+class ConditionType(TextParameter):
+    """A click parameter type: ``ready``, ``ended`` or ``state=STATE``, as the client takes it."""
+
+    name = "condition"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Converts ``state=STATE`` to the state."""
+        text = str(value)
+        if text.lower() in ("ready", "ended"):
+            return text.lower()
+        key, _, state = text.partition("=")
+        if key.lower() != "state" or not state:
+            self.fail(f"{text!r} is not a condition: write ready, ended, or state=RUNNING", param, ctx)
+        return state.upper()
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Completes the condition."""
+        return [CompletionItem(one) for one in CONDITIONS if one.startswith(incomplete)]
+
+
+@click.command(
+    epilog=examples(
+        "leasehold wait one",
+        "leasehold wait one two --for=state=SUSPENDED --timeout 1m",
+        "leasehold wait -l job=9 --for=ended --timeout 1d",
+    )
+)
+@click.argument("names", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_workloads)
+@selection_options
 @click.option(
     "--for",
     "condition",
-    type=click.Choice(["ready", "ended"]),
+    type=ConditionType(),
     default="ready",
     show_default=True,
-    help="Condition to wait for.",
+    metavar="CONDITION",
+    help="ready, ended, or state=STATE, such as state=RUNNING.",
 )
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Seconds(min=0, max=YEAR_S),
+    type=Seconds(0, YEAR_S),
     default=READY_LIMIT_S,
     metavar="SECONDS",
-    help=f"Longest wait; then exit with 4.  [default: {READY_LIMIT_S:g}]",
+    help=f"Longest wait for all; then exit with 4.  [default: {READY_LIMIT_S:g}]",
 )
 @output_option
 @verb
-def wait(client: Client, workload: str, condition: Condition, timeout_s: float, output: str) -> None:
-    """Wait until a workload is ready or has ended.
+def wait(client: Client, selection: Selection, condition: str, timeout_s: float, output: str) -> None:
+    """Wait until workloads are ready, have ended or are in a state.
 
     A workload is ready once its readiness probes have succeeded. A workload without probes is ready once it
-    uses CUDA, or at once if it has no GPU. If the workload ends before it is ready, the exit code is 1.
+    uses CUDA, or at once if it has no GPU. If a workload ends before the condition holds, the exit code is 1.
     """
-    from leasehold_client.display.documents import echo_message
+    from leasehold_client.coordinator.workload_watch import STATES
+    from leasehold_client.display.documents import echo_document, echo_message, to_dict
     from leasehold_client.messages import workload_state
 
-    found = client.wait_workload(workload, condition, timeout_s=timeout_s)
-    if output == "json":
-        echo_message(found)
-    else:
-        echo(f"{workload}: {'ready' if condition == 'ready' else workload_state(found)}")
+    if condition not in ("ready", "ended", *STATES):
+        raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
+    deadline = time.monotonic() + timeout_s
+    found: list[Workload] = []
+    chosen = selection.find(client, lambda workload: True)
+    for label, name in chosen:
+        left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s
+        found.append(client.wait_workload(name, condition, timeout_s=left_s))
+        if output == "table":
+            echo(f"{label}: {'ready' if condition == 'ready' else workload_state(found[-1])}")
+    if output != "table" and len(chosen) == 1:
+        echo_message(found[0], output)
+    elif output != "table":
+        echo_document({"workloads": [to_dict(one) for one in found]}, output)

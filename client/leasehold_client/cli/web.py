@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from leasehold_client import interrupts
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.verb import as_option, context_option, coordinator_option
 from leasehold_client.config import configured_coordinator, parse_address
@@ -12,7 +13,7 @@ from leasehold_client.contexts import find_context
 from leasehold_client.errors import LeaseholdError
 
 
-@click.command()
+@click.command(epilog=examples("leasehold web", "leasehold web --listen 127.0.0.1:0 --context alice"))
 @click.option(
     "--listen",
     default="127.0.0.1:7480",

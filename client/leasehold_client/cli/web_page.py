@@ -12,9 +12,8 @@ import grpc
 from leasehold_web.entries import Api, Entry, LoginRefusedError, open_api
 from leasehold_web.server import WebServer
 
+from leasehold_client.aio.caller_channel import CallerChannel
 from leasehold_client.contexts import Context
-from leasehold_client.coordinator.caller_channel import CallerChannel
-from leasehold_client.coordinator.connection import ON_BEHALF_OF_KEY, OPTIONS
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -45,8 +44,7 @@ async def _serve(listener: socket.socket, address: str, context: Context | None,
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    metadata = ((ON_BEHALF_OF_KEY, on_behalf_of),) if on_behalf_of else ()
-    channel = CallerChannel(address, context, OPTIONS, metadata)
+    channel = CallerChannel(address, context.name if context is not None else None, on_behalf_of)
     secret = secrets.token_urlsafe(SECRET_BYTES)
     server = WebServer(OwnerDoors(channel, secret), NAMES)
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from leasehold_client.cli.examples import examples
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 
-@click.command()
+@click.command(epilog=examples("leasehold whoami", "leasehold whoami --as user/alice"))
 @output_option
 @verb
 def whoami(client: Client, output: str) -> None:
@@ -23,8 +24,8 @@ def whoami(client: Client, output: str) -> None:
     from leasehold_client.display.documents import echo_message
 
     found = client.who_am_i()
-    if output == "json":
-        echo_message(found)
+    if output != "table":
+        echo_message(found, output)
         return
     role = Role.Name(found.role).removeprefix("ROLE_").lower() if found.role else "no role"
     user = f" on behalf of {found.on_behalf_of}" if found.on_behalf_of else ""

@@ -32,22 +32,22 @@ _ISSUED_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,8192}")
 FILE_LIMIT_BYTES: Final = 65_536
 
 
-class ChannelParts(NamedTuple):
-    """What a channel to a coordinator needs.
+class Credentials(NamedTuple):
+    """How a coordinator is reached, and how it knows the caller.
 
     Attributes:
-        target: The address for gRPC.
-        credentials: TLS, with a client certificate if there is one. None: no TLS.
-        token: Returns the bearer token of each call. It may read a file. None: no call has a token.
+        target: Address for gRPC.
+        tls: Credentials of the channel. None: the channel has no TLS.
+        token: Returns the bearer token of a call, and may read a file. None: a call has no token.
     """
 
     target: str
-    credentials: grpc.ChannelCredentials | None
-    token: Callable[[], str] | None
+    tls: grpc.ChannelCredentials | None = None
+    token: Callable[[], str] | None = None
 
 
-def find_parts(address: str) -> ChannelParts:
-    """What a channel to an address needs, with the credentials of this user.
+def find_credentials(address: str) -> Credentials:
+    """This user's credentials for a coordinator.
 
     Args:
         address: HOST:PORT or insecure:HOST:PORT of a coordinator, or unix:PATH of its socket.
@@ -60,38 +60,34 @@ def find_parts(address: str) -> ChannelParts:
         require_no_token(f"the kernel tells who calls through {address}")
         path = address.removeprefix(UNIX_SCHEME)
         _require_server(path)
-        return ChannelParts(f"{UNIX_SCHEME}{quote(path)}", None, None)
+        return Credentials(f"{UNIX_SCHEME}{quote(path)}")
     directory = credentials_directory()
     is_insecure = address.startswith(INSECURE_SCHEME)
     certificate = b"" if is_insecure else _authority(directory / AUTHORITY_FILE, address)
     if token_file := os.environ.get(ISSUED_VARIABLE):
-        return _parts_for_token(address, certificate, Path(token_file))
+        return _issued_token(address, certificate, Path(token_file))
     chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
     if key_path.exists() and not is_insecure:
         pair = _read(key_path, address), _read(chain_path, address)
-        return ChannelParts(address, grpc.ssl_channel_credentials(certificate, *pair), None)
+        return Credentials(address, grpc.ssl_channel_credentials(certificate, *pair))
     token = _token(directory / CLIENT_FILE, address)
     if is_insecure:
-        return ChannelParts(address.removeprefix(INSECURE_SCHEME), None, lambda: token)
-    return ChannelParts(address, grpc.ssl_channel_credentials(certificate), lambda: token)
+        return Credentials(address.removeprefix(INSECURE_SCHEME), token=lambda: token)
+    return Credentials(address, grpc.ssl_channel_credentials(certificate), lambda: token)
 
 
 def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Channel:
     """A channel that connects when it is first used.
 
     Args:
-        address: HOST:PORT or insecure:HOST:PORT of a coordinator, or unix:PATH of its socket.
+        address: As of :func:`find_credentials`, which also has the errors.
         options: Settings of gRPC.
-
-    Raises:
-        NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
-        UsageError: The credentials can't be read.
     """
-    target, credentials, token = find_parts(address)
-    if credentials is None:
+    target, tls, token = find_credentials(address)
+    if tls is None:
         channel = grpc.insecure_channel(target, options=options)
     else:
-        channel = grpc.secure_channel(target, credentials, options=options)
+        channel = grpc.secure_channel(target, tls, options=options)
     if token is None:
         return channel
     return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token()}"))
@@ -116,8 +112,8 @@ def require_no_token(why: str) -> None:
         )
 
 
-def _parts_for_token(address: str, certificate: bytes, path: Path) -> ChannelParts:
-    """A channel for a token of an OpenID Connect issuer. Its file is read for each call."""
+def _issued_token(address: str, certificate: bytes, path: Path) -> Credentials:
+    """A token of an OpenID Connect issuer. Its file is read for each call."""
     if not certificate:
         raise UsageError(
             f"the token in {path} would travel to {address} without TLS: write the address of the listener "
@@ -138,7 +134,7 @@ def _parts_for_token(address: str, certificate: bytes, path: Path) -> ChannelPar
         return text
 
     token()  # the first call would tell it later
-    return ChannelParts(address, grpc.ssl_channel_credentials(certificate), token)
+    return Credentials(address, grpc.ssl_channel_credentials(certificate), token)
 
 
 def _authority(path: Path, address: str) -> bytes:

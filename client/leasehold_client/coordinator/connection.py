@@ -1,19 +1,22 @@
 """The connection to a coordinator: calls, lists and streams that raise :class:`LeaseholdError`."""
 
+import os
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
-from leasehold_client.contexts import Context
+from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator
+from leasehold_client.contexts import CONTEXT_VARIABLE, Context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
 from leasehold_client.coordinator.tls_failures import explain, explain_closed
+from leasehold_client.coordinator.trace_interceptor import traced
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -60,9 +63,11 @@ class Connection:
     """A channel to one coordinator. Refusals are raised as :class:`LeaseholdError`.
 
     Args:
-        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket.
+        address: HOST:PORT or insecure:HOST:PORT of the coordinator, or unix:PATH of its socket. None: that of
+            the context, or of LEASEHOLD_COORDINATOR, or else this user's coordinator.
         on_wait: Called before each wait for another attempt, with the error that is waited out.
-        context: The client certificate. None: a token, or the user of a socket.
+        context: Name of a context of ``leasehold login``. None: without an address, that of LEASEHOLD_CONTEXT
+            or the current context.
         on_behalf_of: The user for whom a service acts, such as ``user/alice``. Empty: the caller itself.
 
     Raises:
@@ -71,23 +76,23 @@ class Connection:
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         on_wait: Callable[[LeaseholdError], None] = lambda error: None,
-        context: Context | None = None,
+        context: str | None = None,
         on_behalf_of: str = "",
     ) -> None:
-        self.address = address
+        self.address, found = find_coordinator(address, context)
         self._on_wait = on_wait
-        self._certificate = certificate_file() if context is None else None
+        self._certificate = certificate_file() if found is None else None
         self.channel: grpc.Channel
-        if context is not None:
-            require_no_token(f"the context {context.name} has a certificate")
-            self.channel = RenewingChannel(context, address, OPTIONS)
+        if found is not None:
+            self.channel = RenewingChannel(found, self.address, OPTIONS)
         else:
-            self.channel = repeat(partial(open_channel, address, OPTIONS), on_wait)
+            self.channel = repeat(partial(open_channel, self.address, OPTIONS), on_wait)
         if on_behalf_of:
             header = HeaderInterceptor(ON_BEHALF_OF_KEY, lambda: on_behalf_of)
             self.channel = grpc.intercept_channel(self.channel, header)
+        self.channel = traced(self.channel)
 
     def close(self) -> None:
         """Closes the channel within a second, even if gRPC hangs.
@@ -99,19 +104,17 @@ class Connection:
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
 
-    @contextmanager
-    def decoded(self) -> Iterator[None]:
-        """Converts gRPC errors of the calls within the context."""
+    def once(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
+        """Makes a call once."""
         try:
-            yield
+            return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            details = cast("grpc.Call", error).details() or ""
-            if (cause := explain_closed(details, self.address, self._certificate)) is not None:
-                raise NoCoordinatorError(cause, code=grpc.StatusCode.UNAVAILABLE) from None
-            failure = explain(details, self.address)
-            if failure is not None:
-                raise LeaseholdError(failure, code=grpc.StatusCode.UNAVAILABLE) from None
-            raise decode_error(error, self.address) from None  # the gRPC error adds nothing
+            raise call_error(error, self.address, self._certificate) from None  # the gRPC error adds nothing
 
     def read(
         self,
@@ -119,34 +122,27 @@ class Connection:
         request: Request,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Response:
-        """Makes a call that changes nothing."""
-        return self.repeated(partial(method, request, timeout=timeout_s))
+        """Makes an idempotent call, and repeats the call while its errors are transient."""
+        return repeat(partial(self.once, method, request, timeout_s), self._on_wait)
 
-    def repeated(self, call: Callable[[], Response]) -> Response:
-        """Makes an idempotent call, and repeats it while its errors are transient."""
-
-        def attempt() -> Response:
-            with self.decoded():
-                return call()
-
-        return repeat(attempt, self._on_wait)
-
-    def create(self, call: Callable[[], Response]) -> Response:
+    def create(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Response:
         """Makes a creating call, and retries it with the same request_id if the response is lost."""
         try:
-            return self.repeated(call)
+            return self.read(method, request, timeout_s)
         except NoCoordinatorError as error:
-            raise NoCoordinatorError(
-                f"{error.message}; the command may have been stored: `leasehold get commands` shows it",
-                code=error.code,
-            ) from None
+            raise maybe_stored(error) from None
 
     def pages(
         self,
         method: "grpc.UnaryUnaryMultiCallable[PageRequest, Page]",
         request: PageRequest,
         page_size: int = PAGE_SIZE,
-    ) -> Iterator[Page]:
+    ) -> Generator[Page]:
         """Yields every page of a list, each when the iteration reaches it.
 
         A page may be empty although others follow, if few entries match the filter.
@@ -161,14 +157,67 @@ class Connection:
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
-        raise LeaseholdError(
-            f"the list of {self.address} has more than {PAGE_LIMIT} pages: narrow the request"
-        )
+        raise too_many_pages(self.address)
 
-    def stream(self, call: "grpc._CallIterator[Response]") -> Generator[Response]:
-        """Yields the responses of a call, and cancels the call when the iteration ends."""
+    def stream(
+        self,
+        method: "grpc.UnaryStreamMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float | None = None,
+    ) -> Generator[Response]:
+        """Makes a call, yields its responses, and cancels the call when the iteration ends."""
+        call = method(request, timeout=timeout_s)
         try:
-            with self.decoded():
-                yield from call
+            yield from call
+        except grpc.RpcError as error:
+            raise call_error(error, self.address, self._certificate) from None
         finally:
             call.cancel()
+
+
+def find_coordinator(address: str | None, context: str | None) -> tuple[str, Context | None]:
+    """The address of a coordinator, and the context whose certificate it knows.
+
+    Args:
+        address: As of :class:`Connection`.
+        context: As of :class:`Connection`.
+
+    Returns:
+        The address, and the context. None: the credentials are a token, or the user of a socket.
+    """
+    if not address and not context:
+        address, context = os.environ.get(COORDINATOR_VARIABLE), os.environ.get(CONTEXT_VARIABLE)
+    found = find_context(context, address)
+    if found is not None:
+        require_no_token(f"the context {found.name} has a certificate")
+        return address or found.coordinator, found
+    return address or default_coordinator(), None
+
+
+def call_error(error: grpc.RpcError, address: str, certificate: Path | None) -> LeaseholdError:
+    """Converts the error of a call. Blocks for up to 4 s if a certificate has expired.
+
+    Args:
+        error: The error.
+        address: The address of the call.
+        certificate: The file with the client's certificate. None: the client has presented none of a file.
+    """
+    details = cast("grpc.Call", error).details() or ""
+    if (cause := explain_closed(details, address, certificate)) is not None:
+        return NoCoordinatorError(cause, code=grpc.StatusCode.UNAVAILABLE)
+    if (failure := explain(details, address)) is not None:
+        return LeaseholdError(failure, code=grpc.StatusCode.UNAVAILABLE)
+    return decode_error(error, address)
+
+
+def maybe_stored(error: NoCoordinatorError) -> NoCoordinatorError:
+    """The error of a creating call without an answer."""
+    return NoCoordinatorError(
+        f"{error.message}; the command may have been stored: `leasehold get commands` shows it",
+        code=error.code,
+    )
+
+
+def too_many_pages(address: str) -> LeaseholdError:
+    """The error of a list that does not end."""
+    return LeaseholdError(f"the list of {address} has more than {PAGE_LIMIT} pages: narrow the request")

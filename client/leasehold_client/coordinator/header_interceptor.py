@@ -34,20 +34,22 @@ class HeaderInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClient
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: object
     ) -> Any:
         """Makes a call with the header."""
-        return continuation(self._with_header(client_call_details), request)
+        return continuation(with_header(client_call_details, self._key, self._value()), request)
 
     def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: grpc.ClientCallDetails, request: object
     ) -> Any:
         """Opens a stream with the header."""
-        return continuation(self._with_header(client_call_details), request)
+        return continuation(with_header(client_call_details, self._key, self._value()), request)
 
-    def _with_header(self, details: grpc.ClientCallDetails) -> Any:
-        return _CallDetails(
-            details.method,
-            details.timeout,
-            [*(details.metadata or ()), (self._key, self._value())],
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
+
+def with_header(details: grpc.ClientCallDetails, key: str, value: str) -> Any:
+    """The details of a call with one more header."""
+    return _CallDetails(
+        details.method,
+        details.timeout,
+        [*(details.metadata or ()), (key, value)],
+        details.credentials,
+        details.wait_for_ready,
+        details.compression,
+    )

@@ -22,36 +22,33 @@ RETRY_S: Final = 60.0
 
 
 @final
-class RenewingChannel(grpc.Channel):
-    """A channel for unary calls and response streams.
+class RenewedContext:
+    """A context whose certificate is renewed when it is due.
 
     Args:
         context: The context.
-        address: HOST:PORT of the coordinator.
-        options: Settings of gRPC.
 
     Raises:
         UsageError: The certificate has expired or is not valid yet.
     """
 
-    def __init__(self, context: Context, address: str, options: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._address = address
-        self._options = options
-        self._lock = threading.Lock()
         self._next_attempt_s = 0.0
-        self._renew_if_due()
+        self.renew_if_due()
         self._context.require_valid()
-        self._channels = [self._open()]
-        """The present channel, and before it those whose calls may not have ended."""
 
-    def _open(self) -> grpc.Channel:
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Credentials with the present certificate."""
         texts = self._context.authorities, self._context.key, self._context.certificate
-        credentials = grpc.ssl_channel_credentials(*(text.encode() for text in texts))
-        return grpc.secure_channel(self._address, credentials, options=self._options)
+        return grpc.ssl_channel_credentials(*(text.encode() for text in texts))
 
-    def _renew_if_due(self) -> bool:
-        """Renews the certificate if it is due. After a failure, a later call tries again."""
+    def renew_if_due(self) -> bool:
+        """Renews the certificate if it is due, by a call. After a failure, a later call tries again.
+
+        Returns:
+            Whether there is a new certificate.
+        """
         now_s = time.time()
         if now_s < self._context.renew_s or now_s >= self._context.expire_s:
             return False
@@ -68,10 +65,35 @@ class RenewingChannel(grpc.Channel):
             return False
         return True
 
+
+@final
+class RenewingChannel(grpc.Channel):
+    """A channel for unary calls and response streams.
+
+    Args:
+        context: The context.
+        address: HOST:PORT of the coordinator.
+        options: Settings of gRPC.
+
+    Raises:
+        UsageError: The certificate has expired or is not valid yet.
+    """
+
+    def __init__(self, context: Context, address: str, options: Sequence[tuple[str, int]]) -> None:
+        self._context = RenewedContext(context)
+        self._address = address
+        self._options = options
+        self._lock = threading.Lock()
+        self._channels = [self._open()]
+        """The present channel, and before it those whose calls may not have ended."""
+
+    def _open(self) -> grpc.Channel:
+        return grpc.secure_channel(self._address, self._context.credentials(), options=self._options)
+
     def present(self) -> grpc.Channel:
         """The channel for the next call."""
         with self._lock:
-            if self._renew_if_due():
+            if self._context.renew_if_due():
                 self._channels.append(self._open())
             return self._channels[-1]
 

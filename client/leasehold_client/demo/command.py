@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 
 from leasehold_client import interrupts
+from leasehold_client.cli.examples import examples
 
 
-@click.command()
+@click.command(epilog=examples("leasehold demo", "leasehold demo --keep"))
 @click.option("--keep", is_flag=True, help="Keep the fleet running at the end, until Ctrl-C.")
 @click.option(
     "--dir",

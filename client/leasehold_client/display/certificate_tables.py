@@ -1,55 +1,51 @@
 """Tables of authorities, client certificates and blocked identities."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
+from typing import Final
 
 from leasehold.v1.certificate_service_pb2 import Authority, Block, Certificate, CertificateState
 
-from leasehold_client.display.tables import echo_table
-from leasehold_client.messages import enum_name, time_text
+from leasehold_client.display.tables import Column
+from leasehold_client.messages import age_text, enum_name
 
 
-def echo_certificates(certificates: Iterable[Certificate], blocked: Container[str]) -> None:
-    """Prints a table of client certificates.
+def certificate_columns(blocked: Container[str]) -> Sequence[Column[Certificate]]:
+    """Columns of client certificates.
 
     Args:
-        certificates: The certificates.
         blocked: The blocked identities.
     """
-    echo_table(
-        ["SERIAL", "IDENTITY", "STATE", "EXPIRES", "CALLS", "RENEWS"],
-        [
-            [
-                one.serial,
-                one.identity,
-                enum_name(CertificateState.Name, one.state, "CERTIFICATE_STATE_")
-                + (",blocked" if one.identity in blocked else ""),
-                time_text(one.expire_time),
-                str(one.call_count),
-                one.predecessor or "-",
-            ]
-            for one in certificates
-        ],
+
+    def state(one: Certificate) -> str:
+        text = enum_name(CertificateState.Name, one.state, "CERTIFICATE_STATE_")
+        return f"{text},blocked" if one.identity in blocked else text
+
+    return (
+        Column("SERIAL", lambda one: one.serial),
+        Column("IDENTITY", lambda one: one.identity, shrinks=True),
+        Column("STATE", state),
+        Column("EXPIRES", lambda one: age_text(one.expire_time)),
+        Column("CALLS", lambda one: str(one.call_count), drop=2),
+        Column("RENEWS", lambda one: one.predecessor or "-", drop=1),
     )
 
 
-def echo_authorities(authorities: Iterable[Authority]) -> None:
-    """Prints a table of the coordinator's authorities."""
-    echo_table(
-        ["AUTHORITY", "SIGNS", "EXPIRES", "VALID", "WAITING FOR"],
-        [
-            [
-                one.serial,
-                ",".join(
-                    [*(["clients"] if one.signs_clients else []), *(["server"] if one.signs_server else [])]
-                )
-                or "-",
-                time_text(one.expire_time),
-                str(one.valid_certificate_count),
-                _waiting(one),
-            ]
-            for one in authorities
-        ],
-    )
+AUTHORITY_COLUMNS: Final[Sequence[Column[Authority]]] = (
+    Column("AUTHORITY", lambda one: one.serial),
+    Column("SIGNS", lambda one: _signs(one)),
+    Column("EXPIRES", lambda one: age_text(one.expire_time)),
+    Column("VALID", lambda one: str(one.valid_certificate_count), drop=1),
+    Column("WAITING FOR", lambda one: _waiting(one), shrinks=True),
+)
+
+
+def _signs(authority: Authority) -> str:
+    """What the authority signs at present."""
+    signed = [
+        *(["clients"] if authority.signs_clients else []),
+        *(["server"] if authority.signs_server else []),
+    ]
+    return ",".join(signed) or "-"
 
 
 def _waiting(authority: Authority) -> str:
@@ -58,9 +54,8 @@ def _waiting(authority: Authority) -> str:
     return ",".join([*authority.waiting, *([f"{more} more"] if more > 0 else [])]) or "-"
 
 
-def echo_blocks(blocks: Iterable[Block]) -> None:
-    """Prints a table of blocked identities."""
-    echo_table(
-        ["BLOCKED", "SINCE", "BY"],
-        [[one.identity, time_text(one.block_time), one.blocked_by or "-"] for one in blocks],
-    )
+BLOCK_COLUMNS: Final[Sequence[Column[Block]]] = (
+    Column("BLOCKED", lambda one: one.identity, shrinks=True),
+    Column("SINCE", lambda one: age_text(one.block_time)),
+    Column("BY", lambda one: one.blocked_by or "-", drop=1),
+)

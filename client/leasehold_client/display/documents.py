@@ -1,4 +1,4 @@
-"""JSON documents for programs."""
+"""JSON and YAML documents for programs."""
 
 import json
 from typing import Any
@@ -30,11 +30,28 @@ def to_dict(message: Message) -> dict[str, Any]:
         ) from error
 
 
-def echo_message(message: Message) -> None:
-    """Prints one message as a JSON document."""
-    echo_json(to_dict(message))
+def echo_message(message: Message, output: str) -> None:
+    """Prints one message as a document. Arguments as of :func:`echo_document`."""
+    echo_document(to_dict(message), output)
 
 
-def echo_json(document: object) -> None:
-    """Prints one JSON document."""
-    echo(json.dumps(document, indent=2))
+def echo_document(document: object, output: str) -> None:
+    """Prints one document. Arguments and errors as of :func:`document_text`."""
+    echo(document_text(document, output))
+
+
+def document_text(document: object, output: str) -> str:
+    """One document as text.
+
+    Args:
+        document: Values of JSON.
+        output: ``json`` or ``yaml``.
+
+    Raises:
+        ModuleNotFoundError: ``yaml``, and the client extra is not installed.
+    """
+    if output == "yaml":
+        import yaml  # late: an optional package
+
+        return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
+    return json.dumps(document, indent=2)

@@ -1,6 +1,6 @@
 """Tables of workers, GPUs and workloads."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from leasehold.v1 import gpu_pb2, lease_pb2, worker_pb2, workload_pb2
@@ -8,37 +8,44 @@ from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_pb2 import Workload, WorkloadOrigin
 
-from leasehold_client.arguments.gpu_names import gpu_place, gpu_places
+from leasehold_client.arguments.gpu_names import gpu_place
 from leasehold_client.arguments.policies import policy_text
 from leasehold_client.byte_sizes import size_text
-from leasehold_client.display.tables import echo_table, field_size
+from leasehold_client.display.tables import Column, field_size, field_text
 from leasehold_client.display.terminal_text import one_line
-from leasehold_client.messages import enum_name, time_text, workload_state
+from leasehold_client.messages import age_text, enum_name, time_text, workload_state
 
 UNREMARKABLE: Final = (gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK)
 STARTED_HERE: Final = (workload_pb2.WORKLOAD_ORIGIN_UNSPECIFIED, workload_pb2.WORKLOAD_ORIGIN_RUN)
 
 
-def echo_workers(workers: Iterable[Worker]) -> None:
-    """Prints a table of workers. The last column has the reason of a cordon."""
-    echo_table(
-        ["NAME", "STATE", "GPUS", "FREE", "PARKED", "CPU", "MEMORY", "DRIVER", "SEEN", "ID", "REASON"],
-        [
-            [
-                worker.name,
-                _worker_state(worker),
-                str(worker.gpu_count) if worker.HasField("gpu_count") else "?",
-                str(worker.free_gpu_count) if worker.HasField("free_gpu_count") else "?",
-                str(worker.parked_workload_count) if worker.HasField("parked_workload_count") else "?",
-                *_machine_cells(worker),
-                worker.driver_version or "-",
-                time_text(worker.last_seen_time),
-                worker.worker_id,
-                cordon_text(worker.cordon) if worker.HasField("cordon") else "-",
-            ]
-            for worker in workers
-        ],
-    )
+WORKER_COLUMNS: Final[Sequence[Column[Worker]]] = (
+    Column("NAME", lambda worker: worker.name, shrinks=True),
+    Column("STATE", lambda worker: _worker_state(worker), is_state=True),
+    Column("GPUS", lambda worker: field_text(worker, "gpu_count")),
+    Column("FREE", lambda worker: field_text(worker, "free_gpu_count")),
+    Column("PARKED", lambda worker: field_text(worker, "parked_workload_count"), drop=3),
+    Column("WAITING", lambda worker: field_text(worker, "pending_claimers"), is_wide=True),
+    Column("CPU", lambda worker: _cpu(worker), drop=4),
+    Column("MEMORY", lambda worker: _memory(worker), drop=5),
+    Column("SEEN", lambda worker: age_text(worker.last_seen_time), drop=1),
+    Column("DRIVER", lambda worker: worker.driver_version or "-", is_wide=True),
+    Column("VERSION", lambda worker: worker.agent_version or "-", is_wide=True),
+    Column("LABELS", lambda worker: labels_text(worker.labels), is_wide=True),
+    Column("ID", lambda worker: worker.worker_id, is_wide=True),
+    Column(
+        "REASON",
+        lambda worker: cordon_text(worker.cordon) if worker.HasField("cordon") else "-",
+        drop=2,
+        shrinks=True,
+    ),
+)
+"""Columns of workers. SEEN is the time since the last report, REASON that of a cordon."""
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Labels as KEY=VALUE,…, sorted. "-": none."""
+    return ",".join(f"{key}={labels[key]}" for key in sorted(labels)) or "-"
 
 
 def _worker_state(worker: Worker) -> str:
@@ -48,43 +55,40 @@ def _worker_state(worker: Worker) -> str:
     return f"{state},cordoned" if worker.HasField("cordon") else state
 
 
-def _machine_cells(worker: Worker) -> list[str]:
-    """Free and total processor cores, and free and total host memory."""
-    if not worker.HasField("resources"):
-        return ["?", "?"]
+def _cpu(worker: Worker) -> str:
+    """Free and total processor cores."""
     machine = worker.resources
-    return [
-        f"{machine.cpu_millicores_free / 1000:g}/{machine.cpu_millicores_total / 1000:g}",
-        f"{size_text(machine.memory_free_bytes)}/{size_text(machine.memory_total_bytes)}",
-    ]
+    if not worker.HasField("resources"):
+        return "?"
+    return f"{machine.cpu_millicores_free / 1000:g}/{machine.cpu_millicores_total / 1000:g}"
 
 
-def echo_gpus(gpus: Iterable[FleetGpu]) -> None:
-    """Prints a table of GPUs with their leases. The last column has health, cordons and intruders."""
-    echo_table(
-        ["GPU", "STATE", "WORKLOAD", "USED", "TOTAL", "UTIL", "TEMP", "NAME", "UUID", "REASON"],
-        [
-            [
-                gpu_place(gpu),
-                enum_name(lease_pb2.SlotState.Name, gpu.lease.state, "SLOT_STATE_").lower(),
-                gpu.workload_name or gpu.lease.workload_id or "-",
-                *_sample_cells(gpu.lease.sample),
-                gpu.gpu.name,
-                gpu.gpu.uuid,
-                gpu_reason(gpu.lease) or "-",
-            ]
-            for gpu in gpus
-        ],
-    )
+def _memory(worker: Worker) -> str:
+    """Free and total host memory."""
+    machine = worker.resources
+    if not worker.HasField("resources"):
+        return "?"
+    return f"{size_text(machine.memory_free_bytes)}/{size_text(machine.memory_total_bytes)}"
 
 
-def _sample_cells(sample: gpu_pb2.GpuSample) -> list[str]:
-    return [
-        field_size(sample, "memory_used_bytes"),
-        field_size(sample, "memory_total_bytes"),
-        f"{sample.utilization_percent}%" if sample.HasField("utilization_percent") else "?",
-        f"{sample.temperature_celsius}C" if sample.HasField("temperature_celsius") else "?",
-    ]
+GPU_COLUMNS: Final[Sequence[Column[FleetGpu]]] = (
+    Column("GPU", lambda gpu: gpu_place(gpu)),
+    Column("STATE", lambda gpu: slot_state(gpu), is_state=True),
+    Column("WORKLOAD", lambda gpu: gpu.workload_name or gpu.lease.workload_id or "-", shrinks=True),
+    Column("USED", lambda gpu: field_size(gpu.lease.sample, "memory_used_bytes"), drop=1),
+    Column("TOTAL", lambda gpu: field_size(gpu.lease.sample, "memory_total_bytes"), drop=3),
+    Column("UTIL", lambda gpu: field_text(gpu.lease.sample, "utilization_percent", "%"), drop=4),
+    Column("TEMP", lambda gpu: field_text(gpu.lease.sample, "temperature_celsius", "C"), drop=5),
+    Column("NAME", lambda gpu: gpu.gpu.name, drop=6, shrinks=True),
+    Column("UUID", lambda gpu: gpu.gpu.uuid, is_wide=True),
+    Column("REASON", lambda gpu: gpu_reason(gpu.lease) or "-", drop=2, shrinks=True),
+)
+"""Columns of GPUs with their leases. REASON has health, cordons and foreign processes."""
+
+
+def slot_state(gpu: FleetGpu) -> str:
+    """The state of a GPU's slot in lower case."""
+    return enum_name(lease_pb2.SlotState.Name, gpu.lease.state, "SLOT_STATE_").lower()
 
 
 def gpu_reason(lease: GpuLease) -> str:
@@ -122,39 +126,31 @@ def _foreign_text(process: ForeignProcess) -> str:
     return " ".join(words)
 
 
-def echo_workloads(workloads: Iterable[Workload], gpus: Iterable[FleetGpu]) -> None:
-    """Prints a table of workloads, with their GPUs as worker/slot.
+def workload_columns(places: Mapping[str, str]) -> Sequence[Column[Workload]]:
+    """Columns of workloads.
 
-    The column ORIGIN is shown if a worker did not start all of the workloads, USER then too and for several
-    users, OWNER for several owners, and EVICTION if a workload has a policy.
+    Args:
+        places: Short names of GPUs, worker/slot, by UUID.
     """
-    places = gpu_places(gpus)
-    listed = list(workloads)
-    columns: list[tuple[str, list[str]]] = [
-        ("NAME", [workload.name for workload in listed]),
-        ("STATE", [workload_state(workload) for workload in listed]),
-        ("GPUS", [_places(workload, places) for workload in listed]),
-        ("PARKED", [_parked(workload) for workload in listed]),
-        ("PID", [_pid(workload) for workload in listed]),
-        ("CREATED", [time_text(workload.create_time) for workload in listed]),
-        ("ID", [workload.workload_id for workload in listed]),
-    ]
-    if any(
-        workload.spec.HasField("eviction") or workload.status.HasField("parked_by") for workload in listed
-    ):
-        columns.insert(4, ("EVICTION", [_eviction(workload) for workload in listed]))
-    is_mixed = any(workload.origin not in STARTED_HERE for workload in listed)
-    if is_mixed or len({workload.user for workload in listed if workload.user}) > 1:
-        columns.insert(2, ("USER", [workload.user or "-" for workload in listed]))
-    if len({workload.owner for workload in listed if workload.owner}) > 1:
-        columns.insert(2, ("OWNER", [workload.owner or "-" for workload in listed]))
-    if is_mixed:
-        columns.insert(2, ("ORIGIN", [_origin(workload) for workload in listed]))
-    cells = [cells for _, cells in columns]
-    echo_table([heading for heading, _ in columns], zip(*cells, strict=True))
+    return (
+        Column("NAME", lambda workload: workload.name, shrinks=True),
+        Column("STATE", workload_state, is_state=True),
+        Column("GPUS", lambda workload: _places(workload, places), shrinks=True),
+        Column("OWNER", lambda workload: workload.owner or "-", drop=2, shrinks=True),
+        Column("PARKED", _parked, drop=3),
+        Column("AGE", lambda workload: age_text(workload.create_time), drop=1),
+        Column("ORIGIN", origin_text, is_wide=True),
+        Column("USER", lambda workload: workload.user or "-", is_wide=True),
+        Column("PRIORITY", lambda workload: str(workload.spec.priority), is_wide=True),
+        Column("EVICTION", eviction_text, is_wide=True),
+        Column("PID", _pid, is_wide=True),
+        Column("LABELS", lambda workload: labels_text(workload.labels), is_wide=True),
+        Column("CREATED", lambda workload: time_text(workload.create_time), is_wide=True),
+        Column("ID", lambda workload: workload.workload_id, is_wide=True),
+    )
 
 
-def _places(workload: Workload, places: dict[str, str]) -> str:
+def _places(workload: Workload, places: Mapping[str, str]) -> str:
     return ",".join(places.get(uuid, uuid) for uuid in workload.status.lease.gpu_uuids) or "-"
 
 
@@ -166,7 +162,7 @@ def _parked(workload: Workload) -> str:
     return ", ".join(parts) or "-"
 
 
-def _eviction(workload: Workload) -> str:
+def eviction_text(workload: Workload) -> str:
     """Policy of the last suspend, or else of the spec. "-": neither."""
     if workload.status.HasField("parked_by"):
         return policy_text(workload.status.parked_by)
@@ -177,7 +173,8 @@ def _pid(workload: Workload) -> str:
     return str(workload.status.root_pid) if workload.status.HasField("root_pid") else "-"
 
 
-def _origin(workload: Workload) -> str:
+def origin_text(workload: Workload) -> str:
+    """How the workload was registered, such as ``exec``."""
     if workload.origin in STARTED_HERE:
         return "run"
     return enum_name(WorkloadOrigin.Name, workload.origin, "WORKLOAD_ORIGIN_").lower()

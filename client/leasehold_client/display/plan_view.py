@@ -45,7 +45,15 @@ _TIERS: Final[dict[Tier.ValueType, str]] = {
 def echo_plan(
     plan: Plan, what: str, verb: str, gpus: Iterable[FleetGpu], names: Mapping[str, str] | None = None
 ) -> None:
-    """Prints a plan without its refusals, which go to standard error.
+    """Prints a plan without its refusals, which go to standard error. Arguments as of :func:`plan_lines`."""
+    for line in plan_lines(plan, what, verb, gpus, names):
+        echo(line)
+
+
+def plan_lines(
+    plan: Plan, what: str, verb: str, gpus: Iterable[FleetGpu], names: Mapping[str, str] | None = None
+) -> list[str]:
+    """Formats a plan without its refusals: a summary, and then indented lines.
 
     Args:
         plan: The plan.
@@ -55,7 +63,7 @@ def echo_plan(
         names: Names of workloads by id, for a plan of several workloads.
     """
     places = gpu_places(gpus)
-    echo(f"{what}: {verb} {_summary(plan, places)}")
+    summary = f"{what}: {verb} {_summary(plan, places)}"
     members = [_member_row(member, places, names or {}) for member in plan.members]
     lines = [f"policy {policy_text(plan.policy)}"] if plan.HasField("policy") else []
     lines += [f"{number}. {one_line(step)}" for number, step in enumerate(plan.steps, 1)]
@@ -72,8 +80,7 @@ def echo_plan(
         basis = f" ({one_line(plan.estimate.basis)})" if plan.estimate.basis else ""
         lines.append(f"takes about {seconds_text(seconds)}{basis}")
     lines += [f"warning: {one_line(warning)}" for warning in plan.warnings]
-    for line in lines:
-        echo(f"  {with_places(line, places)}")
+    return [summary, *(f"  {with_places(line, places)}" for line in lines)]
 
 
 def _summary(plan: Plan, places: Mapping[str, str]) -> str:

@@ -9,17 +9,33 @@ import click
 from leasehold_client.display.terminal_text import discard, safe_text
 from leasehold_client.errors import LeaseholdError
 
+_has_no_reader = False
+"""Whether the pipe of standard output was found closed. Python reports that once."""
 
-def echo(text: str) -> None:
-    """Prints a line. A line to a closed pipe is dropped.
+
+def echo(text: str) -> bool:
+    """Prints a line. Returns False if the pipe is closed, so that the line is dropped.
 
     Raises:
         LeaseholdError: The write failed, such as on a full disk.
     """
+    return echo_escaped(safe_text(text))
+
+
+def echo_escaped(text: str) -> bool:
+    """Prints a line that may have colours. Everything that others wrote in the line is escaped already.
+
+    Returns and raises:
+        As :func:`echo`.
+    """
+    if _has_no_reader:
+        return False
     try:
-        click.echo(safe_text(text))
+        click.echo(text, color=True)  # click would remove colours where standard output is no terminal
     except OSError as error:
         _give_up(error)
+        return False
+    return True
 
 
 def write(data: bytes) -> bool:
@@ -50,12 +66,20 @@ def printed_by_click() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not _is_broken():
+        if not (_is_of_click(error) or _is_broken()):
             raise
         discard(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise click.exceptions.Exit(0) from error
         raise click.ClickException(_message(error)) from error
+
+
+def _is_of_click(error: OSError) -> bool:
+    """Whether click was writing. A failed write of a long text leaves no data for :func:`_is_broken`."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_globals.get("__name__") == "click.utils"
 
 
 def _is_broken() -> bool:
@@ -68,6 +92,8 @@ def _is_broken() -> bool:
 
 
 def _give_up(error: OSError) -> None:
+    global _has_no_reader
+    _has_no_reader = isinstance(error, BrokenPipeError)
     discard(sys.stdout)
     if not isinstance(error, BrokenPipeError):
         raise LeaseholdError(_message(error)) from error

@@ -268,9 +268,10 @@ def _start(service: Service) -> None:
 def _stop(service: Service) -> None:
     """Stops the service, unless programs of workloads would be left without it."""
     shown = _run("systemctl", "show", "--property", "ControlGroup", "--value", service.unit).strip()
+    group = shown or _default_group(service)  # systemd shows none for a unit that it has not started
     _run("systemctl", "stop", service.unit)
     deadline = time.monotonic() + 5
-    while (left := _processes(shown)) and time.monotonic() < deadline:
+    while (left := _processes(group)) and time.monotonic() < deadline:
         time.sleep(0.1)
     if left:
         _run("systemctl", "start", service.unit)
@@ -283,8 +284,13 @@ def _require_no_processes(service: Service) -> None:
     Raises:
         LeaseholdError: The unit's control group has processes.
     """
-    if left := _processes(f"/system.slice/{service.unit}"):
+    if left := _processes(_default_group(service)):
         raise _still_running(left)
+
+
+def _default_group(service: Service) -> str:
+    """The control group of a unit without ``Slice=``."""
+    return f"/system.slice/{service.unit}"
 
 
 def _still_running(left: Sequence[int]) -> LeaseholdError:
@@ -295,13 +301,12 @@ def _still_running(left: Sequence[int]) -> LeaseholdError:
 
 
 def _processes(control_group: str) -> list[int]:
-    """The processes of a control group and those below. Empty for no group."""
+    """The processes of a control group and those below."""
     found: set[int] = set()
-    if control_group:
-        for base in CGROUPS:
-            for path in (base / control_group.lstrip("/")).rglob("cgroup.procs"):
-                with suppress(OSError):  # the group has been removed, since its last process ended
-                    found.update(int(pid) for pid in path.read_text(encoding="ascii").split())
+    for base in CGROUPS:
+        for path in (base / control_group.lstrip("/")).rglob("cgroup.procs"):
+            with suppress(OSError):  # the group has been removed, since its last process ended
+                found.update(int(pid) for pid in path.read_text(encoding="ascii").split())
     return sorted(found)
 
 
@@ -344,7 +349,7 @@ def _last_line(text: str) -> str:
     return next(iter(text.strip().splitlines()[::-1]), "without a message")
 
 
-def do_all(steps: Sequence[Step], tell: Callable[[str], None]) -> None:
+def do_all(steps: Sequence[Step], tell: Callable[[str], object]) -> None:
     """Does steps in their order, and tells each before.
 
     Raises:

@@ -1,16 +1,30 @@
 """The parts of the bundle that the coordinator has, as far as the caller's role permits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from itertools import islice
+from typing import Final, TypeAlias
 
 from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 from google.protobuf.message import Message
+from leasehold.v1.command_service_pb2 import ListCommandsRequest, ListCommandsResponse
+from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
+from leasehold.v1.event_service_pb2 import ListEventsRequest, ListEventsResponse
+from leasehold.v1.event_service_pb2_grpc import EventServiceStub
+from leasehold.v1.fleet_service_pb2 import (
+    ListGpusRequest,
+    ListGpusResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+)
+from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
+from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest, ListWorkloadsResponse
+from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
 from leasehold_client.config import configured_coordinator, parse_address
 from leasehold_client.contexts import find_context
-from leasehold_client.coordinator.client import Client
+from leasehold_client.coordinator.connection import Connection
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.support.host_parts import ERROR, GPU_LEASE, WORKLOAD
 from leasehold_client.support.members import MEMBER_LIMIT_BYTES, Part, document
@@ -18,7 +32,16 @@ from leasehold_client.support.redaction import Fields, kept_fields
 
 PERIOD: Final = timedelta(hours=1)
 COUNT_LIMIT: Final = 5_000
-"""Most commands and events."""
+"""Most entries of a list."""
+
+LIST_LIMIT_BYTES: Final = MEMBER_LIMIT_BYTES // 8
+"""Most bytes of the kept entries of a list: the names of fields make JSON several times as large."""
+
+TRAFFIC_LIMIT_BYTES: Final = MEMBER_LIMIT_BYTES
+"""Bytes of a list after which no further page is read."""
+
+PAGE_LIMIT: Final = 100
+"""Most pages of a list. With a filter, the coordinator may send many pages without entries."""
 
 WORKER: Final[Fields] = {
     **dict.fromkeys(("worker_id", "name", "state", "epoch", "agent_version", "driver_version")),
@@ -49,6 +72,12 @@ EVENT: Final[Fields] = dict.fromkeys(
 )
 
 
+Page: TypeAlias = (
+    ListWorkersResponse | ListGpusResponse | ListWorkloadsResponse | ListCommandsResponse | ListEventsResponse
+)
+Pages: TypeAlias = Callable[[Connection], Iterator[Page]]
+
+
 def fleet_parts(coordinator: str | None, context: str | None) -> list[Part]:
     """The parts of the coordinator.
 
@@ -57,48 +86,89 @@ def fleet_parts(coordinator: str | None, context: str | None) -> list[Part]:
         context: Name of a context. None: as other verbs find it.
     """
 
-    def part(name: str, what: str, read: Callable[[Client], Sequence[Message]], fields: Fields) -> Part:
-        return Part(f"fleet/{name}.json", what, partial(_read, coordinator, context, read, fields))
+    def part(name: str, what: str, pages: Pages, fields: Fields) -> Part:
+        return Part(f"fleet/{name}.json", what, partial(_read, coordinator, context, name, pages, fields))
 
-    since = datetime.now(UTC) - PERIOD
+    since = (datetime.now(UTC) - PERIOD).isoformat()
     return [
-        part("workers", "workers of the fleet", Client.workers, WORKER),
-        part("gpus", "GPUs of the fleet", Client.gpus, GPU),
-        part("workloads", "workloads without programs and variables", Client.workloads, WORKLOAD),
+        part(
+            "workers",
+            "workers of the fleet",
+            lambda to: to.pages(FleetServiceStub(to.channel).ListWorkers, ListWorkersRequest()),
+            WORKER,
+        ),
+        part(
+            "gpus",
+            "GPUs of the fleet",
+            lambda to: to.pages(FleetServiceStub(to.channel).ListGpus, ListGpusRequest()),
+            GPU,
+        ),
+        part(
+            "workloads",
+            "workloads without programs and variables",
+            lambda to: to.pages(WorkloadServiceStub(to.channel).ListWorkloads, ListWorkloadsRequest()),
+            WORKLOAD,
+        ),
         part(
             "commands",
             f"the newest {COUNT_LIMIT} commands of the last hour, without their requests",
-            lambda client: client.commands(COUNT_LIMIT, filter=f"create_time > {since.isoformat()}"),
+            lambda to: to.pages(
+                CommandServiceStub(to.channel).ListCommands,
+                ListCommandsRequest(filter=f"create_time > {since}"),
+            ),
             COMMAND,
         ),
         part(
             "events",
             f"the newest {COUNT_LIMIT} events of the last hour",
-            lambda client: client.events("", COUNT_LIMIT, filter=f"time > {since.isoformat()}"),
+            lambda to: to.pages(
+                EventServiceStub(to.channel).ListEvents, ListEventsRequest(filter=f"time > {since}")
+            ),
             EVENT,
         ),
     ]
 
 
-def _read(
-    coordinator: str | None,
-    context: str | None,
-    read: Callable[[Client], Sequence[Message]],
-    fields: Fields,
-) -> bytes:
+def _read(coordinator: str | None, context: str | None, name: str, pages: Pages, fields: Fields) -> bytes:
     found = find_context(context, coordinator)
     default = found.coordinator if found is not None else None
     address = parse_address(coordinator or default or configured_coordinator())
-    with Client(address, context=found.name if found is not None else None) as client:
-        messages = read(client)
+    connection = Connection(address, context=found.name if found is not None else None)
+    try:
+        messages, is_whole = _bounded(name, pages(connection))
+    finally:
+        connection.close()
     kept: list[object] = []
     size = 0
     for message in messages:
         size += message.ByteSize()
-        if size > MEMBER_LIMIT_BYTES // 8:  # the names of fields make JSON several times as large
+        if size > LIST_LIMIT_BYTES:
             break
         kept.append(kept_fields(_document(message), fields))
-    return document({"count": len(messages), "entries": kept})
+    return document({"is_whole": is_whole and len(kept) == len(messages), "entries": kept})
+
+
+def _bounded(name: str, pages: Iterable[Page]) -> tuple[list[Message], bool]:
+    """The first entries of a list, and whether they are the whole list.
+
+    A coordinator that is hostile or has a defect sends pages without an end, or fills pages with unknown
+    fields. So pages and their bytes have bounds too.
+
+    Args:
+        name: The field of the pages with the entries.
+        pages: The pages, each of which is read when the iteration reaches it.
+    """
+    messages: list[Message] = []
+    size = 0
+    is_last = False
+    for page in islice(pages, PAGE_LIMIT):
+        entries: Sequence[Message] = getattr(page, name)
+        messages += entries
+        size += page.ByteSize()
+        is_last = not page.next_page_token
+        if len(messages) >= COUNT_LIMIT or size > TRAFFIC_LIMIT_BYTES:
+            break
+    return messages[:COUNT_LIMIT], is_last and len(messages) <= COUNT_LIMIT
 
 
 def _document(message: Message) -> dict[str, object]:

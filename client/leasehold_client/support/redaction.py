@@ -33,8 +33,13 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
             "keep_images",
             "kernel_quiescence_s",
             "kernel_start_s",
+            "log_format",
             "log_level",
             "memory_limit",
+            "metrics_listen",
+            "metrics_tls_certificate",
+            "metrics_tls_client_ca",
+            "metrics_tls_key",
             "name",
             "output_limit",
             "parked_memory_limit",
@@ -65,7 +70,9 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
             "join_listen",
             "listen",
             "load_interval_s",
+            "log_format",
             "log_level",
+            "metrics_listen",
             "oidc_listen",
             "retention_s",
             "server_certificate_days",
@@ -78,6 +85,7 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
             "tls_key",
             "trust_domain",
             "user_priority_limit",
+            "web",
             "worker_listen",
         }
     ),
@@ -103,10 +111,28 @@ def _url(found: re.Match[str]) -> str:
     return found[1] + (f"{REMOVED}@" if sign else "") + place
 
 
+_TOKENS: Final = (
+    r"(?<![A-Za-z0-9])(?:"
+    r"gh[oprsu]_\w{16,}|github_pat_\w{16,}"  # GitHub
+    r"|gl(?:pat|dt|rt|rtr|ptt|ft|cbt|soat|imt|agent|oas|ffct)-[\w.-]{16,}"  # GitLab
+    r"|xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|xapp-[\w-]{10,}"  # Slack
+    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}"  # AWS
+    r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}"  # Google
+    r"|hf_[A-Za-z0-9]{16,}"  # Hugging Face
+    r"|sk-[\w-]{16,}|[prs]k_(?:live|test)_\w{16,}"  # OpenAI, Anthropic, Stripe
+    r"|nvapi-[\w-]{16,}"  # NVIDIA
+    r"|pypi-[\w-]{16,}|npm_[A-Za-z0-9]{16,}|dckr_pat_[\w-]{16,}"  # registries
+    r"|eyJ[\w-]{1,512}(?:\.[\w-]{0,65535}){2,4}"  # JSON Web Tokens: signed, encrypted
+    r")"
+)
+"""Tokens of other products, which their first letters tell. An unbounded repetition is at the end of its
+alternative, so that no text is read twice."""
+
 _SECRETS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
-    (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), REMOVED),
+    (re.compile(r"\A(?:(?!.*-----BEGIN ).*\n){0,100}?.*-----END [A-Z0-9 ]+-----"), REMOVED),
+    (re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL), REMOVED),
     (re.compile(r"leasehold-join-[\w-]+"), f"leasehold-join-{REMOVED}"),
-    (re.compile(r"\beyJ[\w-]{1,512}\.[\w-]{1,8192}\.[\w-]*"), REMOVED),
+    (re.compile(_TOKENS), REMOVED),
     (re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}"), rf"\1 {REMOVED}"),
     (
         re.compile(rf"(?i)((?:{_WORDS})[\w-]{{0,64}}[\"']?\s{{0,8}}[=:]\s{{0,8}}){_VALUE}"),
@@ -116,8 +142,9 @@ _SECRETS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str
     (re.compile(r"(pid \d+ of [^\s(]+) \(.{0,4096}\)"), rf"\1 ({REMOVED})"),
     (re.compile(r"(\w://)([^\s\"']*)"), _url),
 )
-"""Forms of secrets in text: keys and certificates, join tokens, JSON Web Tokens, headers, assignments,
-options, command lines of foreign processes, and logins in URLs. Bounded repetitions keep the time linear."""
+"""Forms of secrets in text: keys and certificates, also those whose begin is cut off, join tokens, tokens of
+other products, headers, assignments, options, command lines of foreign processes, and logins in URLs. Bounded
+repetitions keep the time linear."""
 
 
 def without_secrets(text: str) -> str:

@@ -15,6 +15,7 @@ from leasehold.v1.access_service_pb2 import (
 )
 from leasehold.v1.access_service_pb2_grpc import AccessServiceServicer
 
+from leasehold_coordinator import __version__
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.fleet.binding_changes import BindingChanges
@@ -45,4 +46,5 @@ class AccessService(AccessServiceServicer):
             identity=str(caller.identity),
             role=Role.Value(f"ROLE_{caller.role.name if caller.role else 'UNSPECIFIED'}"),
             on_behalf_of=str(caller.on_behalf_of or ""),
+            coordinator_version=__version__,
         )

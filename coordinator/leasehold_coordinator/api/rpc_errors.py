@@ -19,6 +19,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.named_resources import named_resources
 from leasehold_coordinator.api.authorization import Authorization
+from leasehold_coordinator.api.call_traces import traced
 from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.api.live_streams import LiveStreams
 from leasehold_coordinator.errors import FleetError, invalid
@@ -195,7 +196,7 @@ class Border(grpc.aio.ServerInterceptor):
 
         build = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
         return build(
-            serve,
+            serve if streams else traced(method, serve),
             request_deserializer=parse,
             response_serializer=handler.response_serializer,
         )

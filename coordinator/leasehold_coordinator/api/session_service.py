@@ -25,7 +25,7 @@ from leasehold.worker.v1.session_pb2 import (
 )
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 
-from leasehold_coordinator import __version__
+from leasehold_coordinator import __version__, metrics
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
@@ -233,6 +233,7 @@ class SessionService(SessionServiceServicer):
             older.end(session_pb2.GOODBYE_REASON_SUPERSEDED)
         await fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         crash_point("epoch-stored")
+        metrics.SESSIONS.inc()
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
         await self._dispatcher.reconcile_workloads(session, hello.workloads)
         await self._dispatcher.welcome(session)

@@ -14,13 +14,14 @@ from leasehold.worker.v1.session_pb2 import CommandAck, CommandFrame, CommandUpd
 from leasehold_coordinator.access.secret_vault import SealError
 from leasehold_coordinator.core.command_effects import Acknowledge, Effect, Note, Send, Store, frame_of
 from leasehold_coordinator.core.command_ledger import REPORTED, UNFINISHED_LIMIT
-from leasehold_coordinator.core.command_states import OUTCOMES, PENDING, is_terminal
+from leasehold_coordinator.core.command_states import FAILED, OUTCOMES, PENDING, is_terminal
 from leasehold_coordinator.core.secret_variables import blank_secrets
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import command_rows, refused_command_rows
 from leasehold_coordinator.fleet.caller_bounds import COMMAND_LIMIT
 from leasehold_coordinator.fleet.callers import counted_caller, current_caller
+from leasehold_coordinator.fleet.command_ends import outcome_name, reason_name, verb_of
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.frame_rules import check_command_of
 from leasehold_coordinator.fleet.permissions import is_operator
@@ -30,6 +31,7 @@ from leasehold_coordinator.log_context import log_context
 from leasehold_coordinator.shielded_tasks import start
 from leasehold_coordinator.storage.rows import AuditRow, Change, workload_row
 from leasehold_coordinator.timestamps import jumped_ns, now_timestamp
+from leasehold_coordinator.tracing import trace_id
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,7 @@ class Dispatcher:
             request_digest,
             is_operator=is_operator(),
         )
+        self._fleet.traces.begin(command)
         if workload is not None:
             self._fleet.workloads[workload.workload_id] = workload
         return self._store_created(effects, command, workload, command_rows(command))
@@ -139,11 +142,18 @@ class Dispatcher:
         workload: Workload | None,
         audited: Sequence[AuditRow],
     ) -> None:
-        if workload is None:
-            await self._carry_out(effects, audited)
-        else:
-            with self._fleet.workload_being_created(workload):
-                await self._carry_out(effects, [workload_row(workload), *audited])
+        trace = trace_id(self._fleet.traces.of(command.command_id))
+        with log_context(command=command.command_id, workload=command.workload_id, trace=trace):
+            try:
+                if workload is None:
+                    await self._carry_out(effects, audited)
+                else:
+                    with self._fleet.workload_being_created(workload):
+                        await self._carry_out(effects, [workload_row(workload), *audited])
+            except FleetError:
+                self._fleet.traces.drop(command)
+                raise
+            _log_creation(command)
         if command.state == PENDING:  # earlier commands may have ended meanwhile
             start(self._advance(command.worker_id))
 
@@ -202,7 +212,13 @@ class Dispatcher:
         """Applies a worker's update of a command. An outcome is acknowledged once it is stored."""
         stored = self._fleet.ledger.commands.get(update.command_id)
         workload = stored.command.workload_id if stored is not None else ""
-        with log_context(worker=session.hello.name, command=update.command_id, workload=workload):
+        with log_context(
+            session=session.session_id,
+            worker=session.hello.name,
+            command=update.command_id,
+            workload=workload,
+            trace=trace_id(self._fleet.traces.of(update.command_id)),
+        ):
             await self._update(session, update)
             if stored is not None and is_terminal(update.state):
                 _log_end(stored.command, update)
@@ -355,6 +371,7 @@ class Dispatcher:
                         frame = frame_of(effect, to.epoch, now_timestamp(), jumped_ns())
                         workload = self._fleet.workloads.get(stored.command.workload_id)
                         frame.command.owner = workload.owner if workload is not None else ""
+                        frame.command.trace_parent = self._fleet.traces.of(stored.command.command_id)
                         if not self._reveal(frame):
                             continue
                         to.send(ConnectResponse(command=frame))
@@ -395,12 +412,29 @@ class Dispatcher:
         await self._fleet.apply_workloads(workloads, session, is_complete=True)
 
 
+def _log_creation(command: Command) -> None:
+    """Logs who asked for a command, once the command is stored."""
+    verb = verb_of(command)
+    actor = f"{command.actor} for {command.on_behalf_of}" if command.on_behalf_of else command.actor
+    logger.info("%s created for worker %s by %s", verb, command.worker_id, actor, extra={"verb": verb})
+
+
 def _log_end(command: Command, update: CommandUpdate) -> None:
     """Logs how a command ended. The log context names the command and its workload."""
-    logger.info(
+    duration_s = update.result.duration.ToNanoseconds() / 1e9
+    verb, outcome = verb_of(command), outcome_name(update.state)
+    error = update.error if update.HasField("error") else None
+    logger.log(
+        logging.WARNING if update.state == FAILED else logging.INFO,
         "%s %s after %.3f s%s",
-        command.operation.WhichOneof("kind") or "unknown operation",
-        CommandState.Name(update.state).removeprefix("COMMAND_STATE_"),
-        update.result.duration.ToNanoseconds() / 1e9,
-        f": {update.error.message}" if update.HasField("error") else "",
+        verb,
+        outcome,
+        duration_s,
+        f": {error.message}" if error else "",
+        extra={
+            "verb": verb,
+            "outcome": outcome,
+            "duration_s": duration_s,
+            **({"reason": reason_name(error)} if error else {}),
+        },
     )

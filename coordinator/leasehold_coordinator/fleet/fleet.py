@@ -33,6 +33,8 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import binding_rows, change_rows, host_rows
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.fleet.bound_workers import find_binding
+from leasehold_coordinator.fleet.command_ends import count_end
+from leasehold_coordinator.fleet.command_traces import CommandTraces
 from leasehold_coordinator.fleet.event_log import Events
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.lease_history import LeaseHistory
@@ -94,6 +96,7 @@ class Fleet:
         self.audit = AuditRefusals(store)
         self.lease_history = LeaseHistory(store, self.workloads)
         self.worker_news = WorkerNews(self.reader, self.events, self.lease_history)
+        self.traces = CommandTraces()
         self.join_tokens = JoinTokens()
         self.bindings = WorkerBindings()
         self.enrolling = asyncio.Lock()
@@ -249,6 +252,8 @@ class Fleet:
             self.ledger.kept(stored)
             if is_terminal(stored.command.state):
                 self.reader.recent.add(stored.command)
+                count_end(stored.command)
+                self.traces.end(stored.command)
             if is_news:
                 response = WatchCommandsResponse(command=command_view(stored.command))
                 self.reader.command_hub.publish(stored.command.command_id, response)

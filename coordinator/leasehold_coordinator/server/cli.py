@@ -14,8 +14,14 @@ GARBAGE_OBJECTS: Final = 10_000
 """Allocations between two garbage collections, instead of Python's 700. A session has hundreds of long-lived
 objects, which frequent collections would scan again during thousands of hellos."""
 
+EPILOG: Final = """\b
+Examples:
+  leasehold coordinator
+  leasehold coordinator --listen 0.0.0.0:7400 --worker-listen 0.0.0.0:7401
+"""
 
-@click.command(name="coordinator")
+
+@click.command(name="coordinator", epilog=EPILOG)
 @click.version_option(__version__)
 @click.option(
     "--listen",
@@ -38,6 +44,14 @@ objects, which frequent collections would scan again during thousands of hellos.
     "--health-listen",
     metavar="HOST:PORT",
     help="Address for health checks (grpc.health.v1) without TLS and identity.  [default: none]",
+)
+@click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    help=(
+        "Address for metrics (OpenMetrics) under /metrics; off loopback with TLS and client certificates, or "
+        "insecure:HOST:PORT.  [default: none]"
+    ),
 )
 @click.option(
     "--web",
@@ -93,11 +107,17 @@ objects, which frequent collections would scan again during thousands of hellos.
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="How much to log, to standard error.  [default: info]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Format of the log on standard error.  [default: text]",
+)
 def command(
     listen: str | None,
     worker_listen: str | None,
     join_listen: str | None,
     health_listen: str | None,
+    metrics_listen: str | None,
     web: str | None,
     database: str | None,
     socket: str | None,
@@ -107,6 +127,7 @@ def command(
     load_interval_s: float | None,
     config_path: Path | None,
     log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run the coordinator, the server for workers and clients.
 
@@ -129,6 +150,7 @@ def command(
         worker_listen=worker_listen,
         join_listen=join_listen,
         health_listen=health_listen,
+        metrics_listen=metrics_listen,
         web=web,
         database=database,
         socket=socket,
@@ -137,4 +159,5 @@ def command(
         store_restored=store_restored,
         load_interval_s=load_interval_s,
         log_level=log_level,
+        log_format=log_format,
     )

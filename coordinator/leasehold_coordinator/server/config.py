@@ -17,7 +17,9 @@ from leasehold_coordinator.access.identities import NAME, NAME_RULE
 from leasehold_coordinator.access.key_source import check_url
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.caller_bounds import CallerLimits
+from leasehold_coordinator.log_format import LogFormat
 from leasehold_coordinator.server.own_pki import PkiFiles
+from leasehold_coordinator.server.ports import INSECURE_SCHEME
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
@@ -67,6 +69,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Address for browsers, HOST:PORT: the web page, with TLS off loopback. Empty: none."""
     health_listen: str = ""
     """Address for health checks without TLS and identity, HOST:PORT. Empty: none."""
+    metrics_listen: str = ""
+    """Address for metrics, HOST:PORT, or insecure:HOST:PORT without TLS. Empty: none."""
     state_dir: str = msgspec.field(default_factory=default_state_directory)
     """Directory of the keys and tokens. Coordinators of one Unix user may share it."""
     database: str = ""
@@ -122,6 +126,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Unfinished commands of one caller."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    log_format: LogFormat = "text"
+    """text or json, on standard error."""
 
     @property
     def caller_limits(self) -> CallerLimits:
@@ -155,6 +161,17 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return ""
 
     @property
+    def metrics_address(self) -> str:
+        """``metrics_listen`` without its scheme."""
+        return self.metrics_listen.removeprefix(INSECURE_SCHEME)
+
+    @property
+    def has_metrics_tls(self) -> bool:
+        """Whether scrapes need TLS and a client certificate: off loopback, unless set otherwise."""
+        is_insecure = self.insecure or self.metrics_listen.startswith(INSECURE_SCHEME)
+        return not is_insecure and not is_loopback(self.metrics_listen.rpartition(":")[0])
+
+    @property
     def store(self) -> str:
         """``database``, or its default."""
         return self.database or str(Path(self.state_dir) / "coordinator.sqlite3")
@@ -186,7 +203,16 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     for address in (
         config.listen,
         config.worker_listen,
-        *filter(None, [config.join_listen, config.oidc_listen, config.health_listen, config.web]),
+        *filter(
+            None,
+            [
+                config.join_listen,
+                config.oidc_listen,
+                config.health_listen,
+                config.metrics_address,
+                config.web,
+            ],
+        ),
     ):
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:

@@ -12,11 +12,12 @@ from typing import Final
 import click
 import uvloop
 
+from leasehold_coordinator import __version__
 from leasehold_coordinator.access.local_tokens import CLIENT_FILE
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
-from leasehold_coordinator.log_format import LogFormatter
+from leasehold_coordinator.log_format import formatter_of
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     DESCRIPTORS,
@@ -26,6 +27,7 @@ from leasehold_coordinator.server.channel_options import (
 from leasehold_coordinator.server.config import CoordinatorConfig, load_config
 from leasehold_coordinator.server.listeners import Addresses
 from leasehold_coordinator.server.server import serve
+from leasehold_coordinator.tracing import open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +57,15 @@ def _serve(config: CoordinatorConfig) -> None:
     _raise_descriptor_limit()
     os.umask(0o077)  # the store holds environment variables of workloads, which may be secrets
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
+    handler.setFormatter(formatter_of(config.log_format))
     handler.addFilter(LineBound())
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Anybody could fill the log with malformed headers: gRPC writes tracebacks with their content.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
+
+    open_tracing("leasehold-coordinator", __version__)
 
     def announce(addresses: Addresses) -> None:
         clients, workers, web = addresses

@@ -46,18 +46,33 @@ def check_address(address: str, option: str) -> None:
     Raises:
         StartError: The coordinator can't listen on the address.
     """
+    bind_port(address, option).close()
+
+
+def bind_port(address: str, option: str) -> socket.socket:
+    """A socket that is bound to an address.
+
+    Args:
+        address: HOST:PORT.
+        option: The option that names another address, for messages.
+
+    Raises:
+        StartError: The coordinator can't listen on the address.
+    """
     host, _, port = address.rpartition(":")
     refusals: list[OSError] = []
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         for family, kind, protocol, _, where in found:
+            bound = socket.socket(family, kind, protocol)
             try:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(where)
-                return
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(where)
             except OSError as error:
+                bound.close()
                 refusals.append(error)
+            else:
+                return bound
     except OSError as error:
         refusals.append(error)
     last = refusals[-1]

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from grpc_health.v1 import health
 from leasehold.worker.v1 import session_pb2
 
+from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.bindings import Bindings
 from leasehold_coordinator.access.key_source import open_keys
 from leasehold_coordinator.access.roles import Role
@@ -33,6 +34,7 @@ from leasehold_coordinator.fleet.live_calls import LiveCalls
 from leasehold_coordinator.fleet.retention import prune
 from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_coordinator.server.enrolment_listener import EnrolmentListener
+from leasehold_coordinator.server.fleet_gauges import FleetGauges
 from leasehold_coordinator.server.health_listener import HealthListener
 from leasehold_coordinator.server.health_reports import (
     report_health,
@@ -41,7 +43,10 @@ from leasehold_coordinator.server.health_reports import (
     set_encryption,
     set_health,
 )
+from leasehold_coordinator.server.http_tls import AuthorityTls, HttpTls, PkiTls
 from leasehold_coordinator.server.listeners import SERVICES, Addresses, Listeners
+from leasehold_coordinator.server.metrics_access import MetricsAccess
+from leasehold_coordinator.server.metrics_listener import MetricsListener, open_listener
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.service_manager import ServiceManager
 from leasehold_coordinator.server.transport import ServerTls, open_state, server_names
@@ -87,7 +92,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
     authorities, tokens = open_state(Path(config.state_dir), config.issue_rules)
     vault = open_vault(Path(config.state_dir))
     names = server_names(
-        [config.listen, config.worker_listen, config.join_address, config.oidc_listen, config.web],
+        [
+            config.listen,
+            config.worker_listen,
+            config.join_address,
+            config.oidc_listen,
+            config.metrics_address,
+            config.web,
+        ],
         config.server_names,
     )
     pki = OwnPki(config.pki_files) if config.pki_files is not None else None
@@ -154,6 +166,16 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
         if config.health_listen:
             probes = HealthListener(health_servicer)
             logger.info("listening on %s for health checks", await probes.start(config.health_listen))
+        scrapes: list[Coroutine[None, None, None]] = []
+        if config.metrics_listen:
+            tls: HttpTls | None = None
+            if config.has_metrics_tls:
+                tls = PkiTls(pki) if pki is not None else AuthorityTls(authorities, names)
+            gauges = FleetGauges(fleet, partial(_expiries, authorities, pki))
+            access = MetricsAccess(certificates, bindings.role)
+            socket, address = open_listener(config.metrics_address)
+            logger.info("listening on %s://%s for metrics", "https" if tls else "http", address)
+            scrapes.append(MetricsListener(gauges.read, tls, access).run(socket))
         workloads, commands = len(fleet.workloads), len(fleet.ledger.commands)
         if config.insecure:
             logger.warning(_INSECURE, addresses.clients, addresses.workers)
@@ -173,6 +195,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 tasks.create_task(
                     _prune(fleet, certificates, config.retention_s, config.audit_retention_days * DAY_S)
                 ),
+                *map(tasks.create_task, scrapes),
                 *([tasks.create_task(source.run())] if source is not None else []),
                 *([tasks.create_task(pki.watch())] if pki is not None else []),
                 *([tasks.create_task(page.watch())] if page is not None else []),
@@ -202,6 +225,14 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
             await settle()
         finally:
             await asyncio.to_thread(store.close)
+
+
+def _expiries(authorities: Authorities, pki: OwnPki | None) -> dict[str, float]:
+    """When certificates expire that do not renew themselves, in seconds of the Unix epoch."""
+    if pki is not None:
+        return {"server": pki.content.expire_time.timestamp()}
+    first = min(member.certificate.not_valid_after_utc for member in authorities.members)
+    return {"authority": first.timestamp()}
 
 
 def _rule(bindings: Bindings, role: Role) -> Callable[[str], bool]:

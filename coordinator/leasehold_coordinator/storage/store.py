@@ -17,6 +17,7 @@ from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
+from leasehold_coordinator import metrics
 from leasehold_coordinator.access.certificates import ClientCertificate, Revocation
 from leasehold_coordinator.access.identities import parse_identity
 from leasehold_coordinator.core.command_effects import StoredCommand
@@ -116,6 +117,11 @@ class Store:
         self._highest_time_ns = max(self._highest_time_ns, time.time_ns())
         return self._highest_time_ns
 
+    @property
+    def writes_waiting(self) -> int:
+        """Number of writes that wait for the disk."""
+        return self._writes.waiting
+
     def close(self) -> None:
         """Waits until everything is written."""
         self._writes.close()
@@ -133,6 +139,7 @@ class Store:
             with self._database.read() as connection:
                 return query(connection)
 
+        began_s = time.monotonic()
         try:
             async with asyncio.timeout(deadline_s):
                 return await asyncio.get_running_loop().run_in_executor(readers or self._readers, run)
@@ -142,6 +149,8 @@ class Store:
         except sa.exc.SQLAlchemyError as error:
             logger.error("the store can't be read: %s", error)
             raise unavailable("read") from error
+        finally:
+            metrics.READ_SECONDS.observe(time.monotonic() - began_s)
 
     async def _select(self, statement: sa.Select[Any], deadline_s: float | None = READ_LIMIT_S) -> list[Any]:
         return await self._read(lambda connection: list(connection.execute(statement)), deadline_s)

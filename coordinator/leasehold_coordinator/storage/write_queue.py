@@ -9,6 +9,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Final, final
 import sqlalchemy as sa
 from leasehold.v1 import errors_pb2
 
+from leasehold_coordinator import metrics
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.storage.audit_chain import AuditChain
 from leasehold_coordinator.storage.database import Database
@@ -69,6 +71,11 @@ class WriteQueue:
         """Batches for the writer, each with the waiting event loop. A batch without a loop is the last."""
         self._writer = threading.Thread(target=self._write_batches, name="store-writer")
         self._writer.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of writes that wait for the present commit to end."""
+        return len(self._waiting)
 
     async def write(self, rows: Sequence[Change]) -> None:
         """Writes or deletes the rows in one transaction, and returns once they are on disk.
@@ -148,9 +155,7 @@ class WriteQueue:
         """Commits the writes together, or one by one if that fails. Returns the error of each write."""
         self._is_refused = False
         try:
-            with self._database.write() as connection:
-                rows = (row for write in batch for row in write.rows)
-                apply_changes(connection, rows, self._served_s(), self.audit)
+            self._commit_rows([row for write in batch for row in write.rows])
         except (sa.exc.SQLAlchemyError, ArithmeticError, TypeError, ValueError) as error:
             # The driver raises the last three itself for a value out of the database's range.
             self.audit.forget()
@@ -167,3 +172,14 @@ class WriteQueue:
             self.audit.confirm()
             return [(write, None) for write in batch]
         return [answer for write in batch for answer in self._commit([write])]
+
+    def _commit_rows(self, rows: Sequence[Change]) -> None:
+        began_s = time.monotonic()
+        try:
+            with self._database.write() as connection:
+                apply_changes(connection, rows, self._served_s(), self.audit)
+        except BaseException:
+            metrics.COMMIT_ERRORS.inc()
+            raise
+        finally:
+            metrics.COMMIT_SECONDS.observe(time.monotonic() - began_s)

@@ -17,7 +17,7 @@ from leasehold_client.arguments.policies import make_policy
 
 from tests.client.checkpoints import GIB, MADE, done_command, serve, watched
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import A, ScriptedCoordinator, workload
+from tests.client.scripted_coordinator import A, ScriptedCoordinator
 
 
 def test_a_checkpoint_is_made_and_told(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
@@ -57,13 +57,13 @@ def test_what_was_parked_tells_how(leasehold: CommandLine, scripted: ScriptedCoo
 
 def test_checkpoints_are_listed(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     serve(scripted, *MADE)
-    done = leasehold("get", "checkpoints")
+    done = leasehold("get", "checkpoints", "--columns", "id,kind,workload,worker,size,created,in-use")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "ID   KIND         WORKLOAD   WORKER  SIZE     CREATED              IN USE",
-        "k-2  application  one        alpha   3.0 GiB  2023-11-14T22:13:20  yes",
-        "k-1  unspecified  id-of-two  w-9     0 B      -                    -",
-        "k-0  image                   alpha   0 B      -                    -",
+        "ID   KIND         WORKLOAD   WORKER  SIZE     CREATED               IN USE",
+        "k-2  application  one        alpha   3.0 GiB  2023-11-14T22:13:20Z  yes",
+        "k-1  unspecified  id-of-two  w-9     0 B      -                     -",
+        "k-0  image                   alpha   0 B      -                     -",
     ]
     done = leasehold("get", "checkpoints", "one", "-o", "json")
     [document, *_] = json.loads(done.stdout)["checkpoints"]
@@ -96,9 +96,9 @@ def test_what_is_damaged_says_so(leasehold: CommandLine, scripted: ScriptedCoord
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ("rm checkpoint", "Missing argument 'ID...'"),
-        ("rm workload", "Missing argument 'WORKLOAD...'"),
-        ("checkpoint", "Missing argument 'WORKLOAD'"),
+        ("rm checkpoint", "name either checkpoints, or --all"),
+        ("rm workload", "name a workload, or choose some by -l, --filter or --all"),
+        ("checkpoint", "name a workload, or choose some by -l, --filter or --all"),
         ("wake one --to gamma/0", "no GPU is at 'gamma/0'"),
     ],
 )
@@ -165,14 +165,10 @@ def test_parked_workloads_tell_how_and_where(leasehold: CommandLine, scripted: S
     scripted.answers["ListWorkloads"] = lambda request, context: workload_service_pb2.ListWorkloadsResponse(
         workloads=listed
     )
-    lines = leasehold("get", "workloads").stdout.splitlines()
-    assert [line.split("  PID")[0].rstrip() for line in lines[:1]] == [
-        "NAME   STATE              GPUS  PARKED                    EVICTION"
-    ]
-    assert [line[:80].rstrip() for line in lines[1:]] == [
+    lines = leasehold("get", "workloads", "--columns", "name,state,gpus,parked,eviction").stdout.splitlines()
+    assert lines == [
+        "NAME   STATE              GPUS  PARKED                    EVICTION",
         "one    SLEEPING(yielded)  -     -                         discard+keep_running",
         "two    CHECKPOINTED       -     1.0 GiB, 2.0 GiB on disk  -",
         "three  STOPPED            -     1.0 GiB on disk           retain+stop",
     ]
-    listed[:] = [workload()]
-    assert "EVICTION" not in leasehold("get", "workloads").stdout

@@ -164,7 +164,7 @@ def test_what_is_so_already_is_said(leasehold: CommandLine, fleet: ScriptedCoord
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ("cordon --reason x", "Missing argument 'TARGET...'"),
+        ("cordon --reason x", "name either a GPU or a worker, or choose workers by -l or --all"),
         ("cordon alpha", "Missing option '--reason'"),
         ("cordon gamma --reason x", "no worker is named 'gamma'"),
         ("uncordon alpha alpha", "a second time"),

@@ -88,7 +88,7 @@ def test_a_helper_may_leave_all_to_its_worker() -> None:
         ("--memory -1GiB", "'-1GiB' is not a size"),
         ("--disk nan", "'nan' is not a size"),
         ("--gpu-units 0", "0 is not in the range"),
-        ("--acceptable-units x", "'x' is not a valid integer"),
+        ("--acceptable-units x", "'x' is not a whole number"),
         ("--prefer nearest", "'nearest' is not one of"),
         ("--cpu 0", "'0' is not a number of cores"),
         ("--cpu nan", "'nan' is not a number of cores"),
@@ -100,7 +100,7 @@ def test_a_helper_may_leave_all_to_its_worker() -> None:
         ("--helper stop --yield-signal NOPE", "'NOPE' is not a signal"),
         ("--helper stop --yield-signal 0", "'0' is not a signal"),
         ("--helper stop --yield-signal KILL", "SIGKILL can't be handled by a program"),
-        ("--helper stop --yield-grace -1", "-1.0 is not in the range"),
+        ("--helper stop --yield-grace -1", "-1 is not in the range"),
     ],
 )
 def test_what_breaks_a_rule_is_bad_usage(options: str, match: str) -> None:

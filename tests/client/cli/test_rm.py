@@ -90,12 +90,29 @@ def test_what_several_workers_list_is_deleted_once_by_the_one_that_made_it(
     watched(scripted, done_command(Operation(delete_checkpoints=operation_pb2.DeleteCheckpointsOperation())))
     dry = leasehold("rm", "checkpoint", "k-5", "--dry-run")
     assert dry.stdout.splitlines()[1:] == [
-        "k-5  unspecified            beta    1.0 GiB  -        -",
+        "k-5  unspecified            beta    1.0 GiB  -    -",
         "would free 1.0 GiB on disk",
     ]
     assert leasehold("rm", "checkpoint", "k-5").code == 0
     [request] = scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
     assert (request.worker, list(request.operation.checkpoint_ids)) == ("w-2", ["k-5"])
+
+
+def test_all_checkpoints_that_nobody_needs_are_deleted(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, *MADE)
+    watched(scripted, done_command(Operation(delete_checkpoints=operation_pb2.DeleteCheckpointsOperation())))
+    dry = leasehold("rm", "checkpoint", "--all", "--dry-run")
+    assert [line.split()[0] for line in dry.stdout.splitlines()] == ["ID", "k-1", "k-0", "would"]
+    assert "delete k-1, k-0: without a terminal" in leasehold("rm", "checkpoint", "--all").stderr
+    assert not scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
+    assert leasehold("rm", "checkpoint", "--all", "--yes").code == 0
+    requests = scripted.asked(workload_service_pb2.DeleteCheckpointsRequest)
+    assert sorted(list(request.operation.checkpoint_ids) for request in requests) == [["k-0"], ["k-1"]]
+    assert leasehold("rm", "checkpoint", "k-0", "--all").code == 2
+    serve(scripted, MADE[0])
+    assert "nothing was done" in leasehold("rm", "checkpoint", "--all").stderr
 
 
 @pytest.mark.parametrize("needing", ["w-1", "w-2"])

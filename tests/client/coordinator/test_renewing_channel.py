@@ -48,7 +48,7 @@ def test_a_client_renews_and_calls_with_the_new_certificate(coordinator: Renewal
     with Client() as client:
         client.workers()
         change(renew_s=time.time() - 1)
-        client._connection.channel._context = read_contexts().get("alice")  # type: ignore[attr-defined]
+        client._connection.channel._context._context = read_contexts().get("alice")  # type: ignore[attr-defined]
         client.workers()
         client.workers()
     first, second, third = coordinator.callers
@@ -60,7 +60,7 @@ def test_a_client_renews_and_calls_with_the_new_certificate(coordinator: Renewal
 def test_a_renewal_by_another_process_is_taken_over(coordinator: Renewals) -> None:
     stale = read_contexts().get("alice")
     with Client() as client:
-        client._connection.channel._context = stale  # type: ignore[attr-defined]
+        client._connection.channel._context._context = stale  # type: ignore[attr-defined]
         client.workers()
     assert len(coordinator.keys) == 1
 

@@ -1,7 +1,7 @@
 """Streams that break, without a wire."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 from leasehold_client.coordinator import retry
@@ -11,16 +11,23 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 pytestmark = pytest.mark.usefixtures("short_outages")
 
 
+def raising(error: LeaseholdError) -> list[str]:
+    raise error
+
+
 def test_a_stream_that_ends_has_ended() -> None:
-    assert list(resume(lambda: iter("ab"))) == ["a", "b"]
+    def stream() -> Generator[str]:
+        yield from "ab"
+
+    assert list(resume(stream)) == ["a", "b"]
 
 
 def test_other_errors_are_raised_at_once() -> None:
     opened = []
 
-    def refused() -> list[str]:
+    def refused() -> Generator[str]:
         opened.append(1)
-        raise LeaseholdError("no such thing", "UNKNOWN_WORKLOAD")
+        yield from raising(LeaseholdError("no such thing", "UNKNOWN_WORKLOAD"))
 
     with pytest.raises(LeaseholdError, match="no such thing"):
         list(resume(refused))
@@ -28,8 +35,8 @@ def test_other_errors_are_raised_at_once() -> None:
 
 
 def test_an_outage_ends_at_its_limit() -> None:
-    def away() -> list[str]:
-        raise NoCoordinatorError("away")
+    def away() -> Generator[str]:
+        yield from raising(NoCoordinatorError("away"))
 
     with pytest.raises(NoCoordinatorError):
         list(resume(away))
@@ -38,7 +45,7 @@ def test_an_outage_ends_at_its_limit() -> None:
 def test_an_answer_begins_the_limit_anew() -> None:
     attempts = iter(range(100))
 
-    def flaky() -> Iterator[int]:
+    def flaky() -> Generator[int]:
         number = next(attempts)
         if number < 3:
             time.sleep(0.2)  # three outages, together longer than the limit
@@ -52,7 +59,7 @@ def test_a_stream_that_was_long_quiet_has_the_whole_limit(monkeypatch: pytest.Mo
     monkeypatch.setattr(retry, "CONNECT_TIMEOUT_S", 0.05)
     attempts = iter(range(100))
 
-    def quiet() -> Iterator[int]:
+    def quiet() -> Generator[int]:
         number = next(attempts)
         if number < 4:
             time.sleep(0.15)  # longer than a connection takes to make, and never an answer

@@ -5,7 +5,9 @@ from leasehold.v1 import gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.worker_pb2 import FleetGpu, MachineResources, Worker
-from leasehold_client.display.fleet_tables import echo_gpus, echo_workers, echo_workloads, gpu_reason
+from leasehold_client.arguments.gpu_names import gpu_places
+from leasehold_client.display.fleet_tables import GPU_COLUMNS, WORKER_COLUMNS, gpu_reason, workload_columns
+from leasehold_client.display.tables import View, echo_table
 
 from tests.client.scripted_coordinator import GPUS, workload
 
@@ -24,11 +26,12 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
         memory_total_bytes=16 * 2**30,
         memory_free_bytes=3 * 2**29,
     )
-    echo_workers(
+    echo_table(
+        WORKER_COLUMNS,
         [
             Worker(name="alpha", state=worker_pb2.WORKER_STATE_CONNECTED, cordon=CORDON, resources=machine),
             Worker(name="beta", state=worker_pb2.WORKER_STATE_LOST),
-        ]
+        ],
     )
     headings, alpha, beta = columns(capsys.readouterr().out)
     assert headings[5:7] == ["CPU", "MEMORY"]
@@ -53,7 +56,10 @@ def test_a_cordoned_worker_says_why_and_what_of_its_host_is_free(capsys: pytest.
 def test_a_gpu_says_what_its_slot_is_doing(
     state: lease_pb2.SlotState.ValueType, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    echo_gpus([FleetGpu(worker_name="alpha", gpu=Gpu(slot=1, name="H100"), lease=GpuLease(state=state))])
+    echo_table(
+        GPU_COLUMNS,
+        [FleetGpu(worker_name="alpha", gpu=Gpu(slot=1, name="H100"), lease=GpuLease(state=state))],
+    )
     headings, row = columns(capsys.readouterr().out)
     assert row[:2] == ["alpha/1", word]
     assert (headings[-1], row[-1]) == ("REASON", "-")
@@ -78,47 +84,31 @@ def test_everything_that_is_known_against_a_gpu_is_told() -> None:
     assert gpu_reason(GpuLease(health=gpu_pb2.GPU_HEALTH_OK)) == ""
 
 
-def test_workloads_say_where_they_come_from_only_where_that_is_something(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    plain = workload()
-    plain.user = "root"
-    echo_workloads([plain], GPUS)
-    assert columns(capsys.readouterr().out)[0] == ["NAME", "STATE", "GPUS", "PARKED", "PID", "CREATED", "ID"]
+def test_the_columns_of_workloads_are_the_same_for_every_list(capsys: pytest.CaptureFixture[str]) -> None:
     claimed = workload("mine")
     claimed.origin, claimed.user = workload_pb2.WORKLOAD_ORIGIN_CLAIM, "ann"
-    echo_workloads([plain, claimed], GPUS)
-    headings, first, second = columns(capsys.readouterr().out)
-    assert headings[:5] == ["NAME", "STATE", "ORIGIN", "USER", "GPUS"]
-    assert first[2:5] == ["run", "root", "alpha/0"]
-    assert second[2:4] == ["claim", "ann"]
-
-
-def test_users_are_told_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = workload(), workload("two")
-    first.user, second.user = "ann", "bob"
-    echo_workloads([first, second], GPUS)
-    assert columns(capsys.readouterr().out)[0][:4] == ["NAME", "STATE", "USER", "GPUS"]
-
-
-def test_owners_are_shown_if_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = [workload("one"), workload("two")]
-    for one, owner in zip(listed, ("local/ann", "user/ben"), strict=True):
-        one.owner = owner
-    echo_workloads(listed, GPUS)
-    headings, first, second = columns(capsys.readouterr().out)
-    assert (headings[2], first[2], second[2]) == ("OWNER", "local/ann", "user/ben")
+    claimed.owner = "host/alpha/ann"
+    columns_of = workload_columns(gpu_places(GPUS))
+    headings = ["NAME", "STATE", "GPUS", "OWNER", "PARKED", "AGE"]
+    for listed in ([], [workload()], [workload(), claimed]):
+        echo_table(columns_of, listed)
+        assert columns(capsys.readouterr().out)[0] == headings
+    echo_table(columns_of, [workload(), claimed], View(names=("name", "owner", "origin", "user")))
+    assert columns(capsys.readouterr().out)[1:] == [
+        ["one", "-", "run", "-"],
+        ["mine", "host/alpha/ann", "claim", "ann"],
+    ]
 
 
 def test_a_helper_that_gave_its_gpus_back_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     helper = workload()
     helper.status.state, helper.status.yielded = workload_pb2.WORKLOAD_STATE_SUSPENDED, True
-    echo_workloads([helper], GPUS)
+    echo_table(workload_columns(gpu_places(GPUS)), [helper])
     assert "SUSPENDED(yielded)" in capsys.readouterr().out
 
 
 def test_no_workloads_are_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    echo_workloads([], GPUS)
+    echo_table(workload_columns(gpu_places(GPUS)), [])
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -126,6 +116,6 @@ def test_a_workload_of_a_worker_out_of_contact_says_as_of_when(capsys: pytest.Ca
     seen, unheard = workload("one"), workload("two")
     seen.out_of_contact = unheard.out_of_contact = True
     seen.report_time.FromSeconds(1_800_000_000)
-    echo_workloads([seen, unheard], GPUS)
+    echo_table(workload_columns(gpu_places(GPUS)), [seen, unheard])
     _, *rows = columns(capsys.readouterr().out)
-    assert [row[1] for row in rows] == ["RUNNING(as of 2027-01-15T08:00:00)", "RUNNING(never reported)"]
+    assert [row[1] for row in rows] == ["RUNNING(as of 2027-01-15T08:00:00Z)", "RUNNING(never reported)"]

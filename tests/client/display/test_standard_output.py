@@ -20,6 +20,9 @@ VERBS = [
     "suspend one",
     "suspend one -o json",
     "suspend one --no-wait",
+    "describe gpu alpha/0",
+    "completion bash",
+    "version --client",
     "logs one",
 ]
 

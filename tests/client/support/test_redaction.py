@@ -1,5 +1,6 @@
 """What a bundle keeps and removes."""
 
+import re
 import time
 
 import msgspec
@@ -9,6 +10,8 @@ from leasehold_coordinator.server.config import CoordinatorConfig
 from leasehold_worker.agent.config import WorkerConfig
 
 CANARY = "canary-4f1d9c"
+LETTERS = "canary4f1d9c8b2e71"
+CAPITALS = "CANARY4F1D9C8B2E71"
 
 
 @pytest.mark.parametrize(
@@ -74,6 +77,62 @@ def test_known_forms_of_secrets_are_removed_from_text(text: str) -> None:
     assert CANARY not in without_secrets(f"before {text} after")
 
 
+@pytest.mark.parametrize("place", ["{}", "refused: {}", "url=https://x/?q={}&b=1", '["{}"]', "a-{}, next"])
+@pytest.mark.parametrize(
+    "token",
+    [
+        *(f"gh{kind}_{LETTERS}" for kind in "oprsu"),
+        f"github_pat_11AB_{LETTERS}",
+        f"glpat-{LETTERS}",
+        f"glrt-t3_{LETTERS}.01",
+        f"xoxb-1234567890-{LETTERS}",
+        f"xoxe.xoxp-1-{LETTERS}",
+        f"xapp-1-A0-{LETTERS}",
+        f"AKIA{CAPITALS}",
+        f"ASIA{CAPITALS}",
+        f"AIzaSyA-{LETTERS}-{LETTERS}",
+        f"ya29.a0-{LETTERS}",
+        f"hf_{LETTERS}",
+        f"sk-{LETTERS}",
+        f"sk-ant-api03-{LETTERS}-{LETTERS}",
+        f"sk_live_{LETTERS}",
+        f"nvapi-{LETTERS}",
+        f"pypi-AgEI{LETTERS}",
+        f"npm_{LETTERS}",
+        f"dckr_pat_{LETTERS}",
+        f"eyJhbGciOi.{LETTERS}.{LETTERS}",
+        f"eyJhbGciOi..{LETTERS}.{LETTERS}.{LETTERS}",
+    ],
+)
+def test_tokens_of_other_products_are_removed_wherever_they_stand(token: str, place: str) -> None:
+    told = without_secrets(place.format(token))
+    assert not {LETTERS, CAPITALS} & set(re.findall(r"[A-Za-z0-9]+", told)), told
+    assert "(removed)" in told
+
+
+def test_a_key_whose_begin_is_cut_off_is_removed() -> None:
+    lines = [f"2026-11-26 leasehold[1]: {LETTERS}" for _ in range(50)]
+    log = "\n".join([*lines, "2026-11-26 leasehold[1]: -----END X509 CRL-----", "the next line"])
+    assert without_secrets(log) == "(removed)\nthe next line"
+    whole = "first\n-----BEGIN KEY-----\nsecond\n-----END KEY-----\nlast"
+    assert without_secrets(whole) == "first\n(removed)\nlast"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hf_model_name_or_path: meta/llama-3.1-70b-instruct",
+        "disk-usage-of-the-whole-machine 93 %, task-1234567890abcdefgh",
+        "glibc-2.36-9-and-newer-versions, boxox-and-greetings-to-all",
+        "command c-5e1f00aabbccddeeff00112233445566 of GPU-6d1b2c3a-0000-1111-2222-333344445555",
+        "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "BAKIA" + CAPITALS,
+    ],
+)
+def test_ordinary_words_are_no_tokens(line: str) -> None:
+    assert without_secrets(line) == line
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "piece",
@@ -93,6 +152,13 @@ def test_known_forms_of_secrets_are_removed_from_text(text: str) -> None:
         "-----BEGIN A",
         "Bearer ",
         "token ",
+        "sk-",
+        "glpat-",
+        "-hf_a",
+        "xoxa-",
+        "a\n",
+        "-----END A",
+        "-----END A\n",
     ],
 )
 def test_the_time_is_linear_in_the_text(piece: str) -> None:

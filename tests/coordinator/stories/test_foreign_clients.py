@@ -2,9 +2,12 @@
 
 import base64
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
+from importlib.resources import files
 from pathlib import Path
 from shutil import which
 from typing import Any, Final
@@ -23,6 +26,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 LIBRARIES: Final = ROOT / ".cache/foreign_client"
 """What ``make foreign-client`` installs. The test uses no other."""
 
+PAGE: Final = ROOT / "docs/api.md"
 BUF: Final = Path(sys.executable).parent / "buf"
 
 
@@ -66,6 +70,61 @@ def test_a_client_of_node(coordinator: CoordinatorProcess, worker: ScriptedWorke
     assert found["unknown"]["google.rpc.ErrorInfo"]["reason"] == "UNKNOWN_WORKLOAD"
     assert found["negative"]["code"] == "INVALID_ARGUMENT"
     assert found["negative"]["google.rpc.ErrorInfo"]["metadata"]["field"] == "spec.resources.gpu_count"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with the credentials where a coordinator creates them."""
+    directory = tmp_path / ".local/state/leasehold"
+    directory.parent.mkdir(parents=True)
+    directory.symlink_to(credentials_directory())
+    return tmp_path
+
+
+@pytest.mark.parametrize("language", ["python", "js", "bash"])
+def test_a_call_of_the_page(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker, home: Path, language: str
+) -> None:
+    if language == "js" and not (which("node") and (LIBRARIES / "installed").exists()):
+        pytest.skip("no Node.js or no libraries here: install nodejs and run `make foreign-client`")
+    worker.welcome()
+    calls = PAGE.read_text().partition("\n## Calls\n")[2].partition("\n## ")[0]
+    (program,) = re.findall(rf"^```{language}\n(.*?)^```$", calls, re.MULTILINE | re.DOTALL)
+    program = program.replace("127.0.0.1:7400", coordinator.address)
+    interpreter = {"python": [sys.executable, "-c"], "js": ["node", "-e"], "bash": ["bash", "-ec"]}[language]
+    variables = {
+        **os.environ,
+        "HOME": str(home),
+        "NODE_PATH": str(LIBRARIES / "node_modules"),
+        "PATH": f"{BUF.parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [*interpreter, program],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for uuid in ("GPU-alpha-0", "GPU-alpha-1"):
+        assert uuid in done.stdout
+
+
+def test_the_published_descriptors_serve_a_call(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    worker.welcome()
+    directory = credentials_directory()
+    header = f"authorization: Bearer {(directory / 'client.token').read_text().strip()}"
+    schema = str(files("leasehold") / "descriptors.binpb")
+    address = f"https://{coordinator.address}/leasehold.v1.FleetService/ListWorkers"
+    options = ["--schema", schema, "--cacert", str(directory / "ca.pem"), "--header", header]
+    arguments = [str(BUF), "curl", "--protocol", "grpc", *options, address]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workers"][0]["name"] == "alpha"
 
 
 def buf_curl(coordinator: CoordinatorProcess, method: str, request: str) -> subprocess.CompletedProcess[str]:

@@ -132,7 +132,10 @@ def test_the_process_of_the_worker_is_told_from_another_with_its_pid() -> None:
     effective = int(Path("/proc/self/status").read_text().split("CapEff:\t")[1].split()[0], 16)
     assert [found.has(number) for number in range(41)] == [bool(effective >> n & 1) for n in range(41)]
     assert main_process(replace(UNIT, control_group="/system.slice/another.service")) is None
-    assert main_process(replace(UNIT, main_pid=0)) is None
+    assert main_process(replace(UNIT, control_group=group, main_pid=0)) is None
+    assert main_process(replace(UNIT, control_group="")) is None
+    if group != "/":
+        assert main_process(replace(UNIT, control_group=group[:-1])) is None, "a name that begins alike"
 
 
 def test_the_socket(patient: Examination) -> None:

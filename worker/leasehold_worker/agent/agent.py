@@ -14,6 +14,7 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest
 
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import StopWorkloads, WorkerConfig
+from leasehold_worker.agent.gauges import WorkerGauges
 from leasehold_worker.agent.gpu_locks import hold_gpus
 from leasehold_worker.agent.records import Records
 from leasehold_worker.agent.recovery import Recovery
@@ -27,6 +28,8 @@ from leasehold_worker.host.service_manager import ServiceManager
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.health_port import serve_health
+from leasehold_worker.local_api.metrics_port import serve_metrics
+from leasehold_worker.local_api.metrics_tls import MetricsTls
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import serve_locally
 from leasehold_worker.local_api.unix_socket import LocalSocket
@@ -155,6 +158,10 @@ async def _run(
             preemption = Preemption(pool, parts.workloads, commands, claims.ask_to_yield)
             hook_retries = HookRetries(parts.workloads.all, commands.carry_out)
             recovery = Recovery(parts, journal, commands)
+            renewal = Renewal(state_directory, config.coordinator)
+            gauges = WorkerGauges(identity, parts, commands, journal, coordinator_session, renewal, clock)
+            tls_files = config.metrics_tls_files
+            metrics_tls = await trio.to_thread.run_sync(MetricsTls, tls_files) if tls_files else None
             await trio.to_thread.run_sync(parts.disk.sweep)
             recovery.rebuild()
             strays = Strays(parts, workloads_path, config.socket_path)
@@ -167,7 +174,7 @@ async def _run(
             nursery.start_soon(recovery.settle)
             nursery.start_soon(commands.stalls.run)
             nursery.start_soon(coordinator_session.run)
-            nursery.start_soon(Renewal(state_directory, config.coordinator).run)
+            nursery.start_soon(renewal.run)
             nursery.start_soon(parts.health.run)
             nursery.start_soon(parts.foreign.run, parts.workloads)
             nursery.start_soon(parts.readiness.run)
@@ -177,6 +184,7 @@ async def _run(
             nursery.start_soon(bound_outputs, parts.workloads.outputs, config.output_limit_bytes)
             async with (
                 serve_health(config.health_listen, lambda: coordinator_session.is_connected),
+                serve_metrics(config.metrics_address, metrics_tls, gauges.read),
                 serve_locally(local_socket, claims, answers, parts.applications),
             ):
                 claims.expect_resumption()

@@ -4,13 +4,20 @@ import gc
 import os
 import signal
 from pathlib import Path
+from typing import Final
 
 import click
 
 from leasehold_worker import __version__
 
+EPILOG: Final = """\b
+Examples:
+  leasehold worker --name alpha
+  leasehold worker --join-file gpu-07.token
+"""
 
-@click.command(name="worker")
+
+@click.command(name="worker", epilog=EPILOG)
 @click.version_option(__version__)
 @click.option(
     "--coordinator",
@@ -57,6 +64,14 @@ from leasehold_worker import __version__
     help="Address for health checks (grpc.health.v1) without TLS and identity.  [default: none]",
 )
 @click.option(
+    "--metrics-listen",
+    metavar="HOST:PORT",
+    help=(
+        "Address for metrics (OpenMetrics) under /metrics; off loopback with TLS, or "
+        "insecure:HOST:PORT.  [default: none]"
+    ),
+)
+@click.option(
     "--stop-workloads",
     type=click.Choice(["leave", "park", "stop"]),
     help=(
@@ -76,6 +91,11 @@ from leasehold_worker import __version__
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Level of the log on standard error.  [default: info]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Format of the log on standard error.  [default: text]",
+)
 def command(
     coordinator: str | None,
     credentials: Path | None,
@@ -86,9 +106,11 @@ def command(
     name: str | None,
     socket: Path | None,
     health_listen: str | None,
+    metrics_listen: str | None,
     stop_workloads: str | None,
     config_path: Path | None,
     log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run the worker agent of a GPU host.
 
@@ -115,6 +137,8 @@ def command(
         name=name,
         socket=socket,
         health_listen=health_listen,
+        metrics_listen=metrics_listen,
         stop_workloads=stop_workloads,
         log_level=log_level,
+        log_format=log_format,
     )

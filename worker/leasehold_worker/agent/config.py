@@ -19,8 +19,10 @@ from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.files.enrolment_file import read_enrolment
 from leasehold_worker.gpus.uuids import normalize_uuid
 from leasehold_worker.leasing.suspend_memory import DEFAULT_RESERVE_BYTES
+from leasehold_worker.local_api.metrics_tls import MetricsTlsFiles
+from leasehold_worker.log_format import LogFormat
 from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
-from leasehold_worker.programs.run_as import MIN_UID, RunAsSetting, check_run_as
+from leasehold_worker.programs.run_as import MIN_UID, RunAsSetting, check_run_as, is_loopback
 from leasehold_worker.session.channel import INSECURE_SCHEME
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
@@ -59,6 +61,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the worker."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    log_format: LogFormat = "text"
+    """text or json, on standard error."""
     labels: dict[str, str] = {}
     """Sent with hello."""
     driver_call_floor_s: float = CALL_FLOOR_S
@@ -77,6 +81,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Disk kept free on the state directory's volume: bytes, or a size. At least a tenth is kept free."""
     health_listen: str = ""
     """Address for health checks without TLS and identity, HOST:PORT. Empty: none."""
+    metrics_listen: str = ""
+    """Address for metrics, HOST:PORT, or insecure:HOST:PORT without TLS. Empty: none."""
+    metrics_tls_certificate: Path | None = None
+    """File with the server's certificate for metrics, as PEM. Off loopback, all three files are needed."""
+    metrics_tls_key: Path | None = None
+    """File with the private key of ``metrics_tls_certificate``, as PEM."""
+    metrics_tls_client_ca: Path | None = None
+    """File with the authorities of clients for metrics, as PEM."""
     socket: Path | None = None
     """Socket of the local API. None: worker.sock in the state directory."""
     socket_group: str = ""
@@ -126,6 +138,20 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def socket_path(self) -> Path:
         """Path of the local API's socket."""
         return self.socket or self.state_dir / "worker.sock"
+
+    @property
+    def metrics_address(self) -> str:
+        """``metrics_listen`` without its scheme."""
+        return self.metrics_listen.removeprefix(INSECURE_SCHEME)
+
+    @property
+    def metrics_tls_files(self) -> MetricsTlsFiles | None:
+        """The files of TLS for metrics. None: there are none."""
+        certificate, key = self.metrics_tls_certificate, self.metrics_tls_key
+        client_ca = self.metrics_tls_client_ca
+        if certificate is None or key is None or client_ca is None:
+            return None
+        return MetricsTlsFiles(certificate, key, client_ca)
 
     @property
     def image_path(self) -> Path:
@@ -189,12 +215,9 @@ def load_config(
             f"the coordinator's address {config.coordinator!r} is not HOST:PORT: write it like "
             f"{DEFAULT_COORDINATOR}"
         )
-    health_host, _, health_port = config.health_listen.rpartition(":")
-    if config.health_listen and not (health_host and health_port.isdecimal() and int(health_port) < 65536):
-        raise StartError(
-            f"the address for health checks {config.health_listen!r} is not HOST:PORT: write it like "
-            "0.0.0.0:7404"
-        )
+    _check_listener("health checks", config.health_listen, "0.0.0.0:7404")
+    _check_listener("metrics", config.metrics_address, "127.0.0.1:7407")
+    _check_metrics(config)
     if not WORKER_NAME.fullmatch(config.name):
         raise StartError(
             f"invalid worker name {config.name!r}: use 1 to 64 letters, digits, '-', '_' or '.', and start "
@@ -231,6 +254,29 @@ def load_config(
                 f"gpu_units of {model!r} are {units}: name a part of the product's name, and give 1 or more"
             )
     return config
+
+
+def _check_listener(use: str, address: str, example: str) -> None:
+    host, _, port = address.rpartition(":")
+    if address and not (host and port.isdecimal() and int(port) < 65536):
+        raise StartError(f"the address for {use} {address!r} is not HOST:PORT: write it like {example}")
+
+
+def _check_metrics(config: WorkerConfig) -> None:
+    """Refuses metrics that other hosts could read without a certificate, unless the settings say so."""
+    files = config.metrics_tls_certificate, config.metrics_tls_key, config.metrics_tls_client_ca
+    is_insecure = config.metrics_listen.startswith(INSECURE_SCHEME)
+    if any(files) and (not all(files) or is_insecure or not config.metrics_listen):
+        raise StartError(
+            "metrics_tls_certificate, metrics_tls_key and metrics_tls_client_ca belong together, and to an "
+            "address metrics_listen without insecure: give all of them, or none"
+        )
+    if config.metrics_listen and not (any(files) or is_insecure or is_loopback(config.metrics_listen)):
+        raise StartError(
+            f"the address for metrics {config.metrics_listen!r} is off loopback, and has no TLS: give "
+            "metrics_tls_certificate, metrics_tls_key and metrics_tls_client_ca in the settings file, or "
+            f"write {INSECURE_SCHEME}{config.metrics_listen} if only a trusted network reaches it"
+        )
 
 
 def _with_enrolment(

@@ -12,6 +12,7 @@ from typing import Final
 import click
 import trio
 
+from leasehold_worker import __version__
 from leasehold_worker.agent.agent import run_agent
 from leasehold_worker.agent.config import WorkerConfig, load_config
 from leasehold_worker.errors import StartError
@@ -27,9 +28,10 @@ from leasehold_worker.files.workload_files import USER_FOLDERS
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.capabilities import give_up_unneeded
 from leasehold_worker.log_context import ContextFilter
-from leasehold_worker.log_format import LogFormatter
+from leasehold_worker.log_format import formatter_of
 from leasehold_worker.session.enrolment import TICKET_LIMIT, read_ticket, ticket_name
 from leasehold_worker.session.enrolment import join as enrol
+from leasehold_worker.tracing import open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +114,10 @@ def _join_token(join: str | None, join_file: Path | None) -> str | None:
 def _prepare(config: WorkerConfig) -> None:
     """Sets the log, the umask and the capabilities of the process."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
+    handler.setFormatter(formatter_of(config.log_format))
     handler.addFilter(ContextFilter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
+    open_tracing("leasehold-worker", __version__)
     os.umask(UMASK)
     give_up_unneeded(
         config.state_dir / USER_FOLDERS,

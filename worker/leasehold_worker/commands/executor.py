@@ -18,8 +18,9 @@ from leasehold.v1.command_pb2 import CommandState
 from leasehold.v1.operation_pb2 import Operation
 from leasehold.worker.v1.session_pb2 import CommandFrame, CommandSpec, CommandUpdate
 
+from leasehold_worker import tracing
 from leasehold_worker.change import Change
-from leasehold_worker.commands import journal_file
+from leasehold_worker.commands import journal_file, operation_trace
 from leasehold_worker.commands.execution import Execution, Perform
 from leasehold_worker.commands.intents import Intent
 from leasehold_worker.commands.journal import Journal
@@ -39,6 +40,7 @@ from leasehold_worker.commands.ledger import (
     workload_ids,
 )
 from leasehold_worker.commands.messages import fitting, result_message
+from leasehold_worker.commands.operation_metrics import outcome_name, reason_name, record, verb_of
 from leasehold_worker.commands.outcomes import outcome_of
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.commands.states import (
@@ -94,6 +96,8 @@ class Commands:
         self._unwritten: set[str] = set()
         """Ids of ended commands whose outcome is not on disk yet."""
         self._executions: dict[str, Execution] = {}
+        self._session_id = ""
+        """The present session, for the log."""
         self._closed = False
         self._finished = Change()
         self._local: dict[str, Callable[[CommandUpdate], None]] = {}
@@ -128,8 +132,15 @@ class Commands:
             if update.command_id not in self._unwritten and not is_local(update.command_id)
         ]
 
-    def receive(self, frame: CommandFrame, epoch: int) -> None:
-        """Accepts a command or its cancellation. A known command is answered with its current state."""
+    def receive(self, frame: CommandFrame, epoch: int, session_id: str = "") -> None:
+        """Accepts a command or its cancellation. A known command is answered with its current state.
+
+        Args:
+            frame: The frame.
+            epoch: The highest epoch that this worker has seen.
+            session_id: The session, for the log. Empty: the worker's own command.
+        """
+        self._session_id = session_id or self._session_id
         crash_point("command-received")
         refusal = self._refusal(frame.command)
         received_s = time.time() - self.stalls.waited_s()
@@ -289,7 +300,16 @@ class Commands:
     async def _execute(self, execution: Execution) -> None:
         entry = execution.entry
         workloads = ",".join(workload_ids(entry.command))
-        with log_context(epoch=str(entry.epoch or ""), command=entry.command_id, workload=workloads):
+        session = self._session_id if entry.epoch else ""
+        with log_context(
+            session=session,
+            epoch=str(entry.epoch or ""),
+            command=entry.command_id,
+            workload=workloads,
+            trace=tracing.trace_id(entry.command.trace_parent),
+        ):
+            verb = verb_of(entry.command)
+            logger.info("%s begins%s", verb, _for_whom(entry.command), extra={"verb": verb})
             await self._perform_and_finish(execution)
 
     async def _perform_and_finish(self, execution: Execution) -> None:
@@ -315,9 +335,13 @@ class Commands:
             progress.warnings.append(too_late)
         progress.close(failed=error is not None)
         del self._executions[command.command_id]
-        self._finish(command, outcome_of(error, progress), error, progress, time.monotonic() - started)
+        state, duration_s = outcome_of(error, progress), time.monotonic() - started
+        record(command, state, error, progress, duration_s)
+        operation_trace.export(command, state, error, progress, started)
+        self._finish(command, state, error, progress, duration_s)
 
     def _enter(self, command: CommandSpec, phase: str) -> None:
+        logger.debug("phase %s", phase, extra={"verb": verb_of(command), "phase": phase})
         self._carry_out(self._ledger.progress(command.command_id, phase))
         crash_point(f"phase-{phase}")
 
@@ -342,12 +366,24 @@ class Commands:
             error=error.to_proto() if error else None,
             workloads=self._workloads_of([*workload_ids(command), *preempted_by(command)]),
         )
-        logger.info(
+        logger.log(
+            logging.WARNING if state == FAILED else logging.INFO,
             "%s %s after %.3f s%s",
-            command.operation.WhichOneof("kind") or "unknown operation",
-            CommandState.Name(state).removeprefix("COMMAND_STATE_"),
+            verb_of(command),
+            outcome_name(state),
             duration_s,
             f": {error.message}" if error else "",
+            extra={
+                "verb": verb_of(command),
+                "outcome": outcome_name(state),
+                "duration_s": round(duration_s, 6),
+                **({"reason": reason_name(error)} if error else {}),
+            },
         )
         self._carry_out(self._ledger.finish(fitting(update)))
         self._finished.notify()
+
+
+def _for_whom(command: CommandSpec) -> str:
+    """The owner of a command's workload, for the log."""
+    return f" for {command.owner}" if command.owner else ""

@@ -8,6 +8,7 @@ accepts them.
 import contextlib
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Final, final
 import trio
 from leasehold.v1 import errors_pb2
 
+from leasehold_worker import metrics
 from leasehold_worker.commands.journal_file import PROBE, Contents, JournalFile, Statement
 from leasehold_worker.errors import OperationError
 
@@ -67,6 +69,11 @@ class Journal:
     def contents(self) -> Contents:
         """The state that an earlier run of the worker stored."""
         return self._file.contents
+
+    @property
+    def waiting(self) -> int:
+        """Number of writes that wait for the disk."""
+        return len(self._waiting) + len(self._later)
 
     @property
     def is_settled(self) -> bool:
@@ -182,12 +189,9 @@ class Journal:
         batch = [*self._later.items(), *self._waiting.items()]
         self._later, self._waiting = {}, {}
         try:
-            await trio.to_thread.run_sync(
-                self._file.commit,
-                [statement for _, write in batch for statement in write.statements],
-                abandon_on_cancel=True,
-            )
+            await self._commit([statement for _, write in batch for statement in write.statements])
         except sqlite3.Error as error:
+            metrics.JOURNAL_ERRORS.inc()
             await self._refuse(batch, error)
             return
         if self.refusal is not None:
@@ -196,6 +200,13 @@ class Journal:
         for _, write in batch:
             for then in write.then:
                 then()
+
+    async def _commit(self, statements: list[Statement]) -> None:
+        began_s = time.monotonic()
+        try:
+            await trio.to_thread.run_sync(self._file.commit, statements, abandon_on_cancel=True)
+        finally:
+            metrics.JOURNAL_COMMIT_SECONDS.observe(time.monotonic() - began_s)
 
     def _find_unavailable(self, why: str) -> OperationError:
         """Records that the journal can't be written, until a write succeeds."""

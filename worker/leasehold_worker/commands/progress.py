@@ -24,6 +24,8 @@ class OperationPhase:
     duration_s: float
     failed: bool = False
     rollback: bool = False
+    began_s: float = 0.0
+    """When it began, by the monotonic clock."""
 
 
 async def _forget(_: Intent) -> None:
@@ -96,5 +98,5 @@ class Progress:
         if self._current is not None:
             name, began = self._current
             elapsed_s = time.monotonic() - began
-            self.phases.append(OperationPhase(name, elapsed_s, failed, rollback=self._going_back))
+            self.phases.append(OperationPhase(name, elapsed_s, failed, self._going_back, began))
             self._current = None

@@ -9,8 +9,14 @@ import click
 TIMEOUT_S: Final = 30.0
 """On a host with many GPUs and no persistence mode, the first NVML call and cuInit take many seconds."""
 
+EPILOG: Final = """\b
+Examples:
+  leasehold doctor
+  leasehold doctor --host
+"""
 
-@click.command(name="doctor")
+
+@click.command(name="doctor", epilog=EPILOG)
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",

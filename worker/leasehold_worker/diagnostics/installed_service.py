@@ -2,6 +2,7 @@
 
 import pwd
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 
 from leasehold.local.v1.local_service_pb2 import ListResponse
@@ -65,7 +66,8 @@ def user_of(unit: ServiceUnit | str) -> int | None:
 def main_process(unit: ServiceUnit | str) -> MainProcess | None:
     """The process of the running worker. None: there is none, or it ended during the reading.
 
-    Its control group tells it from another process, which may have got its pid since systemd was asked.
+    Its control group tells it from another process, which may have got its pid since systemd was asked. A
+    unit without a control group has no process.
     """
     identity = identify(unit.main_pid) if isinstance(unit, ServiceUnit) and unit.main_pid else None
     if identity is None or isinstance(unit, str):
@@ -73,8 +75,9 @@ def main_process(unit: ServiceUnit | str) -> MainProcess | None:
     groups = read_process_file(identity.pid, "cgroup").decode(errors="replace").splitlines()
     effective = read_status(identity.pid).get("CapEff", "0")
     limits = read_process_file(identity.pid, "limits").decode(errors="replace").splitlines()
-    is_of_unit = any(line.split(":", 2)[-1].startswith(unit.control_group) for line in groups)
-    if not is_of_unit or not is_alive(identity):
+    own = PurePosixPath(unit.control_group)
+    is_of_unit = any(PurePosixPath(line.split(":", 2)[-1]).is_relative_to(own) for line in groups)
+    if not unit.control_group or not is_of_unit or not is_alive(identity):
         return None
     core_limit = next(
         (line.split()[4] for line in limits if line.startswith("Max core file size")), "unlimited"

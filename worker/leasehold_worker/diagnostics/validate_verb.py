@@ -27,7 +27,13 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not subscriptable at r
         return size
 
 
-@click.command(name="validate")
+EPILOG: Final = """\b
+Example:
+  leasehold validate --bytes 1GiB
+"""
+
+
+@click.command(name="validate", epilog=EPILOG)
 @click.option("--gpu", "gpu_uuid", metavar="UUID", help="GPU to use.  [default: most free memory]")
 @click.option(
     "--bytes",

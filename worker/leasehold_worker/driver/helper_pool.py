@@ -18,6 +18,7 @@ from typing import Final, final
 import msgspec
 import trio
 
+from leasehold_worker import metrics
 from leasehold_worker.change import Change
 from leasehold_worker.driver.helper_protocol import (
     PROTOCOL_ENCODER,
@@ -144,7 +145,9 @@ async def _start_helper() -> tuple[_Helper, Greeting]:
         raise _not_started(error) from error
     try:
         with trio.fail_after(START_TIMEOUT_S):
-            return helper, msgspec.json.decode(await helper.read_line(), type=Greeting)
+            greeting = msgspec.json.decode(await helper.read_line(), type=Greeting)
+            metrics.HELPER_STARTS.inc()
+            return helper, greeting
     except BaseException as error:
         await helper.close()
         if isinstance(error, trio.TooSlowError):
@@ -179,6 +182,11 @@ class Driver:
         """Version of cuda-bindings."""
         self.unavailable_reason: str | None = None
         """Why no call can succeed. None: calls can."""
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        """Numbers of idle and of busy helpers."""
+        return len(self._idle), len(self._started) - len(self._idle)
 
     async def probe(self) -> None:
         """Starts the first helper, and checks for a driver."""
@@ -219,12 +227,13 @@ class Driver:
 
     async def _call_now(self, request: Request, timeout_s: float) -> Reply:
         helper = await self._take_helper()
-        healthy = False
+        healthy = expired = False
         try:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + timeout_s) as scope:
                 reply = await helper.ask(request)
                 healthy = True
             if scope.cancelled_caught:
+                expired = True
                 raise DriverCallUnansweredError(
                     f"{request.call} of process {request.pid} did not return within {timeout_s:g} s",
                     expired=True,
@@ -237,6 +246,7 @@ class Driver:
                 self._returned.notify()
                 await self._trim()
             else:
+                metrics.HELPER_LOSSES.labels("expired" if expired else "died").inc()
                 self._started.discard(helper)
                 await helper.close()
 

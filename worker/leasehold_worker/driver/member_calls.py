@@ -113,7 +113,7 @@ class MemberCaller:
         finally:
             moved = outcome.member.total_bytes or None if step.call in TRANSFERS and not failed else None
             duration_s = time.monotonic() - started
-            outcome.phases.append(Phase(step.call, duration_s, moved, failed, step.rollback))
+            outcome.phases.append(Phase(step.call, duration_s, moved, failed, step.rollback, started))
         if moved is not None:
             chip = self._inventory.chips.get(next(iter(outcome.member.device_memory_bytes)), "")
             self._rates.learn(chip, step.call, moved, duration_s)

@@ -109,6 +109,7 @@ class Phase:
         moved_bytes: Moved device memory. None: none, or unknown.
         failed: The member did not reach the state of the call.
         rollback: The call was part of a rollback.
+        began_s: When it began, by the monotonic clock.
     """
 
     call: DriverCall
@@ -116,6 +117,7 @@ class Phase:
     moved_bytes: int | None = None
     failed: bool = False
     rollback: bool = False
+    began_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ last, and get nothing while another claim waits for GPUs alone. A claim that wai
 no GPU from preemptible workloads, since they release GPUs on request.
 """
 
+import time
 from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Waiter(Generic[Granted]):
         number: Its place among equals.
         granted: Set with ``lease``.
         lease: The granted lease.
+        since_s: Time of its arrival, by the monotonic clock.
     """
 
     workload_id: str
@@ -54,6 +56,7 @@ class Waiter(Generic[Granted]):
     number: int
     granted: trio.Event = field(default_factory=trio.Event)
     lease: Granted | None = None
+    since_s: float = field(default_factory=time.monotonic)
 
     @property
     def turn(self) -> tuple[bool, int, int]:

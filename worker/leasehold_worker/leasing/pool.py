@@ -15,6 +15,7 @@ from typing import Final, final
 
 import trio
 
+from leasehold_worker import metrics
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.claim_queue import ClaimQueue, Kept, Waiter, kept_with
 from leasehold_worker.leasing.gpu_selection import GpuRequest, PoolGpu
@@ -115,6 +116,7 @@ class GpuPool:
         try:
             await waiter.granted.wait()
         except trio.Cancelled:
+            metrics.CLAIM_WAIT_SECONDS.labels("given_up").observe(time.monotonic() - waiter.since_s)
             if waiter.lease is not None:
                 self.release(waiter.lease)
             else:
@@ -122,6 +124,7 @@ class GpuPool:
                 self.slots.note_change()
                 self.serve()
             raise
+        metrics.CLAIM_WAIT_SECONDS.labels("granted").observe(time.monotonic() - waiter.since_s)
         return waiter.lease
 
     def try_claim(

@@ -45,6 +45,14 @@ def certificate_problem(path: Path) -> str | None:
     return None
 
 
+def certificate_expiry_s(path: Path) -> float | None:
+    """When the certificate in a file expires, in seconds of the Unix epoch. None: it can't be read."""
+    try:
+        return x509.load_pem_x509_certificate(_content(path)).not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return None
+
+
 def _content(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:

@@ -3,6 +3,7 @@
 import logging
 import random
 import time
+from contextlib import suppress
 from typing import Final, final
 
 import trio
@@ -43,6 +44,8 @@ class Renewal:
     def __init__(self, state_directory: StateDirectory, coordinator: str) -> None:
         self._state_directory = state_directory
         self._coordinator = coordinator
+        self.expiry_s: float | None = None
+        """When the certificate expires, in seconds of the Unix epoch. None: none is in use."""
 
     async def run(self) -> None:
         """Renews the certificate again and again, until cancelled. Returns if the worker is not enrolled."""
@@ -86,4 +89,6 @@ class Renewal:
         is_insecure = self._coordinator.startswith(INSECURE_SCHEME)
         if enrolment is None or not enrolment.certificate or is_insecure:
             return None
+        with suppress(ValueError):  # the session reports a damaged certificate
+            self.expiry_s = expiry_s(enrolment.certificate)
         return enrolment.renew_s - time.time()

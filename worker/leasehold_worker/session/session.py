@@ -26,6 +26,7 @@ from leasehold.worker.v1.session_pb2 import (
     Welcome,
 )
 
+from leasehold_worker import metrics
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
 from leasehold_worker.crash_points import crash_point
@@ -53,6 +54,7 @@ from leasehold_worker.session.grpc_bridge import (
     violation,
 )
 from leasehold_worker.session.outbox import FRAME_LIMIT, Outbox
+from leasehold_worker.session.own_certificate import certificate_expiry_s
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
 from leasehold_worker.session.tls_failures import explain, explain_closed
@@ -72,6 +74,9 @@ EPOCH_LIMIT: Final = 2**62
 
 COALESCE_S: Final = 0.05
 """Lease changes within 100 ms share one load."""
+
+SESSION_ID_LIMIT: Final = 64
+"""Characters of the session's id in the log. The coordinator may send any id."""
 
 POLL_INTERVAL_S: Final = 0.02
 LOAD_INTERVALS_S: Final = (0.01, 3600.0)
@@ -131,6 +136,11 @@ class CoordinatorSession:
         self._leaving = False
         self.is_connected = False
         """Whether the coordinator has welcomed the worker, and the session has not ended."""
+        self._heard_s = 0.0
+        """When the session's last frame came."""
+        self.certificate_expiry_s: float | None = None
+        """When the certificate in the files of ``--credentials`` expires, in seconds of the Unix epoch. None:
+        unknown, or not in use."""
         self._epoch = state_directory.last_epoch()
         self._described = reporter.description()
         self._ignored = 0
@@ -139,6 +149,17 @@ class CoordinatorSession:
         self._answer_turn = trio.Lock()
         self._load_interval_s = self._silence_limit_s = 0.0
         self._next_load = trio.CancelScope()
+
+    @property
+    def silence_s(self) -> float | None:
+        """Time since the coordinator's last frame. None: there is no session."""
+        return trio.current_time() - self._heard_s if self.is_connected else None
+
+    @property
+    def frames_waiting(self) -> int | None:
+        """Number of frames that wait for the coordinator to read. None: there is no session."""
+        outbox = self._frames.outbox
+        return outbox.waiting if outbox is not None else None
 
     async def leave(self, reason: GoodbyeReason.ValueType) -> None:
         """Sends goodbye, and waits 2 s at most for the coordinator to end the stream, as confirmation."""
@@ -205,8 +226,9 @@ class CoordinatorSession:
         enrolment = self._state_directory.enrolment()
         if enrolment is None or not enrolment.certificate or self._coordinator.startswith(INSECURE_SCHEME):
             self._files = look(self._credentials)  # before they are read, so that no change is missed
+            self.certificate_expiry_s = certificate_expiry_s(self._credentials / CERTIFICATE_FILES[0])
             return open_channel(self._coordinator, self._credentials)
-        self._files = []
+        self._files, self.certificate_expiry_s = [], None
         require_valid(enrolment)
         return open_enrolled_channel(self._coordinator, enrolment)
 
@@ -268,24 +290,27 @@ class CoordinatorSession:
         welcome = await self._be_welcomed(frames)
         session_id = welcome.session_id
         self.is_connected = True
+        metrics.SESSIONS.inc()
+        self._heard_s = trio.current_time()
         logger.info("connected to %s, session %s, epoch %d", self._coordinator, session_id, welcome.epoch)
         nursery.start_soon(self._tell_again, outbox)
         nursery.start_soon(self._end_when_files_change)
         nursery.start_soon(self._report_loads, outbox, welcome)
         while True:
             frame = await _receive(frames, self._silence_limit_s)
+            self._heard_s = trio.current_time()
             try:
-                self._take(frame, welcome.epoch, outbox, nursery)
+                self._take(frame, welcome, outbox, nursery)
             except SessionEndError:
                 raise
             except Exception:
                 logger.exception("a %s failed because of a defect, and is skipped", frame.WhichOneof("frame"))
 
-    def _take(self, frame: ConnectResponse, epoch: int, outbox: Outbox, nursery: trio.Nursery) -> None:
+    def _take(self, frame: ConnectResponse, welcome: Welcome, outbox: Outbox, nursery: trio.Nursery) -> None:
         match frame.WhichOneof("frame"):
             case "command":
                 self._secrets.seal(frame.command.command)  # before anything of the worker keeps it
-                self._commands.receive(frame.command, epoch)
+                self._commands.receive(frame.command, welcome.epoch, welcome.session_id[:SESSION_ID_LIMIT])
             case "command_ack":
                 self._commands.acknowledge(frame.command_ack.command_id)
             case "read_output" | "plan_query" | "checkpoint_query":

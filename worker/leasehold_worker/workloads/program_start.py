@@ -123,8 +123,8 @@ class ProgramStart:
         except (OSError, LaunchError, SealError) as error:
             raise OperationError(
                 errors_pb2.ERROR_REASON_SPAWN_FAILED,
-                f"{spec.arguments[0]!r} could not be started: {error}; give a program that "
-                "exists on the worker",
+                f"{spec.arguments[0]!r} could not be started: {error}; give a program, and a working "
+                "directory if any, that exist on the worker",
             ) from error
         crash_point("program-started")
         warnings += limits.differences

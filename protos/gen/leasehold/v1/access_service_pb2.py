@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!leasehold/v1/access_service.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\x01\n\x0bRoleBinding\x12\x10\n\x08identity\x18\x01 \x01(\t\x12 \n\x04role\x18\x02 \x01(\x0e\x32\x12.leasehold.v1.Role\x12\r\n\x05users\x18\x03 \x01(\t\x12\x12\n\ngranted_by\x18\x04 \x01(\t\x12.\n\ngrant_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\":\n\x0cGrantRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.leasehold.v1.RoleBinding\";\n\rGrantResponse\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.leasehold.v1.RoleBinding\";\n\rRevokeRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.leasehold.v1.RoleBinding\"\x10\n\x0eRevokeResponse\"\x15\n\x13ListBindingsRequest\"C\n\x14ListBindingsResponse\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.leasehold.v1.RoleBinding\"\x0f\n\rWhoAmIRequest\"Z\n\x0eWhoAmIResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\x12 \n\x04role\x18\x02 \x01(\x0e\x32\x12.leasehold.v1.Role\x12\x14\n\x0con_behalf_of\x18\x03 \x01(\t*v\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_VIEWER\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04\x12\x15\n\x11ROLE_ON_BEHALF_OF\x10\x05\x32\xb2\x02\n\rAccessService\x12@\n\x05Grant\x12\x1a.leasehold.v1.GrantRequest\x1a\x1b.leasehold.v1.GrantResponse\x12\x43\n\x06Revoke\x12\x1b.leasehold.v1.RevokeRequest\x1a\x1c.leasehold.v1.RevokeResponse\x12U\n\x0cListBindings\x12!.leasehold.v1.ListBindingsRequest\x1a\".leasehold.v1.ListBindingsResponse\x12\x43\n\x06WhoAmI\x12\x1b.leasehold.v1.WhoAmIRequest\x1a\x1c.leasehold.v1.WhoAmIResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!leasehold/v1/access_service.proto\x12\x0cleasehold.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\x01\n\x0bRoleBinding\x12\x10\n\x08identity\x18\x01 \x01(\t\x12 \n\x04role\x18\x02 \x01(\x0e\x32\x12.leasehold.v1.Role\x12\r\n\x05users\x18\x03 \x01(\t\x12\x12\n\ngranted_by\x18\x04 \x01(\t\x12.\n\ngrant_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\":\n\x0cGrantRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.leasehold.v1.RoleBinding\";\n\rGrantResponse\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.leasehold.v1.RoleBinding\";\n\rRevokeRequest\x12*\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x19.leasehold.v1.RoleBinding\"\x10\n\x0eRevokeResponse\"\x15\n\x13ListBindingsRequest\"C\n\x14ListBindingsResponse\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.leasehold.v1.RoleBinding\"\x0f\n\rWhoAmIRequest\"w\n\x0eWhoAmIResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\x12 \n\x04role\x18\x02 \x01(\x0e\x32\x12.leasehold.v1.Role\x12\x14\n\x0con_behalf_of\x18\x03 \x01(\t\x12\x1b\n\x13\x63oordinator_version\x18\x04 \x01(\t*v\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_VIEWER\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04\x12\x15\n\x11ROLE_ON_BEHALF_OF\x10\x05\x32\xb2\x02\n\rAccessService\x12@\n\x05Grant\x12\x1a.leasehold.v1.GrantRequest\x1a\x1b.leasehold.v1.GrantResponse\x12\x43\n\x06Revoke\x12\x1b.leasehold.v1.RevokeRequest\x1a\x1c.leasehold.v1.RevokeResponse\x12U\n\x0cListBindings\x12!.leasehold.v1.ListBindingsRequest\x1a\".leasehold.v1.ListBindingsResponse\x12\x43\n\x06WhoAmI\x12\x1b.leasehold.v1.WhoAmIRequest\x1a\x1c.leasehold.v1.WhoAmIResponseBK\n\x10\x64\x65v.leasehold.v1P\x01Z&leasehold.dev/leasehold/v1;leaseholdv1\xaa\x02\x0cLeasehold.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasehold.v1.access_service
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.leasehold.v1P\001Z&leasehold.dev/leasehold/v1;leaseholdv1\252\002\014Leasehold.V1'
-  _globals['_ROLE']._serialized_start=636
-  _globals['_ROLE']._serialized_end=754
+  _globals['_ROLE']._serialized_start=665
+  _globals['_ROLE']._serialized_end=783
   _globals['_ROLEBINDING']._serialized_start=85
   _globals['_ROLEBINDING']._serialized_end=233
   _globals['_GRANTREQUEST']._serialized_start=235
@@ -52,7 +52,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WHOAMIREQUEST']._serialized_start=527
   _globals['_WHOAMIREQUEST']._serialized_end=542
   _globals['_WHOAMIRESPONSE']._serialized_start=544
-  _globals['_WHOAMIRESPONSE']._serialized_end=634
-  _globals['_ACCESSSERVICE']._serialized_start=757
-  _globals['_ACCESSSERVICE']._serialized_end=1063
+  _globals['_WHOAMIRESPONSE']._serialized_end=663
+  _globals['_ACCESSSERVICE']._serialized_start=786
+  _globals['_ACCESSSERVICE']._serialized_end=1092
 # @@protoc_insertion_point(module_scope)

@@ -256,22 +256,26 @@ class WhoAmIResponse(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     ON_BEHALF_OF_FIELD_NUMBER: _builtins.int
+    COORDINATOR_VERSION_FIELD_NUMBER: _builtins.int
     identity: _builtins.str
     """Identity of the caller."""
     role: Global___Role.ValueType
     """Role of the caller. UNSPECIFIED: none."""
     on_behalf_of: _builtins.str
     """The user for whom the caller acts. Empty: the caller acts for itself."""
+    coordinator_version: _builtins.str
+    """Version of the coordinator. Empty: a coordinator before this field."""
     def __init__(
         self,
         *,
         identity: _builtins.str = ...,
         role: Global___Role.ValueType = ...,
         on_behalf_of: _builtins.str = ...,
+        coordinator_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "on_behalf_of", b"on_behalf_of", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_version", b"coordinator_version", "identity", b"identity", "on_behalf_of", b"on_behalf_of", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -653,6 +653,7 @@ class CommandSpec(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Unique in the fleet."""
     workload_id: _builtins.str
@@ -661,6 +662,8 @@ class CommandSpec(_message.Message):
     """The generation that the workload must have. Absent: any."""
     owner: _builtins.str
     """Owner of the workload. The worker's run_as maps the owner to a Unix user. Empty: an older coordinator."""
+    trace_parent: _builtins.str
+    """Trace context (W3C traceparent) of the coordinator's span, for the spans of the operation. Empty: not traced."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Remaining time, from the receipt of the command. Absent: no limit."""
@@ -678,10 +681,11 @@ class CommandSpec(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         operation: _operation_pb2.Operation | None = ...,
         owner: _builtins.str = ...,
+        trace_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "command_id", b"command_id", "expected_generation", b"expected_generation", "operation", b"operation", "owner", b"owner", "timeout", b"timeout", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "command_id", b"command_id", "expected_generation", b"expected_generation", "operation", b"operation", "owner", b"owner", "timeout", b"timeout", "trace_parent", b"trace_parent", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
     _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015

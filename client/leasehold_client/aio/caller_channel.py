@@ -1,0 +1,92 @@
+"""A channel of asyncio with this user's credentials."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias, final
+
+import grpc
+
+from leasehold_client.coordinator.channels import Credentials, certificate_file, find_credentials
+from leasehold_client.coordinator.connection import (
+    CLOSE_TIMEOUT_S,
+    ON_BEHALF_OF_KEY,
+    OPTIONS,
+    find_coordinator,
+)
+from leasehold_client.coordinator.renewing_channel import RenewedContext
+from leasehold_client.coordinator.trace_interceptor import trace_interceptors
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@final
+class CallerChannel:
+    """A channel that the first call opens. Files are read, and certificates renewed, in threads.
+
+    Args:
+        address: As of :class:`leasehold_client.coordinator.connection.Connection`.
+        context: As of :class:`leasehold_client.coordinator.connection.Connection`.
+        on_behalf_of: The user for whom a service acts, such as ``user/alice``. Empty: the caller itself.
+    """
+
+    def __init__(self, address: str | None, context: str | None, on_behalf_of: str) -> None:
+        self.address = address or ""
+        """Address of the coordinator. Empty: this user's coordinator, before the first call."""
+        self.certificate: Path | None = None
+        """The file with the client certificate of a PKI of others. None: there is none."""
+        self._context_name = context
+        self._on_behalf_of = on_behalf_of
+        self._lock = asyncio.Lock()
+        self._channels: list[grpc.aio.Channel] = []
+        """The present channel, and before it those whose calls may not have ended."""
+        self._context: RenewedContext | None = None
+        self._token: Callable[[], str] | None = None
+
+    @property
+    def current(self) -> grpc.aio.Channel:
+        """The channel of the last :meth:`present`."""
+        return self._channels[-1]
+
+    async def present(self) -> tuple[grpc.aio.Channel, Metadata]:
+        """The channel for the next call, and the metadata of this call.
+
+        Raises:
+            LeaseholdError: There are no credentials for the coordinator, or a file can't be read.
+        """
+        async with self._lock:
+            if not self._channels:
+                self._channels.append(await self._open())
+            elif self._context is not None and await asyncio.to_thread(self._context.renew_if_due):
+                self._channels.append(await self._open_to(self.address, self._context.credentials()))
+        headers = []
+        if self._token is not None:
+            headers.append(("authorization", f"Bearer {await asyncio.to_thread(self._token)}"))
+        if self._on_behalf_of:
+            headers.append((ON_BEHALF_OF_KEY, self._on_behalf_of))
+        return self.current, tuple(headers)
+
+    async def close(self) -> None:
+        """Closes the channel within a second, which ends its calls."""
+        for channel in self._channels:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(channel.close(), CLOSE_TIMEOUT_S)
+
+    async def _open(self) -> grpc.aio.Channel:
+        target, tls, self._token = await asyncio.to_thread(self._find)
+        return await self._open_to(target, tls)
+
+    async def _open_to(self, target: str, tls: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        interceptors = await asyncio.to_thread(trace_interceptors)  # the first one imports OpenTelemetry
+        if tls is None:
+            return grpc.aio.insecure_channel(target, options=OPTIONS, interceptors=interceptors)
+        return grpc.aio.secure_channel(target, tls, options=OPTIONS, interceptors=interceptors)
+
+    def _find(self) -> Credentials:
+        self.address, context = find_coordinator(self.address or None, self._context_name)
+        if context is not None:
+            self._context = RenewedContext(context)
+            return Credentials(self.address, self._context.credentials())
+        self.certificate = certificate_file()
+        return find_credentials(self.address)

@@ -1,0 +1,286 @@
+"""Calls to the coordinator that last: watches, waits and output."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from leasehold.v1 import (
+    command_pb2,
+    command_service_pb2,
+    event_service_pb2,
+    fleet_service_pb2,
+    workload_service_pb2,
+)
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import WatchCommandsResponse
+from leasehold.v1.event_service_pb2 import WatchEventsResponse
+from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
+from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputResponse, WatchWorkloadsResponse
+
+from leasehold_client.aio.command_watch import CommandDeadline, watch_command
+from leasehold_client.aio.reader import AsyncReader
+from leasehold_client.aio.resumed_watch import resumed_watch
+from leasehold_client.aio.retry import is_outage, is_transient, resume
+from leasehold_client.aio.workload_watch import Condition, wait_workload
+from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
+from leasehold_client.messages import command_state, operation_name, reason_name
+
+
+class AsyncWatcher(AsyncReader):
+    """A connection to one coordinator, for reads and watches."""
+
+    async def watch_fleet(
+        self,
+        resume_token: str = "",
+        *,
+        filter: str = "",  # noqa: A002 - the API's name
+    ) -> AsyncGenerator[WatchFleetResponse]:
+        """Yields all workers and GPUs, a bookmark, and then each change and deletion, without end.
+
+        An outage of the coordinator is tolerated for 30 s. Tokens are invalid after its restart.
+
+        Args:
+            resume_token: The last token of an earlier watch. Empty: a snapshot first.
+            filter: Only workers and GPUs that match an AIP-160 expression (docs/api.md). Empty: all.
+
+        Raises:
+            LeaseholdError: INVALID_TOKEN: changes were missed. Start again without a token.
+                INVALID_ARGUMENT: a bad filter.
+            NoCoordinatorError: The outage lasted longer.
+        """
+
+        def open_stream(token: str) -> AsyncGenerator[WatchFleetResponse]:
+            request = fleet_service_pb2.WatchFleetRequest(resume_token=token, filter=filter)
+            return self._connection.stream(self._fleet.WatchFleet, request)
+
+        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+            async for response in responses:
+                yield response
+
+    async def watch_workloads(
+        self,
+        workload: str = "",
+        resume_token: str = "",
+        *,
+        filter: str = "",  # noqa: A002 - the API's name
+    ) -> AsyncGenerator[WatchWorkloadsResponse]:
+        """Yields the open workloads, a bookmark, and then each change and deletion, without end.
+
+        Args:
+            workload: Only the workload with this id or name, ended or not. Empty: all.
+            resume_token: As of :meth:`watch_fleet`.
+            filter: Only workloads that match, as of :meth:`watch_fleet`.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
+            NoCoordinatorError: As of :meth:`watch_fleet`.
+        """
+        # By id, since another workload may get the name during the watch.
+        workload_id = await self._workload_id(workload) if workload else ""
+
+        def open_stream(token: str) -> AsyncGenerator[WatchWorkloadsResponse]:
+            request = workload_service_pb2.WatchWorkloadsRequest(
+                resume_token=token, workload=workload_id, filter=filter
+            )
+            return self._connection.stream(self._workloads.WatchWorkloads, request)
+
+        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+            async for response in responses:
+                yield response
+
+    async def watch_commands(
+        self,
+        *,
+        worker: str = "",
+        workload: str = "",
+        resume_token: str = "",
+        filter: str = "",  # noqa: A002 - the API's name
+    ) -> AsyncGenerator[WatchCommandsResponse]:
+        """Yields the open commands, a bookmark, and then each change and deletion, without end.
+
+        Args:
+            worker: Only commands of the worker with this id or name. Empty: all.
+            workload: Only commands about the workload with this id or name. Empty: all.
+            resume_token: As of :meth:`watch_fleet`.
+            filter: Only commands that match, as of :meth:`watch_fleet`.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
+            NoCoordinatorError: As of :meth:`watch_fleet`.
+        """
+        workload_id = await self._workload_id(workload) if workload else ""
+
+        def open_stream(token: str) -> AsyncGenerator[WatchCommandsResponse]:
+            request = command_service_pb2.WatchCommandsRequest(
+                resume_token=token, worker=worker, workload=workload_id, filter=filter
+            )
+            return self._connection.stream(self._commands.WatchCommands, request)
+
+        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+            async for response in responses:
+                yield response
+
+    async def watch_events(
+        self,
+        *,
+        worker: str = "",
+        workload: str = "",
+        resume_token: str = "",
+        filter: str = "",  # noqa: A002 - the API's name
+    ) -> AsyncGenerator[WatchEventsResponse]:
+        """Yields a bookmark, and then each event, without end. :meth:`events` returns earlier events.
+
+        Args:
+            worker: Only events of the worker with this id or name. Empty: all.
+            workload: Only events of the workload with this id or name. Empty: all.
+            resume_token: As of :meth:`watch_fleet`. Empty: from now on.
+            filter: Only events that match, as of :meth:`watch_fleet`.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, or as of :meth:`watch_fleet`.
+            NoCoordinatorError: As of :meth:`watch_fleet`.
+        """
+        workload_id = await self._workload_id(workload) if workload else ""
+
+        def open_stream(token: str) -> AsyncGenerator[WatchEventsResponse]:
+            request = event_service_pb2.WatchEventsRequest(
+                resume_token=token, worker=worker, workload=workload_id, filter=filter
+            )
+            return self._connection.stream(self._events.WatchEvents, request)
+
+        async with aclosing(resumed_watch(open_stream, resume_token)) as responses:
+            async for response in responses:
+                yield response
+
+    async def watch(self, command: Command, *, timeout_s: float | None = None) -> AsyncGenerator[Command]:
+        """Yields the command now and after each change, until it has ended.
+
+        An outage of the coordinator is tolerated for 30 s. No error ends the command itself.
+
+        Args:
+            command: The command.
+            timeout_s: Longest wait. None: until the command has been UNKNOWN for 30 s beyond its own timeout.
+
+        Raises:
+            NoCoordinatorError: The outage lasted longer.
+            CommandWaitTimeoutError: The wait is over.
+        """
+        deadline = CommandDeadline(command, timeout_s)
+        watch = watch_command(partial(self._watch_once, command.command_id), deadline)
+        async with aclosing(watch) as states:
+            async for current in states:
+                yield current
+
+    async def _watch_once(self, command_id: str, timeout_s: float | None) -> AsyncGenerator[Command]:
+        request = command_service_pb2.WatchCommandRequest(command_id=command_id)
+        call = self._connection.stream(self._commands.WatchCommand, request, timeout_s)
+        async with aclosing(call) as stream:
+            async for response in stream:
+                yield response.command
+        raise NoCoordinatorError(
+            f"{self.address} ended the watch of command {command_id}; the command continues"
+        )
+
+    async def wait(self, command: Command, *, timeout_s: float | None = None, check: bool = True) -> Command:
+        """Waits until a command has ended, and returns it.
+
+        Args:
+            command: The command.
+            timeout_s: As of :meth:`watch`.
+            check: Whether an end without success raises an error.
+
+        Raises:
+            CommandFailedError: The command ended FAILED, REJECTED, CANCELLED or EXPIRED.
+            NoCoordinatorError: As of :meth:`watch`.
+            CommandWaitTimeoutError: As of :meth:`watch`.
+        """
+        async with aclosing(self.watch(command, timeout_s=timeout_s)) as states:
+            async for current in states:
+                command = current
+        if check and command.state != command_pb2.COMMAND_STATE_SUCCEEDED:
+            raise CommandFailedError(
+                f"{operation_name(command)} {command_state(command)}: {command.error.message}",
+                reason_name(command.error.reason),
+                command,
+            )
+        return command
+
+    async def wait_workload(
+        self, workload: str, condition: Condition = "ready", *, timeout_s: float | None = None
+    ) -> Workload:
+        """Waits until a workload is ready, has ended or is in a state, and returns the workload.
+
+        An outage of the coordinator is tolerated for 30 s.
+
+        Args:
+            workload: Id or name.
+            condition: ``ready``: RUNNING, and its program is ready. ``ended``: EXITED, FAILED or RELEASED.
+                Or the name of a state, such as ``SUSPENDED``.
+            timeout_s: Longest wait. None: no limit.
+
+        Raises:
+            WaitTimeoutError: The wait timed out.
+            UsageError: The condition does not exist.
+            LeaseholdError: UNKNOWN_WORKLOAD, or WRONG_STATE if the workload ended before the condition held.
+            NoCoordinatorError: The outage lasted longer.
+        """
+        # By id, since another workload may get the name during the wait.
+        workload_id = await self._workload_id(workload)
+        return await wait_workload(partial(self._watch_workload, workload_id), workload, condition, timeout_s)
+
+    async def _watch_workload(self, workload_id: str, timeout_s: float | None) -> AsyncGenerator[Workload]:
+        request = workload_service_pb2.WatchWorkloadsRequest(workload=workload_id)
+        call = self._connection.stream(self._workloads.WatchWorkloads, request, timeout_s)
+        async with aclosing(call) as stream:
+            async for response in stream:
+                if response.HasField("workload"):
+                    yield response.workload
+        raise NoCoordinatorError(
+            f"{self.address} ended the watch of workload {workload_id}; the workload continues"
+        )
+
+    async def output(self, workload: str, *, offset: int = 0, follow: bool = False) -> AsyncGenerator[bytes]:
+        """Yields the output of a workload. Arguments and errors as of :meth:`output_parts`."""
+        async with aclosing(self.output_parts(workload, offset=offset, follow=follow)) as parts:
+            async for part in parts:
+                yield part.data
+
+    async def output_parts(
+        self, workload: str, *, offset: int = 0, follow: bool = False
+    ) -> AsyncGenerator[ReadWorkloadOutputResponse]:
+        """Yields the output of a workload in parts, each with the position of the next one.
+
+        A broken stream is resumed at its position, as in :meth:`watch`. A worker that is out of contact is
+        an outage too if ``follow`` is set or output has already been read.
+
+        Args:
+            workload: Id or name.
+            offset: Position of the first byte.
+            follow: Whether the iteration lasts until the workload has ended.
+
+        Raises:
+            LeaseholdError: UNKNOWN_WORKLOAD, WORKER_UNAVAILABLE or OUTPUT_UNAVAILABLE.
+            NoCoordinatorError: No coordinator answers, or the outage lasted longer than 30 s.
+        """
+        # By id, since another workload may get the name while the output is read.
+        workload_id = await self._workload_id(workload)
+        position = offset
+
+        def may_reopen(error: LeaseholdError) -> bool:
+            return is_outage(error) or (is_transient(error) and (follow or position > offset))
+
+        def open_stream() -> AsyncGenerator[ReadWorkloadOutputResponse]:
+            request = workload_service_pb2.ReadWorkloadOutputRequest(
+                workload=workload_id, offset=position, follow=follow
+            )
+            return self._connection.stream(self._workloads.ReadWorkloadOutput, request)
+
+        async with aclosing(resume(open_stream, may_reopen)) as responses:
+            async for response in responses:
+                position = response.next_offset
+                yield response
+
+    async def _workload_id(self, workload: str) -> str:
+        found = await self.workload(workload)
+        return found.workload_id

@@ -1,0 +1,123 @@
+"""Watches one workload until a condition holds: ready, ended, or a state."""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final, TypeAlias
+
+import grpc
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_pb2 import Workload
+
+from leasehold_client.aio.retry import is_transient, resume
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, WaitTimeoutError
+
+Condition: TypeAlias = str
+"""``ready``, ``ended``, or the name of a WorkloadState without its prefix, such as ``SUSPENDED``."""
+
+RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
+ENDED: Final = frozenset(
+    {
+        workload_pb2.WORKLOAD_STATE_EXITED,
+        workload_pb2.WORKLOAD_STATE_FAILED,
+        workload_pb2.WORKLOAD_STATE_RELEASED,
+    }
+)
+STATES: Final = {
+    name.removeprefix("WORKLOAD_STATE_"): state
+    for name, state in workload_pb2.WorkloadState.items()
+    if state != workload_pb2.WORKLOAD_STATE_UNSPECIFIED
+}
+"""The states of workloads, by the names that conditions have."""
+
+
+def is_ready(workload: Workload) -> bool:
+    """Whether a workload is RUNNING and its program is ready."""
+    return workload.status.state == RUNNING and workload.status.HasField("ready_time")
+
+
+async def wait_workload(
+    open_stream: Callable[[float | None], AsyncGenerator[Workload]],
+    name: str,
+    condition: Condition,
+    timeout_s: float | None,
+) -> Workload:
+    """Waits for a condition of a workload, and returns the workload.
+
+    An outage of the coordinator is tolerated for 30 s.
+
+    Args:
+        open_stream: Opens a watch that ends with DEADLINE_EXCEEDED after so many seconds. None: no deadline.
+        name: Id or name of the workload, for messages.
+        condition: The condition.
+        timeout_s: Longest wait. None: no limit.
+
+    Raises:
+        UsageError: The condition does not exist.
+        WaitTimeoutError: The wait timed out.
+        LeaseholdError: WRONG_STATE: the workload ended before the condition held.
+        NoCoordinatorError: The outage lasted longer.
+    """
+    holds = _test_of(condition)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    seen: tuple[int, bool] | None = None
+
+    async def attempt() -> AsyncGenerator[Workload]:
+        nonlocal seen
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            async with aclosing(open_stream(left_s)) as stream:
+                async for current in stream:
+                    facts = (current.status.state, is_ready(current))
+                    if facts != seen:  # a reopened watch repeats the last state, which is no progress
+                        seen = facts
+                        yield current
+        except NoCoordinatorError as error:
+            if error.code == grpc.StatusCode.DEADLINE_EXCEEDED and deadline is not None:
+                raise WaitTimeoutError(
+                    f"workload {name} {_not_yet(condition)} within {timeout_s:g} s; it continues, and "
+                    f"`leasehold get workloads {name}` shows its state"
+                ) from None
+            raise
+
+    async with aclosing(resume(attempt, _may_reopen)) as states:
+        async for current in states:
+            if holds(current):
+                return current
+            if current.status.state in ENDED:
+                raise _ended_early(current, name, condition)
+    raise NoCoordinatorError(f"the coordinator ended the watch of workload {name}; the workload continues")
+
+
+def _test_of(condition: Condition) -> Callable[[Workload], bool]:
+    """Whether a condition holds, as a function.
+
+    Raises:
+        UsageError: The condition does not exist.
+    """
+    if condition == "ready":
+        return is_ready
+    if condition == "ended":
+        return lambda workload: workload.status.state in ENDED
+    if condition not in STATES:
+        raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
+    return lambda workload: workload.status.state == STATES[condition]
+
+
+def _not_yet(condition: Condition) -> str:
+    done = {"ready": "become ready", "ended": "ended"}.get(condition, f"become {condition}")
+    return f"has not {done}"
+
+
+def _ended_early(workload: Workload, name: str, condition: Condition) -> LeaseholdError:
+    state = workload_pb2.WorkloadState.Name(workload.status.state).removeprefix("WORKLOAD_STATE_")
+    return LeaseholdError(
+        f"workload {name} is {state}: it ended before it was {condition}; `leasehold logs {name}` shows its "
+        "output",
+        "WRONG_STATE",
+    )
+
+
+def _may_reopen(error: LeaseholdError) -> bool:
+    """Whether a watch is reopened: the error is transient, or the watch fell behind."""
+    return is_transient(error) or error.reason == "INVALID_TOKEN"

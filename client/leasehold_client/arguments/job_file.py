@@ -1,0 +1,122 @@
+"""Job files: the options of ``run`` in TOML, JSON or YAML."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, final
+
+import msgspec
+
+from leasehold_client.arguments.suggestions import close_to
+from leasehold_client.config import FILE_LIMIT_BYTES, read_settings_file
+from leasehold_client.errors import UsageError
+
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
+_EXPECTED: Final = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+
+_WORD: Final = re.compile(r"`([^`]*)`")
+_TYPES: Final = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "a table",
+    "str": "text",
+}
+"""Types of msgspec as people say them."""
+
+
+@final
+class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job file. Each key has the name and the values of an option of ``run``, with ``_`` for ``-``.
+
+    Four keys differ: ``command`` is a list, ``env``, ``labels`` and ``annotations`` are tables, and ``hooks``
+    is a list of tables.
+    """
+
+    command: list[str] = []
+    name: str = ""
+    worker: str = ""
+    gpus: int = 0
+    gpu: list[str] = []
+    gpu_memory: str | int = ""
+    gpu_name: str = ""
+    gpu_units: int = 0
+    acceptable_units: list[int] = []
+    prefer: str = ""
+    allow_foreign: bool = False
+    cpu: str | int | float = ""
+    memory: str | int = ""
+    disk: str | int = ""
+    priority: int = 0
+    workdir: str = ""
+    env: dict[str, str] = {}
+    env_secret: list[str] = []
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    helper: str = ""
+    yield_grace: str | int | float = ""
+    yield_signal: str = ""
+    evict: str = ""
+    escalate_to: str = ""
+    hooks: list[dict[str, Any]] = []
+    keep_checkpoints: int = 0
+    from_checkpoint: str = ""
+
+
+def read_job_file(path: str) -> dict[str, Any]:
+    """Reads a job file, and returns the given keys with their values.
+
+    Args:
+        path: The file. Its suffix is ``.json``, ``.yaml`` or ``.yml``, or else the file is TOML. ``-``:
+            standard input, as TOML.
+
+    Raises:
+        UsageError: The file can't be read, is malformed, or has an unknown key or a value of another type.
+    """
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(FILE_LIMIT_BYTES + 1)
+            if len(data) > FILE_LIMIT_BYTES:
+                raise UsageError(
+                    f"the job file on standard input exceeds the limit of {FILE_LIMIT_BYTES} bytes"
+                )
+        else:
+            data = read_settings_file(Path(path))
+    except OSError as error:
+        raise UsageError(f"the job file {path} can't be read: {error.strerror}; name a TOML file") from error
+    name = "on standard input" if path == "-" else path
+    try:
+        document = _decoder(path)(data)
+        job = msgspec.convert(document, JobFile)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the job file {name}: {_explained(str(error))}") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the job file {name} is malformed: {' '.join(str(error).split())}") from error
+    given = msgspec.to_builtins(job)
+    return dict(given)
+
+
+def _decoder(path: str) -> Callable[[bytes], Any]:
+    match Path(path).suffix.lower():
+        case ".json":
+            return msgspec.json.decode
+        case ".yaml" | ".yml":
+            return msgspec.yaml.decode
+        case _:
+            return msgspec.toml.decode
+
+
+def _explained(message: str) -> str:
+    """A message of msgspec with the path of the key, and the known keys."""
+    if unknown := _UNKNOWN.match(message):
+        keys = JobFile.__struct_fields__
+        return f"unknown key {unknown[1]!r}{close_to(unknown[1], keys)}: the keys are {', '.join(keys)}"
+    if expected := _EXPECTED.fullmatch(message):
+        return f"{expected[2]}: {_WORD.sub(_in_words, expected[1]).replace('Expected', 'expected')}"
+    return _WORD.sub(_in_words, message)
+
+
+def _in_words(types: re.Match[str]) -> str:
+    return " or ".join(_TYPES.get(one, one) for one in types[1].split(" | "))

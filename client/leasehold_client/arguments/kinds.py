@@ -1,0 +1,37 @@
+"""Kinds of objects that ``get`` and ``describe`` take, with their short names. Pure."""
+
+from dataclasses import dataclass
+from typing import Final, final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of objects.
+
+    Attributes:
+        plural: The name of a list of such objects.
+        singular: The name of one object.
+        short: A short name. Empty: none.
+    """
+
+    plural: str
+    singular: str
+    short: str = ""
+
+
+KINDS: Final = (
+    Kind("workers", "worker", "wk"),
+    Kind("gpus", "gpu"),
+    Kind("workloads", "workload", "wl"),
+    Kind("checkpoints", "checkpoint", "ckpt"),
+    Kind("commands", "command", "cmd"),
+    Kind("events", "event", "ev"),
+    Kind("audit", "audit"),
+)
+
+BY_WORD: Final = {word: kind for kind in KINDS for word in (kind.plural, kind.singular, kind.short) if word}
+"""Each kind by each of its names."""
+
+LABELLED: Final = frozenset({"workers", "workloads"})
+"""Kinds whose objects have labels."""

@@ -1,0 +1,17 @@
+"""Suggestions for mistyped words. Pure."""
+
+from collections.abc import Iterable
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a mistyped word most likely means. None: no known word is close."""
+    from difflib import get_close_matches  # late: most words are right
+
+    found = get_close_matches(word.lower(), [*known], n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def close_to(word: str, known: Iterable[str]) -> str:
+    """A question with the closest known word, for the end of a clause. Empty: no known word is close."""
+    found = closest(word, known)
+    return f" (did you mean {found!r}?)" if found else ""

@@ -1,0 +1,118 @@
+"""``leasehold events``: the newest events, and then each new one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from leasehold_client.arguments.selectors import both, quoted
+from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
+from leasehold_client.cli.names import complete_workers, complete_workloads
+from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.verb import YEAR_S, output_option, verb
+from leasehold_client.display.standard_output import echo
+
+if TYPE_CHECKING:
+    from leasehold.v1.event_pb2 import Event
+
+    from leasehold_client.coordinator.client import Client
+
+TAIL_LIMIT: Final = 10_000
+"""Most earlier events."""
+
+_LONGEST_KIND: Final = len("WORKLOAD_CHANGED")
+"""Columns of the kind. The events of a stream are not known when the first line is printed."""
+
+
+@click.command(
+    epilog=examples(
+        "leasehold events -f",
+        "leasehold events one --since 1h",
+        "leasehold events --worker alpha --filter 'kind = GPU_HEALTH'",
+    )
+)
+@click.argument("workload", required=False, shell_complete=complete_workloads)
+@click.option("-f", "--follow", is_flag=True, help="Then print each new event, until interrupted.")
+@click.option("--worker", default="", help="Events of this worker.", shell_complete=complete_workers)
+@click.option(
+    "--since", "since_s", type=Seconds(0, YEAR_S), metavar="SECONDS", help="Events of the last 10m, 2h or 7d."
+)
+@click.option(
+    "--tail",
+    type=Number(0, TAIL_LIMIT),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Most earlier events.",
+)
+@click.option(
+    "--filter", "filter_text", default="", metavar="FILTER", help="Which events, such as 'kind = GPU_HEALTH'."
+)
+@output_option
+@verb
+def events(
+    client: Client,
+    workload: str | None,
+    follow: bool,
+    worker: str,
+    since_s: float | None,
+    tail: int,
+    filter_text: str,
+    output: str,
+) -> None:
+    """Show the newest events, the newest last.
+
+    WORKLOAD is a name or an id. With -o json, each line is an event. `leasehold get events` has the newest
+    first, as a table.
+    """
+    of_worker = f"worker = {quoted(worker)}" if worker else ""
+    earlier = both(filter_text, of_worker)
+    if since_s is not None:
+        begin = datetime.fromtimestamp(time.time() - since_s, UTC).isoformat(timespec="seconds")
+        earlier = both(earlier, f"time >= {begin}")
+    try:
+        new = (
+            client.watch_events(workload=workload or "", worker=worker, filter=filter_text)
+            if follow
+            else None
+        )
+        if new is not None:
+            next(new)  # a bookmark: an event after it is in the stream, and one before it in the list
+        listed = client.events(workload or "", tail, filter=earlier) if tail else []
+        for event in reversed(listed):
+            if not _echo(event, output):
+                return
+        known = {event.event_id for event in listed}
+        for response in new or ():
+            is_new = response.HasField("event") and response.event.event_id not in known
+            if is_new and not _echo(response.event, output):
+                return
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say
+
+
+def _echo(event: Event, output: str) -> bool:
+    """Prints an event. Returns False if nobody reads any more."""
+    if output == "json":
+        import json
+
+        from leasehold_client.display.documents import to_dict
+
+        return echo(json.dumps(to_dict(event)))
+    if output == "yaml":
+        from leasehold_client.display.documents import document_text, to_dict
+
+        return echo(f"---\n{document_text(to_dict(event), output)}")
+    from leasehold.v1.event_pb2 import EventKind
+
+    from leasehold_client.display.record_tables import event_text
+    from leasehold_client.display.terminal_text import one_line, safe_cell
+    from leasehold_client.messages import enum_name, time_text
+
+    kind = enum_name(EventKind.Name, event.kind, "EVENT_KIND_").ljust(_LONGEST_KIND)
+    return echo(f"{time_text(event.time)}  {kind}  {safe_cell(one_line(event_text(event)))}")

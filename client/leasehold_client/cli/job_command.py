@@ -1,0 +1,82 @@
+"""The command ``run``: options from a job file, and exit codes of attached programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+import click
+from click.core import ParameterSource
+
+from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
+from leasehold_client.errors import UsageError
+
+EXIT_REFUSED: Final = 125
+"""Leasehold itself failed, as for `leasehold exec`, docker and env(1)."""
+
+
+@final
+class ProgramExit(SystemExit):
+    """The exit with the code of an attached program."""
+
+
+@final
+class JobCommand(click.Command):
+    """A command that names the job file in errors about its values, and keeps the codes of programs apart."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the options. A value of the job file counts where an option is missing."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            name = error.param.name if error.param is not None else None
+            if name is None or ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+                raise
+            key = next((key for key, one in _parameters(self).items() if one.name == name), name)
+            message = f"the job file {ctx.params.get('file')}: {key}: {error.message}"
+            raise click.UsageError(message, ctx) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the verb. With --attach, a failure of Leasehold itself has the code 125."""
+        try:
+            return super().invoke(ctx)
+        except ProgramExit:
+            raise
+        except SystemExit as ended:
+            if ctx.params.get("attach") and ended.code not in (0, EXIT_INTERRUPTED):
+                raise SystemExit(EXIT_REFUSED) from None
+            raise
+
+
+def use_job_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Makes the values of a job file the defaults of the other options."""
+    if path is None or ctx.resilient_parsing:
+        return path
+    from leasehold_client.arguments.job_file import read_job_file
+
+    try:
+        given = read_job_file(path)
+    except UsageError as error:
+        raise click.UsageError(error.message, ctx) from error
+    parameters = _parameters(ctx.command)
+    ctx.default_map = {parameters[key].name or key: _as_option(key, value) for key, value in given.items()}
+    return path
+
+
+def _parameters(command: click.Command) -> Mapping[str, click.Parameter]:
+    """The parameters of ``run`` by the keys of job files."""
+    found: dict[str, click.Parameter] = {}
+    for param in command.params:
+        for flag in param.opts:
+            if isinstance(param, click.Argument):
+                found["command"] = param
+            elif flag.startswith("--"):
+                found[flag[2:].replace("-", "_")] = param
+    return {**found, "labels": found["label"], "annotations": found["annotation"]}
+
+
+def _as_option(key: str, value: Any) -> Any:
+    """A value as the option takes it."""
+    if key in ("env", "labels", "annotations"):
+        return [f"{name}={text}" for name, text in value.items()]
+    return value

@@ -1,0 +1,87 @@
+"""Types of option values, with ranges that help and errors express in words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, final
+
+import click
+
+from leasehold_client.byte_sizes import IntegerType
+
+if TYPE_CHECKING:
+    FloatType = click.ParamType[float]
+else:  # older versions of click have no generic ParamType
+    FloatType = click.ParamType
+
+UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+"""Seconds of each unit of a time."""
+
+
+@final
+class Seconds(FloatType):
+    """A click parameter type: a time in seconds, or with a unit such as 90s, 2m, 1h or 7d.
+
+    Args:
+        least: The smallest time in seconds.
+        most: The largest time in seconds.
+    """
+
+    name = "seconds"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parses the time."""
+        text = str(value).strip()
+        unit = UNITS_S.get(text[-1:])
+        try:
+            seconds = float(text if unit is None else text[:-1]) * (unit or 1.0)
+        except ValueError:
+            seconds = math.nan
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a time: write seconds, such as 30, or 90s, 2m, 1h or 7d", param, ctx)
+        if not self.least <= seconds <= self.most:
+            self.fail(
+                f"{text} is not in the range from {_time_text(self.least)} to {_time_text(self.most)}",
+                param,
+                ctx,
+            )
+        return seconds
+
+
+@final
+class Number(IntegerType):
+    """A click parameter type: a whole number of a range.
+
+    Args:
+        least: The smallest number.
+        most: The largest number.
+    """
+
+    name = "number"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parses the number."""
+        try:
+            number = int(str(value))
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a whole number: write a number, such as {max(1, self.least)}", param, ctx
+            )
+        if not self.least <= number <= self.most:
+            self.fail(f"{number} is not in the range from {self.least} to {self.most}", param, ctx)
+        return number
+
+
+def _time_text(seconds: float) -> str:
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % UNITS_S[unit] == 0:
+            return f"{seconds / UNITS_S[unit]:g}{unit}"
+    return f"{seconds:g}s"

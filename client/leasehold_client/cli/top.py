@@ -1,0 +1,59 @@
+"""``leasehold top``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+import click
+
+from leasehold_client import interrupts
+from leasehold_client.cli.caller import caller
+from leasehold_client.cli.exit_codes import fail, interrupted
+from leasehold_client.cli.verb import as_option, context_option, coordinator_option
+from leasehold_client.config import configured_coordinator, parse_address
+from leasehold_client.contexts import find_context
+from leasehold_client.errors import LeaseholdError, UsageError
+
+EXAMPLES: Final = """\b
+Examples:
+  leasehold top
+  leasehold top --coordinator gpu-control.example.com:7400
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@coordinator_option
+@context_option
+@as_option
+def top(coordinator: str | None, context: str | None, on_behalf_of: str) -> None:
+    """Show the fleet on a terminal, live, with keys to suspend, restore, move and stop.
+
+    Each host has a slot for each GPU, with its holder, memory, utilization, temperature and health, and below
+    them its parked workloads and its waiting claims. Open commands show their phases. A key shows the plan
+    of an operation first, and changes nothing before you press y. Press ? for all keys.
+    """
+    interrupts.raise_in_verb()
+    try:
+        # The screen is written to standard error.
+        is_terminal = all(one is not None and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
+        if not is_terminal or os.environ.get("TERM") == "dumb":
+            raise UsageError(
+                "top needs a terminal: run it in one, or print the fleet with `leasehold get gpus` or "
+                "`leasehold get gpus --watch`"
+            )
+        import asyncio  # late: most of the time of --help
+
+        from leasehold_client.top.session import show
+
+        found = find_context(context, coordinator)
+        default = found.coordinator if found is not None else None
+        address = parse_address(coordinator or default or configured_coordinator())
+        name = found.name if found is not None else None
+        code = asyncio.run(show(address, name, on_behalf_of, caller()))
+    except LeaseholdError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        interrupted("commands that were stored continue: `leasehold get commands` shows them")
+    sys.exit(code)

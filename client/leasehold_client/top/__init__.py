@@ -1,0 +1,1 @@
+"""``leasehold top``: the fleet on a terminal, live, with keys for operations."""

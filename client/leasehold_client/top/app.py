@@ -1,0 +1,392 @@
+"""The screen of ``leasehold top``: what is shown, and what each key does."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Final, final
+
+from leasehold.v1.access_service_pb2 import Role
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
+from leasehold.v1.workload_pb2 import Workload
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import Input, Static
+from textual.worker import Worker as TextualWorker
+
+from leasehold_client.aio.client import AsyncClient
+from leasehold_client.arguments.gpu_names import gpu_place, with_places
+from leasehold_client.display.terminal_text import one_line, safe_cell
+from leasehold_client.errors import UsageError
+from leasehold_client.messages import command_state, operation_name
+from leasehold_client.top import actions
+from leasehold_client.top.actions import Action
+from leasehold_client.top.contact import Contact
+from leasehold_client.top.details import detail_lines, row_title
+from leasehold_client.top.dialogs import ConfirmDialog, ReasonDialog, TextDialog
+from leasehold_client.top.filter_feed import FilterFeed
+from leasehold_client.top.fleet_feed import FleetFeed
+from leasehold_client.top.fleet_model import FleetModel
+from leasehold_client.top.key_help import HELP, KEYS
+from leasehold_client.top.plain_filter import FILTER_LIMIT, is_expression
+from leasehold_client.top.row_list import RowList
+from leasehold_client.top.row_text import Piece, progress_text, row_pieces
+from leasehold_client.top.rows import (
+    OPEN_HOSTS_LIMIT,
+    ORDERS,
+    Row,
+    SlotRow,
+    View,
+    command_about,
+    command_rows,
+    fleet_rows,
+)
+from leasehold_client.top.selection import cordon_target, departure_of, host_of, open_command, workload_of
+from leasehold_client.top.summary_text import connection_text, counts_text
+
+TICK_S: Final = 0.1
+"""Shortest time between two updates of the rows."""
+
+AGES_S: Final = 1.0
+"""Time between two updates of ages."""
+
+
+@final
+class TopApp(App[None]):
+    """The fleet, live, with keys for operations.
+
+    Args:
+        client: The client. Its ``on_wait`` calls :meth:`Contact.failed`.
+        contact: The state of the connection.
+        caller: The calling user, for cordons.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS_PATH = "top.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "suspend"),
+        Binding("r", "restore"),
+        Binding("m", "move"),
+        Binding("x", "stop"),
+        Binding("c", "cordon"),
+        Binding("k", "cancel_command"),
+        Binding("slash", "filter", priority=True),  # takes the focus before the next key is read
+        Binding("o", "sort"),
+        Binding("p", "pause"),
+        Binding("question_mark", "help"),
+        Binding("escape", "leave"),
+        Binding("q", "quit"),
+        Binding("ctrl+c", "quit", priority=True),
+    ]
+
+    def __init__(self, client: AsyncClient, contact: Contact, caller: str) -> None:
+        super().__init__(ansi_color=True)
+        self.theme = "ansi-dark"
+        self.model = FleetModel()
+        self.contact = contact
+        self._client = client
+        self._caller = caller
+        self._feed = FleetFeed(client, self.model, contact, self._visible_workers)
+        self._fleet = RowList(self._pieces, "no host matches", id="fleet")
+        self._commands = RowList(self._pieces, "no open command", id="commands")
+        self._view = View()
+        self._filter: FilterFeed | None = None
+        self._filter_worker: TextualWorker[None] | None = None
+        self._filter_text = ""
+        self._shown: tuple[object, ...] = ()
+        self._paused_at_s: float | None = None
+        self._departure: tuple[Workload, FleetGpu | None] | None = None
+        """A move without a target yet: the workload, and the GPU that it leaves. No GPU: it is parked."""
+        self._note = ""
+        self._written: dict[str, tuple[str, str]] = {}
+        self._own_command_ids: set[str] = set()
+
+    def compose(self) -> ComposeResult:
+        """The parts of the screen. No text is markup."""
+        yield Static("", id="connection", markup=False)
+        yield Static("", id="counts", markup=False)
+        yield self._fleet
+        yield Static("Commands", id="commands-title", markup=False)
+        yield self._commands
+        yield Input(
+            placeholder="words, or an expression such as gpu_name:H100 AND state = FREE",
+            id="filter",
+            max_length=FILTER_LIMIT,
+        )
+        yield Static("", id="note", markup=False)
+        yield Static(KEYS, id="keys")
+
+    def on_mount(self) -> None:
+        """Starts the watches and the updates."""
+        self._fleet.focus()
+        self.run_worker(self._feed.run(), exit_on_error=True)
+        self.set_interval(TICK_S, self._update_rows)
+        self.set_interval(AGES_S, self._update_ages)
+        self._update_texts()
+
+    # Updates
+
+    def _update_rows(self) -> None:
+        """Shows new rows, if anything has changed since the last ones."""
+        feed = self._filter
+        state = (self.model.revision, feed and feed.revision, self._view, self._paused_at_s)
+        self._update_texts()
+        if state == self._shown or self._paused_at_s is not None:
+            return
+        self._shown = state
+        if not self._fleet.rows and self.model.is_complete:
+            opens = len(self.model.workers.values) <= OPEN_HOSTS_LIMIT
+            self._view = replace(self._view, opens_hosts=opens)
+        matches = feed.matches if feed is not None and not feed.refusal else None
+        self._fleet.empty = self._empty_text()
+        self._fleet.show(fleet_rows(self.model, replace(self._view, matches=matches)))
+        self._commands.show(command_rows(self.model))
+        self._tell_outcomes()
+
+    def _empty_text(self) -> str:
+        if self._filter_text:
+            return "nothing matches the filter: press / to change it, and Enter without text to end it"
+        if not self.model.is_complete:
+            return "reading the fleet …"
+        return "no worker is registered: start one with `leasehold worker`"
+
+    def _update_ages(self) -> None:
+        self._fleet.refresh()
+        self._commands.refresh()
+
+    def _update_texts(self) -> None:
+        """The lines around the lists."""
+        state, style = connection_text(self.contact, self.model, is_paused=self._paused_at_s is not None)
+        who = f"{self.contact.caller.identity} ({self.contact.role or 'no role'})"
+        self._write("connection", f"{state} | {self._client.address} | {who}", style)
+        self._write("note", self._note_text())
+        if self._paused_at_s is None:
+            self._write("counts", counts_text(self.model))
+            count = len(self.model.commands.values)
+            self._write("commands-title", f"Commands: {count} open, and the newest ended ones")
+
+    def _write(self, place: str, text: str, style: str = "") -> None:
+        """Writes a line of text, if it has changed."""
+        if self._written.get(place) != (text, style):
+            self._written[place] = (text, style)
+            line = self.query_one(f"#{place}", Static)
+            line.set_classes(style)
+            line.update(safe_cell(text))
+
+    def _note_text(self) -> str:
+        """What the user is about to do, or else the last message, or how the list is chosen."""
+        if self._departure is not None:
+            workload, source = self._departure
+            place = f" from {gpu_place(source)}" if source is not None else ""
+            return f"Move {workload.name}{place}: choose its slot with the arrows, then Enter. Esc leaves it."
+        if self._filter is not None and self._filter.refusal:
+            return one_line(self._filter.refusal)
+        if self._note:
+            return self._note
+        shown = f"filter: {self._filter_text}   " if self._filter_text else ""
+        return f"{shown}order: {self._view.order}"
+
+    def _tell_outcomes(self) -> None:
+        """Tells the outcome of a command of this session, once it has ended."""
+        for command_id in self._own_command_ids & self.model.ended_commands.keys():
+            self._own_command_ids.discard(command_id)
+            command = self.model.ended_commands[command_id]
+            text = f"{operation_name(command)} {command_state(command)}: {progress_text(command)}"
+            self._note = with_places(one_line(text), self.model.places())
+
+    def _pieces(self, row: Row, width: int) -> Sequence[Piece]:
+        now_s = time.time() if self._paused_at_s is None else self._paused_at_s
+        return row_pieces(row, now_s, width)
+
+    def _visible_workers(self) -> Collection[str]:
+        """The hosts whose GPUs are in sight."""
+        slots = (row.gpu.worker_id for row in self._fleet.visible_rows if isinstance(row, SlotRow))
+        return dict.fromkeys(slots)
+
+    # The list
+
+    def on_row_list_opened(self, event: RowList.Opened) -> None:
+        """Opens or closes a host."""
+        worker_id = host_of(event.row)
+        if worker_id is None:
+            return
+        is_toggled = event.is_open != self._view.opens_hosts
+        others = self._view.toggled - {worker_id}
+        self._look(replace(self._view, toggled=others | {worker_id} if is_toggled else others))
+        if not event.is_open:
+            self._fleet.select(f"host {worker_id}")
+
+    def on_row_list_chosen(self, event: RowList.Chosen) -> None:
+        """Shows the details of a row, or takes its slot as the target of a move."""
+        if self._departure is not None:
+            self._arrive(self._departure, event.row)
+            return
+        places = self.model.places()
+        key = event.row.key
+        lists = (self._fleet, self._commands)
+
+        def lines() -> list[str]:
+            current = (row for one in lists for row in one.rows if row.key == key)
+            return detail_lines(next(current, event.row), places, time.time())
+
+        self.push_screen(TextDialog(row_title(event.row), lines))
+
+    def action_sort(self) -> None:
+        """Takes the next order of hosts."""
+        names = list(ORDERS)
+        self._note = ""
+        self._look(replace(self._view, order=names[(names.index(self._view.order) + 1) % len(names)]))
+
+    def _look(self, view: View) -> None:
+        """Shows another view of the present fleet, which ends a pause."""
+        self._paused_at_s = None
+        self._view = view
+        self._update_rows()
+
+    def action_pause(self) -> None:
+        """Stops the list, or lets it go on. The model stays current."""
+        self._paused_at_s = time.time() if self._paused_at_s is None else None
+
+    def action_help(self) -> None:
+        """Shows the keys."""
+        self.push_screen(TextDialog("leasehold top", lambda: HELP))
+
+    def action_leave(self) -> None:
+        """Leaves a move, the input of a filter, or the last message."""
+        self._departure = None
+        self._note = ""
+        self._close_filter()
+
+    # The filter
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """In an input or a dialog, the key of the filter is a character."""
+        return action != "filter" or (isinstance(self.focused, RowList) and len(self.screen_stack) == 1)
+
+    def action_filter(self) -> None:
+        """Opens the input of the filter."""
+        entry = self.query_one("#filter", Input)
+        entry.value = self._filter_text
+        entry.display = True
+        self.screen.set_focus(entry)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Takes the filter."""
+        if event.input.id == "filter":
+            self._close_filter()
+            self._filter_by(one_line(event.value))
+
+    def _close_filter(self) -> None:
+        self.query_one("#filter", Input).display = False
+        if not self._commands.has_focus:
+            self.screen.set_focus(self._fleet)
+
+    def _filter_by(self, text: str) -> None:
+        if self._filter_worker is not None:
+            self._filter_worker.cancel()
+        self._filter, self._filter_worker, self._filter_text, self._note = None, None, text, ""
+        words: tuple[str, ...] = ()
+        if is_expression(text):
+            self._filter = FilterFeed(self._client, text)
+            self._filter_worker = self.run_worker(self._filter.run(), exit_on_error=True)
+        else:
+            words = tuple(text.casefold().split())
+        self._look(replace(self._view, words=words))
+
+    # Operations
+
+    def action_suspend(self) -> None:
+        """Suspends the workload of the row."""
+        self._attempt(lambda: actions.suspend(self._client, workload_of(self._fleet.selected, "s")))
+
+    def action_restore(self) -> None:
+        """Restores the parked workload of the row."""
+        self._attempt(lambda: actions.restore(self._client, workload_of(self._fleet.selected, "r")))
+
+    def action_stop(self) -> None:
+        """Stops the workload of the row."""
+        self._attempt(lambda: actions.stop(self._client, workload_of(self._fleet.selected, "x")))
+
+    def action_cancel_command(self) -> None:
+        """Cancels the command of the row, or the open command about its workload."""
+        row = self._commands.selected if self._commands.has_focus else self._fleet.selected
+
+        def make() -> Action:
+            command = open_command(row, self.model)
+            return actions.cancel(self._client, command, command_about(self.model, command))
+
+        self._attempt(make)
+
+    def action_move(self) -> None:
+        """Begins a move. The next Enter chooses the target."""
+        self._departure = None
+        try:
+            departure = departure_of(self._fleet.selected)
+        except UsageError as error:
+            self._tell(error.message)
+            return
+        if self._may("remap", actions.USER):
+            self._departure = departure
+
+    def _arrive(self, departure: tuple[Workload, FleetGpu | None], row: Row) -> None:
+        """Takes the slot of a row as the target of a move."""
+        if not isinstance(row, SlotRow):
+            self._tell("choose a GPU of the host: press Right to open a host")
+            return
+        workload, source = departure
+
+        def make() -> Action:
+            if source is None:
+                return actions.restore(self._client, workload, row.gpu, list(self.model.gpus.values.values()))
+            return actions.move(self._client, workload, source, row.gpu, row.workload)
+
+        self._attempt(make)
+
+    def action_cordon(self) -> None:
+        """Cordons or uncordons the host or the GPU of the row."""
+        try:
+            target = cordon_target(self._fleet.selected)
+        except UsageError as error:
+            self._tell(error.message)
+            return
+        if (target if isinstance(target, Worker) else target.lease).HasField("cordon"):
+            self._attempt(lambda: actions.uncordon(self._client, target))
+        elif self._may("cordon", actions.OPERATOR):
+            about = target.name if isinstance(target, Worker) else gpu_place(target)
+            self.push_screen(ReasonDialog(about), partial(self._cordon, target))
+
+    def _cordon(self, target: Worker | FleetGpu, reason: str | None) -> None:
+        if reason is not None:
+            self._confirm(actions.cordon(self._client, target, reason, self._caller))
+
+    def _attempt(self, make: Callable[[], Action]) -> None:
+        """Asks for the confirmation of an operation, or says why there is none."""
+        self._departure = None
+        try:
+            action = make()
+        except UsageError as error:
+            self._tell(error.message)
+        else:
+            self._confirm(action)
+
+    def _confirm(self, action: Action) -> None:
+        """Shows the plan of an operation and asks, if the role permits the operation."""
+        if self._may(action.verb, action.role):
+            self.push_screen(ConfirmDialog(action, self.model), self._begun)
+
+    def _begun(self, command: Command | None) -> None:
+        """Shows a command that was stored."""
+        if command is not None:
+            self._own_command_ids.add(command.command_id)
+            self.model.put_command(command)
+            self._note = ""
+
+    def _may(self, verb: str, role: Role.ValueType) -> bool:
+        """Whether the caller's role permits an operation. If not, says so."""
+        if refusal := self.contact.not_permitted(verb, role):
+            self._tell(refusal)
+        return not refusal
+
+    def _tell(self, message: str) -> None:
+        self._note = one_line(message)

@@ -1,0 +1,43 @@
+"""The keys of ``leasehold top``, as text."""
+
+from typing import Final
+
+from rich.text import Text
+
+from leasehold_client.top.row_text import LEGEND
+
+_KEYS: Final = (
+    *("s suspend", "r restore", "m move", "x stop", "c cordon", "k cancel"),
+    *("/ filter", "? help", "q quit", "o sort", "p pause", "Tab commands", "Enter details"),
+)
+
+KEYS: Final = Text(" ").join(
+    Text.assemble((key, "bold reverse"), " ", word) for key, _, word in (one.partition(" ") for one in _KEYS)
+)
+"""The line of keys, the most needed first."""
+
+HELP: Final = (
+    "A host has a slot for each GPU, and below them its parked workloads and its",
+    "waiting claims. Below the list are the commands, with their phases.",
+    "",
+    *LEGEND,
+    "",
+    "up, down, PageUp, PageDown, Home, End   move the cursor",
+    "left, right    close or open a host",
+    "Tab            go to the commands, or back",
+    "Enter          details",
+    "s  suspend     park the workload of this GPU, which becomes free",
+    "r  restore     restore a parked workload on its former or other free GPUs",
+    "m  move        move a workload to a slot of its host; Enter chooses the slot.",
+    "               Two workloads exchange their slots. A parked one is restored there.",
+    "x  stop        stop the workload",
+    "c  cordon      cordon or uncordon this host or GPU",
+    "k  cancel      cancel this command, or the command about this workload",
+    "/  filter      words that a host, GPU or workload contains, or an expression",
+    "               of docs/api.md, such as: gpu_name:H100 AND state = FREE",
+    "o  sort        next order of hosts",
+    "p  pause       stop the list, until p, a filter, or another order",
+    "q, Ctrl-C      quit; commands continue",
+    "",
+    "Nothing changes before its plan is shown and y is pressed.",
+)

@@ -1,0 +1,44 @@
+"""One session of ``leasehold top``: the first contact, the screen, and the end."""
+
+import asyncio
+import signal
+import time
+from typing import Final
+
+from leasehold_client.aio.client import AsyncClient
+from leasehold_client.top.app import TopApp
+from leasehold_client.top.contact import Contact
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+async def show(address: str, context: str | None, on_behalf_of: str, caller: str) -> int:
+    """Shows the fleet until the user quits. Returns the exit code.
+
+    A signal that ends the process restores the terminal first.
+
+    Args:
+        address: Address of the coordinator.
+        context: Name of a context. None: none.
+        on_behalf_of: The user for whom a service acts. Empty: the caller itself.
+        caller: The calling user, for cordons.
+
+    Raises:
+        LeaseholdError: The coordinator does not answer, or refuses the caller, before the screen is shown.
+    """
+    contact = Contact(time.monotonic)
+    ended_by = 0
+    async with AsyncClient(address, contact.failed, context, on_behalf_of) as client:
+        contact.answered(await client.who_am_i())
+        app = TopApp(client, contact, caller)
+
+        def end(number: int) -> None:
+            nonlocal ended_by
+            ended_by = 128 + number
+            app.exit()
+
+        loop = asyncio.get_running_loop()
+        for one in _ENDING:
+            loop.add_signal_handler(one, end, one)
+        await app.run_async(mouse=False)
+        return ended_by or app.return_code or 0

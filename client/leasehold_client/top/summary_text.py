@@ -1,0 +1,60 @@
+"""The two lines above the list: the connection, and counts of the fleet. Pure."""
+
+from collections import Counter
+
+from leasehold.v1 import lease_pb2, worker_pb2
+
+from leasehold_client.byte_sizes import size_text
+from leasehold_client.messages import PARKED, enum_name
+from leasehold_client.top.ages import duration_text
+from leasehold_client.top.contact import Contact
+from leasehold_client.top.fleet_model import FleetModel
+
+
+def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> tuple[str, str]:
+    """The state of the connection, and its class of ``top.tcss``.
+
+    Args:
+        contact: The connection.
+        model: The fleet.
+        is_paused: Whether the list stands still.
+    """
+    if contact.lost_since is not None:
+        away = duration_text(contact.clock() - contact.lost_since)
+        return f"COORDINATOR AWAY for {away}: this is the last known state; trying again", "away"
+    if contact.refusal:
+        return f"REFUSED: {contact.refusal}", "away"
+    if not model.is_complete:
+        return "catching up: reading the whole fleet", "waiting"
+    if is_paused:
+        return "PAUSED: press p to go on", "waiting"
+    return "live", "live"
+
+
+def counts_text(model: FleetModel) -> str:
+    """Counts of hosts, GPUs by state, parked workloads, waiting claims and open commands."""
+    workers = model.workers.values.values()
+    gone = sum(one.state != worker_pb2.WORKER_STATE_CONNECTED for one in workers)
+    states = Counter(one.lease.state for one in model.gpus.values.values())
+    names = [
+        f"{count} {enum_name(lease_pb2.SlotState.Name, state, 'SLOT_STATE_').lower()}"
+        for state, count in sorted(states.items(), key=lambda item: -item[1])
+    ]
+    parked = [one.status for one in model.workloads.values.values() if one.status.state in PARKED]
+    waiting = sum(one.pending_claimers for one in workers)
+    parts = [
+        f"{_counted(len(model.workers.values), 'host')}{f', {gone} out of contact' if gone else ''}",
+        f"{_counted(len(model.gpus.values), 'GPU')}{': ' if names else ''}{', '.join(names)}",
+    ]
+    if parked:
+        total = sum(one.parked_bytes + one.disk_bytes for one in parked)
+        parts.append(f"{len(parked)} parked, {size_text(total)}")
+    if waiting:
+        parts.append(f"{waiting} waiting")
+    if model.commands.values:
+        parts.append(_counted(len(model.commands.values), "command"))
+    return " | ".join(parts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

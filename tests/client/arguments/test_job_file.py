@@ -1,0 +1,103 @@
+"""Job files: what they may say, and what is refused."""
+
+import io
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from leasehold_client.arguments.job_file import read_job_file
+from leasehold_client.config import FILE_LIMIT_BYTES
+from leasehold_client.errors import UsageError
+
+TOML = """
+name = "job"
+gpus = 2
+cpu = 1.5
+command = ["python", "train.py"]
+
+[env]
+WORD = "a=b"
+
+[[hooks]]
+name = "note"
+signal = {signal_number = 10}
+"""
+GIVEN = {
+    "name": "job",
+    "gpus": 2,
+    "cpu": 1.5,
+    "command": ["python", "train.py"],
+    "env": {"WORD": "a=b"},
+    "hooks": [{"name": "note", "signal": {"signal_number": 10}}],
+}
+JSON = (
+    '{"name": "job", "gpus": 2, "cpu": 1.5, "command": ["python", "train.py"], "env": {"WORD": "a=b"},'
+    ' "hooks": [{"name": "note", "signal": {"signal_number": 10}}]}'
+)
+YAML = """
+name: job
+gpus: 2
+cpu: 1.5
+command: [python, train.py]
+env: {WORD: a=b}
+hooks:
+- name: note
+  signal: {signal_number: 10}
+"""
+
+
+@pytest.mark.parametrize(("suffix", "text"), [("toml", TOML), ("job", TOML), ("json", JSON), ("yaml", YAML)])
+def test_the_given_keys_are_returned(tmp_path: Path, suffix: str, text: str) -> None:
+    file = tmp_path / f"job.{suffix}"
+    file.write_text(text)
+    assert read_job_file(str(file)) == GIVEN
+
+
+def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(TOML.encode())))
+    assert read_job_file("-") == GIVEN
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"#" * (FILE_LIMIT_BYTES + 1))))
+    with pytest.raises(UsageError, match="on standard input exceeds the limit"):
+        read_job_file("-")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpsu = 1", r"job.toml: unknown key 'gpsu' \(did you mean 'gpu'\?\): the keys are command, name, "),
+        ("zzz = 1", "unknown key 'zzz': the keys are"),
+        ('gpus = "two"', "job.toml: gpus: expected a whole number, got text"),
+        ("command = 'sleep 5'", "command: expected a list, got text"),
+        ("command = [1]", r"command\[0\]: expected text, got a whole number"),
+        ("env = {A = 1}", r"env\[...\]: expected text, got a whole number"),
+        ("cpu = true", "cpu: expected .*, got true or false"),
+        ("allow_foreign = 1", "allow_foreign: expected true or false"),
+        ("gpus = [", "job.toml is malformed: "),
+        ("a = '\x00'", "is malformed: "),
+        ("\udcff", "is malformed: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "job.toml"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UsageError, match=message):
+        read_job_file(str(file))
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in (
+        ("none", "No such file"),
+        (".", "Is a directory|not a regular"),
+        ("pipe", "not a regular"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            read_job_file(str(tmp_path / name))
+
+
+def test_yaml_bombs_and_depth_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="is malformed"):
+        read_job_file(str(file))

@@ -1,0 +1,42 @@
+"""Label selectors as filters."""
+
+import pytest
+from leasehold_client.arguments.selectors import both, label_filter
+from leasehold_client.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("", ""),
+        ("team=vision", 'labels."team" = "vision"'),
+        ("team==vision", 'labels."team" = "vision"'),
+        ("team = speech group", 'labels."team" = "speech group"'),
+        ("team!=vision", 'NOT labels."team" = "vision"'),
+        ("example.com/team=a", 'labels."example.com/team" = "a"'),
+        ("team", 'labels:"team"'),
+        ("!team", 'NOT labels:"team"'),
+        ("team=", 'labels."team" = ""'),
+        ("a in (x, y)", '(labels."a" = "x" OR labels."a" = "y")'),
+        ("a notin (x)", 'NOT (labels."a" = "x")'),
+        ('a="x"', 'labels."a" = "\\"x\\""'),
+        ("a=1,!b, c!=2", 'labels."a" = "1" AND NOT labels:"b" AND NOT labels."c" = "2"'),
+        ("inside=1", 'labels."inside" = "1"'),
+    ],
+)
+def test_a_selector_becomes_a_filter(selector: str, expected: str) -> None:
+    assert label_filter(selector) == expected
+
+
+@pytest.mark.parametrize(
+    "selector", ["=x", "a=b=c", "a b", "a in x", "a,,b", ",", "!", "a in (x", "(a)", "-a=1"]
+)
+def test_an_invalid_selector_is_refused(selector: str) -> None:
+    with pytest.raises(UsageError, match="invalid selector"):
+        label_filter(selector)
+
+
+def test_two_filters_keep_their_meaning_together() -> None:
+    assert both("a = 1 OR b = 2", "c = 3") == "(a = 1 OR b = 2) AND (c = 3)"
+    assert both("", "c = 3") == "c = 3"
+    assert both("a = 1", " ") == "a = 1"

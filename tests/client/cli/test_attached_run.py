@@ -1,0 +1,136 @@
+"""``leasehold run --attach``: output, exit codes and signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import Exit, Workload
+from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadResponse,
+    DeleteWorkloadRequest,
+    DeleteWorkloadResponse,
+    ReadWorkloadOutputRequest,
+    ReadWorkloadOutputResponse,
+    StopWorkloadRequest,
+    StopWorkloadResponse,
+    WatchWorkloadsResponse,
+)
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, command, refuse, workload
+
+PENDING, SUCCEEDED = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_SUCCEEDED
+TIMEOUT_S = 30
+
+
+def ended(**cause: int) -> Workload:
+    """A workload that has ended with a cause."""
+    shown = workload("one")
+    shown.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+    if cause:
+        shown.status.exit.CopyFrom(Exit(**cause))
+    return shown
+
+
+@pytest.fixture
+def program(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
+    """A program that prints a line and exits with 7."""
+    scripted.plays(command(SUCCEEDED))
+    scripted.answers |= {
+        "CreateWorkload": lambda request, context: CreateWorkloadResponse(
+            workload=workload("one"), command=command(PENDING)
+        ),
+        "ReadWorkloadOutput": lambda request, context: iter(
+            [ReadWorkloadOutputResponse(data=b"count=1\n", next_offset=8)]
+        ),
+        "WatchWorkloads": lambda request, context: iter([WatchWorkloadsResponse(workload=ended(code=7))]),
+        "DeleteWorkload": lambda request, context: DeleteWorkloadResponse(workload=ended(code=7)),
+    }
+    return scripted
+
+
+def test_the_output_is_that_of_the_program_and_so_is_the_exit_code(
+    leasehold: CommandLine, program: ScriptedCoordinator
+) -> None:
+    done = leasehold("run", "--attach", "--", "count")
+    assert (done.code, done.stdout.strip(), done.stderr) == (7, "count=1", "")
+    assert not program.asked(DeleteWorkloadRequest)
+    assert leasehold("run", "--attach", "--rm", "--", "count").code == 7
+    assert [request.workload for request in program.asked(DeleteWorkloadRequest)] == ["id-of-one"]
+
+
+@pytest.mark.parametrize(("cause", "code"), [({"code": 0}, 0), ({"code": 3}, 3), ({"signal_number": 9}, 137)])
+def test_a_signal_is_an_exit_code_as_in_a_shell(
+    leasehold: CommandLine, program: ScriptedCoordinator, cause: dict[str, int], code: int
+) -> None:
+    program.answers["WatchWorkloads"] = lambda request, context: iter(
+        [WatchWorkloadsResponse(workload=ended(**cause))]
+    )
+    assert leasehold("run", "--attach", "--", "count").code == code
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_failure_of_leasehold_itself_is_125(
+    leasehold: CommandLine, bare_leasehold: CommandLine, program: ScriptedCoordinator
+) -> None:
+    program.answers["WatchWorkloads"] = lambda request, context: iter(
+        [WatchWorkloadsResponse(workload=ended())]
+    )
+    unknown = leasehold("run", "--attach", "--", "count")
+    assert (unknown.code, unknown.stderr) == (125, "leasehold: workload one is EXITED\n")
+    program.plays(command(command_pb2.COMMAND_STATE_FAILED))
+    program.answers["WatchCommand"] = lambda request, context: iter(())
+    program.answers["CreateWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.RESOURCE_EXHAUSTED, "NO_FREE_GPU", "no GPU is free"
+    )
+    refused = leasehold("run", "--attach", "--", "count")
+    assert (refused.code, refused.stderr) == (125, "leasehold: no GPU is free (NO_FREE_GPU)\n")
+    assert bare_leasehold("run", "--attach", "--coordinator", "127.0.0.1:1", "--", "count").code == 125
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_the_workload_and_the_second_leaves_it(
+    program: ScriptedCoordinator, tmp_path: Path, number: signal.Signals
+) -> None:
+    reading, stopping, left = threading.Event(), threading.Event(), threading.Event()
+
+    def read(
+        request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
+    ) -> Iterator[ReadWorkloadOutputResponse]:
+        yield ReadWorkloadOutputResponse(data=b"up\n", next_offset=3)
+        reading.set()
+        left.wait(TIMEOUT_S)
+
+    def stop(request: StopWorkloadRequest, context: object) -> StopWorkloadResponse:
+        stopping.set()
+        return StopWorkloadResponse(command=command(PENDING))
+
+    program.answers |= {"ReadWorkloadOutput": read, "StopWorkload": stop}
+    with subprocess.Popen(
+        [sys.executable, "-m", "leasehold_client", "run", "--attach", "--", "count"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LEASEHOLD_COORDINATOR": program.address, "XDG_CONFIG_HOME": str(tmp_path)},
+    ) as process:
+        assert reading.wait(TIMEOUT_S)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n", "so the signal comes while the output is read"
+        process.send_signal(number)
+        assert stopping.wait(TIMEOUT_S)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+        left.set()
+    assert process.returncode == 130
+    assert stderr.splitlines() == [
+        "leasehold: stopping one, which is killed after 10 s; Ctrl-C again leaves now",
+        "leasehold: left; `leasehold get workloads one` shows its state",
+    ]
+    assert [request.workload for request in program.asked(StopWorkloadRequest)] == ["id-of-one"]

@@ -1,0 +1,106 @@
+"""``leasehold describe``: the fields of each kind, escaped, with times that have a zone."""
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import command_pb2, event_pb2, worker_pb2, workload_pb2
+from leasehold.v1.command_service_pb2 import GetCommandResponse, ListCommandsResponse
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.event_service_pb2 import ListEventsResponse
+from leasehold.v1.fleet_service_pb2 import GetWorkerResponse, ListWorkersResponse
+from leasehold.v1.worker_pb2 import Capability, Worker
+from leasehold.v1.workload_service_pb2 import GetWorkloadResponse, ListWorkloadsResponse
+
+from tests.client.checkpoints import MADE, serve
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, command, workload
+
+ALPHA = Worker(
+    worker_id="w-1",
+    name="alpha",
+    state=worker_pb2.WORKER_STATE_CONNECTED,
+    capabilities=[
+        Capability(name="gpu_remap", reason="needs driver 580\n\x1b[31m"),
+        Capability(name="\x1b[2J\n"),
+    ],
+)
+
+
+@pytest.fixture
+def fleet(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
+    """A worker with a workload, a command and an event."""
+    shown = workload("one")
+    shown.create_time.FromSeconds(1_700_000_000)
+    shown.labels["team"] = "vision"
+    shown.spec.arguments.extend(["python", "train\x1b.py"])
+    shown.spec.secret_environment["KEY"] = ""
+    member = shown.status.members.add(pid=7, state=workload_pb2.MEMBER_STATE_RUNNING)
+    member.device_memory_bytes[shown.status.lease.gpu_uuids[0]] = 2**20
+    serve(scripted, *MADE)
+    scripted.answers |= {
+        "GetWorkload": lambda request, context: GetWorkloadResponse(workload=shown),
+        "GetWorker": lambda request, context: GetWorkerResponse(worker=ALPHA),
+        "ListWorkers": lambda request, context: ListWorkersResponse(workers=[ALPHA]),
+        "ListWorkloads": lambda request, context: ListWorkloadsResponse(workloads=[shown]),
+        "GetCommand": lambda request, context: GetCommandResponse(
+            command=command(command_pb2.COMMAND_STATE_RUNNING, workload_id="id-of-one", actor="local/ann")
+        ),
+        "ListCommands": lambda request, context: ListCommandsResponse(
+            commands=[command(command_pb2.COMMAND_STATE_RUNNING, workload_id="id-of-one")]
+        ),
+        "ListEvents": lambda request, context: ListEventsResponse(
+            events=[Event(kind=event_pb2.EVENT_KIND_CORDON, message="cordoned", time=Timestamp(seconds=1))]
+        ),
+    }
+    return scripted
+
+
+def described(leasehold: CommandLine, *words: str) -> dict[str, str]:
+    """The fields that are printed."""
+    done = leasehold("describe", *words)
+    assert (done.code, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    first = done.stdout.split("\n\n")[0]
+    return {name: text.strip() for name, _, text in (line.partition(":") for line in first.splitlines())}
+
+
+def test_a_workload(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    fields = described(leasehold, "workload", "one")
+    assert fields["Worker"] == "alpha"
+    assert fields["State"] == "RUNNING"
+    assert fields["Created"].startswith("2023-11-14T22:13:20Z (")
+    assert fields["Created"].endswith("d ago)")
+    assert fields["Program"] == "python train\\x1b.py"
+    assert fields["Variables"] == "KEY"
+    assert fields["Labels"] == "team=vision"
+    assert fields["Process 7"] == "RUNNING, alpha/0 1.0 MiB"
+    assert "Ended" not in fields
+    printed = leasehold("describe", "wl", "one").stdout
+    assert "\nCommands:\nID   OPERATION  ABOUT  STATE" in printed
+    assert "\nEvents:\nAGE  " in printed
+
+
+def test_a_worker(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    fields = described(leasehold, "worker", "alpha")
+    assert fields["GPUs"] == "?", "what is unknown is not 0"
+    assert fields["Capability gpu_remap"] == "no: needs driver 580 \\x1b[31m"
+    assert "\nGPUs:\nGPU " in leasehold("describe", "worker", "alpha").stdout
+
+
+def test_a_gpu_a_command_and_a_checkpoint(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    assert described(leasehold, "gpu", "alpha/1")["Memory"] == "? of ? used"
+    fields = described(leasehold, "command", "c-1")
+    assert (fields["About"], fields["Actor"], fields["State"]) == ("one", "local/ann", "RUNNING")
+    assert described(leasehold, "checkpoint", "k-2")["Size"] == "3.0 GiB"
+
+
+def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    for words, code, match in (
+        (["events", "e-1"], 2, "events have no description"),
+        (["gpu", "alpha/9"], 2, "no GPU is at 'alpha/9'"),
+        (["checkpoint", "k-99"], 1, "UNKNOWN_CHECKPOINT"),
+        (["workload"], 2, "Missing argument 'NAME...'"),
+        (["wrkload", "x"], 2, "did you mean 'workload'?"),
+    ):
+        done = leasehold("describe", *words)
+        assert (done.code, done.stdout) == (code, "")
+        assert match in done.stderr

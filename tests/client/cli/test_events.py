@@ -1,0 +1,76 @@
+"""``leasehold events``: the newest events in order, and then each new one once."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import event_pb2
+from leasehold.v1.event_pb2 import Event
+from leasehold.v1.event_service_pb2 import (
+    ListEventsRequest,
+    ListEventsResponse,
+    WatchEventsRequest,
+    WatchEventsResponse,
+)
+from leasehold.v1.watch_pb2 import Bookmark
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator
+
+
+def event(number: int, message: str = "") -> Event:
+    return Event(
+        event_id=f"e-{number}",
+        time=Timestamp(seconds=1_800_000_000 + number),
+        kind=event_pb2.EVENT_KIND_GPU_HEALTH,
+        message=message or f"event {number}",
+    )
+
+
+@pytest.fixture
+def eventful(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
+    """Events 1 to 3, of which the watch shows 3 again, and then 4."""
+
+    def watch(request: WatchEventsRequest, context: object) -> Iterator[WatchEventsResponse]:
+        yield WatchEventsResponse(bookmark=Bookmark(snapshot_end=True))
+        yield WatchEventsResponse(event=event(3))
+        yield WatchEventsResponse(event=event(4, "two\nlines \x1b[31m"))
+
+    scripted.answers["ListEvents"] = lambda request, context: ListEventsResponse(
+        events=[event(3), event(2), event(1)][: request.page_size]
+    )
+    scripted.answers["WatchEvents"] = watch
+    return scripted
+
+
+def test_the_newest_event_is_the_last_line(leasehold: CommandLine, eventful: ScriptedCoordinator) -> None:
+    assert leasehold("events", "--tail", "2").stdout.splitlines() == [
+        "2027-01-15T08:00:02Z  GPU_HEALTH        event 2",
+        "2027-01-15T08:00:03Z  GPU_HEALTH        event 3",
+    ]
+    assert leasehold("events", "--tail", "0").stdout == ""
+    documents = [json.loads(line) for line in leasehold("events", "-o", "json").stdout.splitlines()]
+    assert [one["event_id"] for one in documents] == ["e-1", "e-2", "e-3"]
+    assert leasehold("events", "-o", "yaml").stdout.count("---\nevent_id: e-") == 3
+
+
+def test_each_event_is_shown_once(leasehold: CommandLine, eventful: ScriptedCoordinator) -> None:
+    lines = leasehold("events", "-f").stdout.splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines] == [
+        "event 1",
+        "event 2",
+        "event 3",
+        "two lines \\x1b[31m",
+    ]
+
+
+def test_the_coordinator_selects(leasehold: CommandLine, eventful: ScriptedCoordinator) -> None:
+    assert leasehold("events", "one", "--worker", "alpha", "--filter", "kind = CORDON", "-f").code == 0
+    (listed,) = eventful.asked(ListEventsRequest)
+    assert (listed.workload, listed.filter) == ("one", '(kind = CORDON) AND (worker = "alpha")')
+    (watched,) = eventful.asked(WatchEventsRequest)
+    assert (watched.workload, watched.worker, watched.filter) == ("id-of-one", "alpha", "kind = CORDON")
+    assert leasehold("events", "--since", "2h").code == 0
+    assert eventful.asked(ListEventsRequest)[-1].filter.startswith("time >= 20")
+    assert eventful.asked(ListEventsRequest)[-1].filter.endswith("+00:00")

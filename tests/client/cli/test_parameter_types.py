@@ -1,0 +1,48 @@
+"""Times and numbers of options."""
+
+import click
+import pytest
+from leasehold_client.cli.parameter_types import Number, Seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30.0), ("0.5", 0.5), ("90s", 90.0), ("2m", 120.0), ("1h", 3600.0), ("7d", 604_800.0)],
+)
+def test_a_time_may_have_a_unit(text: str, seconds: float) -> None:
+    assert Seconds(0, 604_800).convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("x", "'x' is not a time: write seconds, such as 30, or 90s, 2m, 1h or 7d"),
+        ("", "is not a time"),
+        ("m", "is not a time"),
+        ("nan", "is not a time"),
+        ("8d", "8d is not in the range from 1m to 7d"),
+        ("inf", "is not in the range"),
+        ("-1", "is not in the range"),
+    ],
+)
+def test_a_wrong_time_is_refused_in_words(text: str, match: str) -> None:
+    with pytest.raises(click.BadParameter, match=match):
+        Seconds(60, 604_800).convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["1.5", "x", "", "0", "11", "9" * 5000])
+def test_a_wrong_number_is_refused_in_words(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is not a whole number|is not in the range from 1 to 10"):
+        Number(1, 10).convert(text, None, None)
+
+
+def test_no_option_shows_a_range_in_symbols() -> None:
+    from leasehold_client import main
+
+    for name in ("run", "suspend", "exec", "wait", "token"):
+        command = main.leasehold.get_command(click.Context(main.leasehold), name)
+        assert command is not None
+        text = command.get_help(click.Context(command))
+        assert "<=" not in text
+        assert ">=" not in text
+        assert " INTEGER" not in text

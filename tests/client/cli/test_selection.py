@@ -1,0 +1,160 @@
+"""Several workloads at once: by names, labels, a filter, or all."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from leasehold.v1 import command_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import WatchCommandRequest, WatchCommandResponse
+from leasehold.v1.operation_pb2 import Operation, StopOperation, SuspendOperation
+from leasehold.v1.plan_pb2 import Plan
+from leasehold.v1.workload_service_pb2 import (
+    ListWorkloadsRequest,
+    ListWorkloadsResponse,
+    PlanRequest,
+    PlanResponse,
+    StopWorkloadRequest,
+    StopWorkloadResponse,
+    SuspendWorkloadRequest,
+    SuspendWorkloadResponse,
+)
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, refuse, workload
+
+PENDING, SUCCEEDED = command_pb2.COMMAND_STATE_PENDING, command_pb2.COMMAND_STATE_SUCCEEDED
+
+
+@pytest.fixture
+def fleet(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
+    """Workloads one and two, which hold GPUs, and three, which is suspended. Each command succeeds."""
+    parked = workload("three")
+    parked.status.state = workload_pb2.WORKLOAD_STATE_SUSPENDED
+    parked.status.ClearField("lease")
+    made: dict[str, Command] = {}
+
+    def create(name: str, operation: Operation) -> Command:
+        command = Command(command_id=f"c-{name}", state=PENDING, revision=1, operation=operation)
+        made[command.command_id] = command
+        return command
+
+    def suspend(request: SuspendWorkloadRequest, context: object) -> SuspendWorkloadResponse:
+        return SuspendWorkloadResponse(
+            command=create(request.workload, Operation(suspend=SuspendOperation()))
+        )
+
+    def stop(request: StopWorkloadRequest, context: object) -> StopWorkloadResponse:
+        return StopWorkloadResponse(command=create(request.workload, Operation(stop=StopOperation())))
+
+    def watch(request: WatchCommandRequest, context: object) -> Iterator[WatchCommandResponse]:
+        command = made[request.command_id]
+        command.state, command.revision = SUCCEEDED, 2
+        yield WatchCommandResponse(command=command)
+
+    scripted.answers |= {
+        "ListWorkloads": lambda request, context: ListWorkloadsResponse(
+            workloads=[workload("one"), workload("two"), parked]
+        ),
+        "SuspendWorkload": suspend,
+        "StopWorkload": stop,
+        "WatchCommand": watch,
+    }
+    return scripted
+
+
+def test_several_names_are_several_commands(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    done = leasehold("suspend", "one", "two", "one")
+    assert (done.code, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
+        "one: suspend done in 0.00 s",
+        "two: suspend done in 0.00 s",
+    ]
+    assert [request.workload for request in fleet.asked(SuspendWorkloadRequest)] == ["one", "two"]
+    document = json.loads(leasehold("suspend", "one", "two", "-o", "json").stdout)
+    assert [command["command_id"] for command in document["commands"]] == ["c-one", "c-two"]
+
+
+def test_a_refusal_names_its_workload_and_does_not_stop_the_others(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    import grpc
+
+    suspend = fleet.answers["SuspendWorkload"]
+
+    def answer(request: SuspendWorkloadRequest, context: grpc.ServicerContext) -> object:
+        if request.workload == "one":
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE", "it is EXITED")
+        return suspend(request, context)
+
+    fleet.answers["SuspendWorkload"] = answer
+    done = leasehold("suspend", "one", "two")
+    assert done.code == 1
+    assert done.stdout.startswith("two: suspend done")
+    assert done.stderr == "leasehold: one: it is EXITED (WRONG_STATE)\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "filter_text"),
+    [
+        (["--all"], ""),
+        (["-l", "team=a"], 'labels."team" = "a"'),
+        (["--filter", "state = RUNNING"], "state = RUNNING"),
+        (["-l", "team", "--filter", "priority > 1"], '(priority > 1) AND (labels:"team")'),
+    ],
+)
+def test_a_search_finds_what_the_verb_applies_to(
+    leasehold: CommandLine, fleet: ScriptedCoordinator, options: list[str], filter_text: str
+) -> None:
+    done = leasehold("suspend", *options)
+    assert (done.code, done.stderr) == (0, "")
+    assert [request.workload for request in fleet.asked(SuspendWorkloadRequest)] == ["id-of-one", "id-of-two"]
+    assert fleet.asked(ListWorkloadsRequest)[0].filter == filter_text
+
+
+def test_a_search_that_finds_nothing_says_so(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    fleet.answers["ListWorkloads"] = lambda request, context: ListWorkloadsResponse()
+    for verb in ("suspend", "restore", "stop", "checkpoint", "wait"):
+        done = leasehold(verb, "--all")
+        assert (done.code, done.stdout) == (0, "")
+        assert done.stderr == "leasehold: no workload matches, so nothing was done\n"
+
+
+def test_a_search_that_destroys_needs_a_yes(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    done = leasehold("stop", "--all")
+    assert done.code == 2
+    assert done.stderr == "leasehold: stop one, two, three: without a terminal, answer with --yes\n"
+    assert not fleet.asked(StopWorkloadRequest)
+    assert leasehold("stop", "--all", "--yes", "-q").stdout == ""
+    assert len(fleet.asked(StopWorkloadRequest)) == 3
+
+
+@pytest.mark.parametrize("verb", ["suspend", "restore", "stop", "checkpoint", "rm workload", "wait"])
+def test_names_and_a_search_exclude_each_other(leasehold: CommandLine, verb: str) -> None:
+    done = leasehold(*verb.split(), "one", "--all")
+    assert (done.code, done.stderr) == (2, "leasehold: leave out 'one', or -l, --filter and --all\n")
+    assert leasehold(*verb.split()).code == 2
+    assert "invalid selector" in leasehold(*verb.split(), "-l", "a=b=c").stderr
+
+
+def test_options_of_one_workload_are_refused_for_several(
+    leasehold: CommandLine, fleet: ScriptedCoordinator
+) -> None:
+    assert "are for one workload" in leasehold("restore", "one", "two", "--to", "alpha/0").stderr
+    assert "--worker suspends everything" in leasehold("suspend", "one", "--worker", "alpha").stderr
+
+
+def test_plans_of_several_are_printed_in_turn(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    fleet.answers["Plan"] = lambda request, context: PlanResponse(plan=Plan())
+    done = leasehold("suspend", "one", "two", "--dry-run")
+    assert done.stdout.splitlines() == ["one: suspend would start", "two: suspend would start"]
+    document = json.loads(leasehold("suspend", "one", "two", "--dry-run", "-o", "json").stdout)
+    assert len(document["plans"]) == 2
+    assert len(fleet.asked(PlanRequest)) == 4
+    assert not fleet.asked(SuspendWorkloadRequest)
+
+
+def test_quiet_prints_only_ids(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    assert leasehold("suspend", "one", "-q").stdout == ""
+    assert leasehold("suspend", "one", "-q", "--no-wait").stdout == "c-one\n"
+    assert leasehold("suspend", "one", "two", "-q", "--no-wait").stdout == "c-one\nc-two\n"

@@ -1,0 +1,74 @@
+"""``leasehold wait``: conditions, several workloads, and what is refused."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from leasehold.v1 import workload_pb2
+from leasehold.v1.workload_service_pb2 import WatchWorkloadsRequest, WatchWorkloadsResponse
+
+from tests.client.conftest import CommandLine
+from tests.client.scripted_coordinator import ScriptedCoordinator, workload
+
+RUNNING, SUSPENDED = workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_SUSPENDED
+
+
+@pytest.fixture
+def moving(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
+    """Each workload runs, is suspended, and fails."""
+
+    def watch(request: WatchWorkloadsRequest, context: object) -> Iterator[WatchWorkloadsResponse]:
+        for state in (RUNNING, SUSPENDED, workload_pb2.WORKLOAD_STATE_FAILED):
+            shown = workload("one")
+            shown.status.state = state
+            yield WatchWorkloadsResponse(workload=shown)
+
+    scripted.answers["WatchWorkloads"] = watch
+    return scripted
+
+
+@pytest.mark.parametrize(
+    ("condition", "line"),
+    [
+        ("ready", "ready"),
+        ("ended", "FAILED"),
+        ("state=RUNNING", "RUNNING"),
+        ("state=suspended", "SUSPENDED"),
+        ("state=FAILED", "FAILED"),
+    ],
+)
+def test_the_wait_ends_when_the_condition_holds(
+    leasehold: CommandLine, moving: ScriptedCoordinator, condition: str, line: str
+) -> None:
+    done = leasehold("wait", "one", f"--for={condition}")
+    assert (done.code, done.stdout, done.stderr) == (0, f"one: {line}\n", "")
+
+
+def test_a_workload_that_ends_before_is_a_failure(
+    leasehold: CommandLine, moving: ScriptedCoordinator
+) -> None:
+    done = leasehold("wait", "one", "--for=state=CHECKPOINTED")
+    assert (done.code, done.stdout) == (1, "")
+    assert "workload one is FAILED: it ended before it was CHECKPOINTED" in done.stderr
+
+
+def test_several_are_waited_for(leasehold: CommandLine, moving: ScriptedCoordinator) -> None:
+    assert leasehold("wait", "one", "two").stdout == "one: ready\ntwo: ready\n"
+    document = json.loads(leasehold("wait", "one", "two", "-o", "json").stdout)
+    assert len(document["workloads"]) == 2
+    assert json.loads(leasehold("wait", "one", "-o", "json").stdout)["name"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("condition", "match"),
+    [
+        ("done", "'done' is not a condition: write ready, ended, or state=RUNNING"),
+        ("state=", "is not a condition"),
+        ("state=DONE", "'DONE' is not a state of workloads: choose PENDING, RUNNING, "),
+    ],
+)
+def test_bad_usage(leasehold: CommandLine, moving: ScriptedCoordinator, condition: str, match: str) -> None:
+    done = leasehold("wait", "one", "--for", condition)
+    assert (done.code, done.stdout) == (2, "")
+    assert match in done.stderr
+    assert not moving.asked(WatchWorkloadsRequest)

@@ -1,0 +1,78 @@
+"""Rows as text: every state has a letter and a word, and unknown is not zero."""
+
+import pytest
+from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1.gpu_pb2 import GpuSample
+from leasehold_client.top.row_text import row_pieces
+from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
+
+from .scripted_fleet import NOW, command, gpu, parked, worker, workload
+
+
+def line(row: Row, width: int = 200) -> str:
+    return "".join(piece.text.ljust(piece.width) for piece in row_pieces(row, NOW.seconds + 125.0, width))
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        (lease_pb2.SLOT_STATE_FREE, ". free"),
+        (lease_pb2.SLOT_STATE_RESERVED, "r reserved"),
+        (lease_pb2.SLOT_STATE_LEASED, "# leased"),
+        (lease_pb2.SLOT_STATE_CORDONED, "c cordoned"),
+        (lease_pb2.SLOT_STATE_UNHEALTHY, "! unhealthy"),
+        (lease_pb2.SLOT_STATE_FOREIGN, "f foreign"),
+        (lease_pb2.SLOT_STATE_UNSPECIFIED, "? unspecified"),
+        (99, "? 99"),
+    ],
+)
+def test_every_state_of_a_slot(state: lease_pb2.SlotState.ValueType, shown: str) -> None:
+    one = gpu(0, state)
+    assert shown in line(SlotRow(one, one.lease.sample, None))
+    assert shown[0] in line(HostRow(worker(), [one], [], is_open=True))
+
+
+def test_measurements_and_unknown_ones() -> None:
+    one = gpu(3)
+    assert "60.0/80 GiB   97%  71 C  2 min 5 s  ok" in line(SlotRow(one, one.lease.sample, None))
+    one.lease.ClearField("sample")
+    assert "?/? GiB         ?     ?" in line(SlotRow(one, GpuSample(), None))
+
+
+def test_a_problem_is_told_at_any_width() -> None:
+    one = gpu(0, lease_pb2.SLOT_STATE_UNHEALTHY, health_reason="Xid 79")
+    one.lease.health = gpu_pb2.GPU_HEALTH_XID_ERROR
+    for width in (80, 200):
+        assert "XID_ERROR: Xid 79" in line(SlotRow(one, one.lease.sample, None), width)
+
+
+def test_hosts_out_of_contact_say_since_when() -> None:
+    lost = worker(state=worker_pb2.WORKER_STATE_LOST)
+    assert "LOST" in line(HostRow(lost, [], [], is_open=True))
+    assert "seen 2 min 5 s ago" in line(HostRow(lost, [], [], is_open=True))
+    lost.ClearField("gpu_count")
+    assert "GPUs: ?" in line(HostRow(lost, [], [], is_open=True))
+
+
+def test_parked_workloads_have_bytes_tier_and_age() -> None:
+    assert "P suspended    two" in line(WorkloadRow(parked("two")), 80)
+    assert "24.0 GiB in host memory  2 min 5 s" in line(WorkloadRow(parked("two")), 80)
+    on_disk = workload("x", state=workload_pb2.WORKLOAD_STATE_CHECKPOINTED, disk_bytes=1 << 30)
+    assert "1.0 GiB on disk" in line(WorkloadRow(on_disk))
+    unknown = workload("x", state=workload_pb2.WORKLOAD_STATE_SUSPENDED)
+    assert "size unknown" in line(WorkloadRow(unknown))
+
+
+def test_waiting_claims() -> None:
+    assert "1 claim waits" in line(ClaimsRow(worker(pending_claimers=1)))
+
+
+def test_commands_have_phases_and_rates() -> None:
+    assert "RUNNING    2 min 5 s   " in line(CommandRow(command("c"), "one", "alpha"))
+    ended = command("c", state=command_pb2.COMMAND_STATE_SUCCEEDED, end_time=NOW)
+    ended.result.duration.FromSeconds(2)
+    phase = ended.result.phases.add(phase="checkpoint", moved_bytes=20 << 30)
+    phase.duration.FromSeconds(2)
+    shown = line(CommandRow(ended, "one", "alpha"))
+    assert "took 2.0 s: checkpoint 2.0 s (20.0 GiB, 10.0 GiB/s)" in shown
+    assert "2 min 5 s ago" in shown

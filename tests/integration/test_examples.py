@@ -1,0 +1,231 @@
+"""The examples and the programs of docs/python.md, on a real fleet."""
+
+import ast
+import asyncio
+import inspect
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from socket import create_connection
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+
+import pytest
+from leasehold.v1.workload_pb2 import WORKLOAD_STATE_SUSPENDED
+from leasehold_client import AsyncClient
+
+from tests.ports import free_port
+
+from .fleets import TIMEOUT_S, Fleet
+from .local_hosts import LocalHost
+from .mutual_tls import variables_set
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/python.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+TORCH = '''
+"""What the example uses of PyTorch, with a tensor in simulated memory and no arithmetic."""
+from types import SimpleNamespace
+
+from cuda.bindings import driver
+
+CHECK = 0x5EED
+
+
+class Tensor:
+    def __init__(self, *size, device):
+        assert device == "cuda"
+        driver.cuInit(0)
+        _, gpu = driver.cuDeviceGet(0)
+        _, context = driver.cuDevicePrimaryCtxRetain(gpu)
+        driver.cuCtxSetCurrent(context)
+        _, self.memory = driver.cuMemAlloc(4)
+        driver.cuMemcpyHtoD(self.memory, CHECK.to_bytes(4, "little"), 4)
+
+    def item(self):
+        content = bytearray(4)
+        (result,) = driver.cuMemcpyDtoH(content, self.memory, 4)
+        assert result == driver.CUresult.CUDA_SUCCESS
+        return float(int.from_bytes(content, "little") == CHECK)
+
+    def sum(self, dim, keepdim):
+        return self
+
+    def __sub__(self, other):
+        return self
+
+    def mean(self):
+        return self
+
+    square = mean
+    backward = mean
+
+
+WEIGHTS = []
+
+
+class Linear:
+    def __init__(self, features, outputs):
+        pass
+
+    def to(self, device):
+        WEIGHTS.append(Tensor(device=device))
+        return self
+
+    def parameters(self):
+        return WEIGHTS
+
+    def __call__(self, inputs):
+        return WEIGHTS[0]
+
+
+class SGD:
+    def __init__(self, parameters, lr):
+        self.zero_grad = self.step = lambda: None
+
+
+nn = SimpleNamespace(Linear=Linear)
+optim = SimpleNamespace(SGD=SGD)
+
+
+def randn(*size, device):
+    return WEIGHTS[0]
+'''
+
+
+def run(fleet: Fleet, *arguments: str, answers: str = "") -> str:
+    """Runs a Python program to its end, as a user with the fleet's credentials."""
+    with variables_set(fleet.variables):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, input=answers, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_programs_of_the_page(fleet: Fleet) -> None:
+    printed = []
+    for program in PROGRAMS:
+        try:
+            ast.parse(program)
+            compile(program, "page", "exec")
+        except SyntaxError:
+            continue  # a cell of a notebook, which the next test runs
+        printed.append(run(fleet, "-c", program))
+    assert "sleeper WORKLOAD_STATE_EXITED" in printed[1] or "sleeper WORKLOAD_STATE_FAILED" in printed[1]
+    assert "UNKNOWN_WORKLOAD" in printed[2]
+    assert printed[4] == "1 workers, 4 GPUs\n"
+    assert printed[5] == "['alpha']\n"
+
+
+def test_the_cell_of_a_notebook(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    (cell,) = (program for program in PROGRAMS if re.search("^async with", program, re.MULTILINE))
+    code = compile(cell, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+    async def notebook() -> None:
+        running = eval(code, {})
+        assert inspect.iscoroutine(running)
+        await running
+
+    with variables_set(fleet.variables):
+        asyncio.run(notebook())
+    assert capsys.readouterr().out.splitlines() == [f"alpha {slot} free" for slot in range(4)]
+
+
+def test_a_host_is_suspended_and_restored(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    fleet.run_counter("two")
+    printed = run(fleet, str(ROOT / "examples/suspend_host.py"), "alpha", answers="\n")
+    assert printed.splitlines() == [
+        "2 workloads are suspended. Press Enter to restore them.",
+        "2 workloads are restored.",
+    ]
+    for name in ("one", "two"):
+        fleet.wait_counting(name)
+        fleet.cli("stop", name)
+    assert len((ROOT / "examples/suspend_host.py").read_text().splitlines()) <= 20
+
+
+class Echo(StreamRequestHandler):
+    """Answers each line with itself."""
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            self.wfile.write(line)
+
+
+@contextmanager
+def echoing() -> Iterator[str]:
+    """A server at the address that the gateway connects to."""
+    with ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join(TIMEOUT_S)
+
+
+def test_a_gateway_restores_a_server_on_demand(fleet: Fleet) -> None:
+    fleet.run_counter("server")
+    listen = free_port()
+    with echoing() as address, variables_set(fleet.variables):
+        options = ["--listen", f"127.0.0.1:{listen}", "--workload", "server", "--server", address]
+        gateway = subprocess.Popen(
+            [sys.executable, str(ROOT / "examples/gateway.py"), *options, "--idle-s", "0.2"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert gateway.stderr is not None
+        with gateway, gateway.stderr:
+            try:
+                assert "listening" in gateway.stderr.readline()
+                for _ in range(2):
+                    assert gateway.stderr.readline() == "suspending server\n"
+                    fleet.wait(
+                        lambda: fleet.client.workload("server").status.state == WORKLOAD_STATE_SUSPENDED
+                    )
+                    with create_connection(("127.0.0.1", listen), TIMEOUT_S) as connection:
+                        connection.sendall(b"hello\n")
+                        assert connection.recv(100) == b"hello\n"
+                        fleet.wait_counting("server")
+                    assert gateway.stderr.readline() == "restoring server\n"
+            finally:
+                gateway.terminate()
+                gateway.stderr.read()
+    fleet.wait(lambda: not any(command.state < 4 for command in fleet.client.commands()))
+    fleet.cli("stop", "server")
+
+
+def test_a_training_yields_its_gpu_between_epochs(local_host: LocalHost, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(TORCH)
+    example = str(ROOT / "examples/yielding_training.py")
+    options = ["--epochs", "1000000", "--grace-s", "1"]
+    training = local_host.start(sys.executable, example, *options, PYTHONPATH=str(tmp_path))
+    local_host.wait_line(training, "epoch 2 loss 1.0000")
+    other = local_host.exec("--gpus", "2", "--", "sh", "-c", "echo holding; sleep 1000")
+    local_host.wait_line(other, "holding")
+    local_host.wait(lambda: local_host.workloads()["training"].status.state == WORKLOAD_STATE_SUSPENDED)
+    other.kill()
+    seen = local_host.out(training).count("epoch")
+    local_host.wait(lambda: local_host.out(training).count("epoch") > seen + 2)
+    assert "loss 0" not in local_host.out(training)
+
+
+def test_the_asynchronous_client_on_a_fleet(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+
+    async def main() -> list[str]:
+        async with AsyncClient(fleet.address) as client:
+            await client.wait(await client.suspend("one"))
+            await client.wait(await client.restore("one"))
+            await client.wait_workload("one", timeout_s=TIMEOUT_S)
+            return [gpu.workload_name for gpu in await client.gpus()]
+
+    with variables_set(fleet.variables):
+        assert "one" in asyncio.run(main())
+    fleet.wait_counting("one")
+    fleet.cli("stop", "one")

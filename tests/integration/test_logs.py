@@ -1,0 +1,57 @@
+"""The logs of both daemons as JSON: one story per operation, and no secret at any level."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.fleets import Fleet, make_fleet
+from tests.integration.test_secret_variables import SECRET
+
+OPTIONS = ("--log-format", "json", "--log-level", "debug")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with make_fleet(tmp_path, *OPTIONS) as started:
+        started.start_worker("alpha", settings='log_format = "json"\nlog_level = "debug"\n')
+        yield started
+
+
+def entries(fleet: Fleet, name: str) -> list[dict[str, Any]]:
+    """The log of a daemon. Each line must be an object."""
+    return [json.loads(line) for line in fleet.log(name).splitlines() if not line.startswith("leasehold ")]
+
+
+def story(fleet: Fleet, name: str, verb: str) -> list[dict[str, Any]]:
+    """The lines of a daemon about an operation."""
+    return [entry for entry in entries(fleet, name) if entry.get("verb") == verb]
+
+
+def test_each_operation_is_one_story_without_secrets(fleet: Fleet) -> None:
+    fleet.run_counter("one")
+    fleet.cli("suspend", "one")
+    fleet.cli("run", "--name", "two", "--env-secret", "TOKEN", "--", "true", TOKEN=SECRET)
+    fleet.cli("restore", "one", "--to", "alpha/0")
+    fleet.cli("stop", "one")
+
+    created, ended = story(fleet, "coordinator", "suspend")
+    begun, *phases, finished = story(fleet, "alpha", "suspend")
+    (session,) = {entry["session"] for entry in entries(fleet, "alpha") if "session" in entry}
+    for entry in (created, ended, begun, *phases, finished):
+        assert entry["command"] == created["command"]
+        assert entry["workload"] == created["workload"]
+    assert "suspend created for worker" in created["message"]
+    assert "by local/" in created["message"], "the story names the caller"
+    assert {phase["phase"] for phase in phases} >= {"preflight", "lock", "checkpoint", "verify"}
+    assert {phase["level"] for phase in phases} == {"debug"}
+    for entry in (ended, finished):
+        assert entry["level"] == "info"
+        assert entry["outcome"] == "SUCCEEDED"
+        assert entry["duration_s"] > 0
+        assert entry["session"] == session
+    assert ended["worker"] == "alpha"
+    for name in ("coordinator", "alpha"):
+        assert SECRET not in fleet.log(name)

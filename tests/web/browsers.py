@@ -78,6 +78,6 @@ def open_page(
         page.wait_for_url(url)
         yield page
         if complaints is None:
-            assert mine.lines == []
+            assert mine.lines == [], mine.lines
     finally:
         context.close()

@@ -34,9 +34,9 @@ def web_fleet(tmp_path: Path) -> Iterator[WebFleet]:
         yield WebFleet(fleet, f"http://{address}/")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def browser() -> Iterator[Browser]:
-    """A browser for all tests of this process."""
+    """A browser of one test. Its event loop runs in this thread, where other tests run theirs."""
     if not CHROMIUM.exists():
         pytest.skip(MISSING)
     with open_browser() as found:

@@ -2,7 +2,8 @@
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -44,6 +45,17 @@ class Client:
             connection.request(method, path, body, {name: one for name, one in sent.items() if one})
             found = connection.getresponse()
             return Answer(found.status, dict(found.getheaders()), found.read().decode())
+        finally:
+            connection.close()
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        """An answer that goes on."""
+        where = urlsplit(self.url)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers={"Cookie": self.cookie})
+            yield connection.getresponse()
         finally:
             connection.close()
 

@@ -97,6 +97,7 @@ def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browse
     fleet.fleet.wait_counting("train")
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("suspend", "train")
     fleet.fleet.run_counter("greedy", gpus=4)
@@ -190,6 +191,36 @@ def test_a_move_can_be_followed_on_the_timeline(browser: Browser, fleet: WebFlee
         expect(page.locator(".output")).to_contain_text("count=")
 
 
+JOINTS = """async () => {
+  const { jointsOf } = await import("/static/spans.js");
+  const span = (workload, gpu, begin, end, lease) => ({
+    workload_id: workload, gpu_uuid: gpu, slot: Number(gpu), state: "LEASED", lease_id: lease,
+    begin_time: begin,
+    ...(end ? { end_time: end } : {}),
+  });
+  const spans = [
+    span("moved", "0", 0, 10000, "a"), span("moved", "3", 10000, 0, "b"),
+    span("parked", "1", 0, 5000, "c"), span("parked", "2", 60000, 70000, "d"),
+    span("pair", "4", 0, 9000, "e"), span("pair", "5", 0, 9000, "e"),
+    span("pair", "6", 9500, 0, "f"), span("pair", "7", 9500, 0, "f"),
+    span("ended", "8", 0, 5000, "g"),
+  ];
+  return jointsOf(spans, (id) => id === "parked").map(
+    (one) => [one.workload, one.kind, one.from.gpu_uuid, one.to ? one.to.gpu_uuid : "now"].join(" "));
+}"""
+
+
+def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(JOINTS) == [
+            "moved move 0 3",
+            "parked parked 1 2",
+            "parked parked 2 now",
+            "pair move 4 6",
+            "pair move 5 7",
+        ]
+
+
 def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token, reduced_motion="reduce") as page:
         expect_state(page, 0, "LEASED")
@@ -276,7 +307,8 @@ def test_axe_has_no_finding(browser: Browser, fleet: WebFleet, scheme: str, size
     fleet.fleet.cli("cordon", "alpha/3", "--reason", "a fan")
     workload = fleet.fleet.client.workload("train").workload_id
     worker = fleet.fleet.client.workload("train").worker_id
-    with open_page(browser, fleet.url, fleet.token, color_scheme=scheme, viewport=size) as page:
+    complaints = Complaints()  # the policy of the page refuses a part of axe-core's own work
+    with open_page(browser, fleet.url, fleet.token, complaints, color_scheme=scheme, viewport=size) as page:
         for path in (*VIEWS, f"/workloads/{workload}", f"/workers/{worker}", "/plain/fleet"):
             page.goto(fleet.url.rstrip("/") + path)
             expect(page.locator("h1")).to_be_visible()
@@ -289,7 +321,7 @@ def test_axe_has_no_finding(browser: Browser, fleet: WebFleet, scheme: str, size
         page.click('.drawer button:text-is("Suspend")')
         expect(page.locator("dialog .plan")).to_be_visible()
         require_accessible(page, "the dialog")
-    with open_page(browser, fleet.url, fleet.token, color_scheme=scheme) as page:
+    with open_page(browser, fleet.url, fleet.token, complaints, color_scheme=scheme) as page:
         page.click('button:text-is("Log out")')
         expect(page.locator("#token")).to_be_visible()
         require_accessible(page, "the login")

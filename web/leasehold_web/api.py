@@ -23,7 +23,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_web import actions
 from leasehold_web.documents import Document, Json, document, sample_row
 from leasehold_web.entries import Api, LoginRefusedError
-from leasehold_web.guards import SESSION
+from leasehold_web.guards import SESSION, SESSIONS
 from leasehold_web.refusals import problem, refusal, status_of
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -56,6 +56,8 @@ def refusals_told(handler: Handler) -> Handler:
         except LoginRefusedError as error:
             raise problem(503, str(error)) from None
         except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:  # revoked, blocked or expired
+                await request.app[SESSIONS].close(request[SESSION])
             return web.Response(
                 status=status_of(error),
                 body=msgspec.json.encode(refusal(error)),

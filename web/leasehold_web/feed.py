@@ -71,7 +71,7 @@ class Feed:
     @property
     def is_idle(self) -> bool:
         """Whether nobody listens and no watch is open."""
-        return not self._listeners and self._watching is None
+        return not self._listeners and (self._watching is None or self._watching.done())
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
@@ -85,7 +85,7 @@ class Feed:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        if self._watching is None:
+        if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch_all())
         try:
             yield listener
@@ -138,6 +138,13 @@ class Feed:
                         if seen is not None:
                             seen.add(change[:2])
                         self._apply(*change)
+            except grpc.aio.UsageError:  # the login has ended, and with it its channel
+                return
+            except asyncio.CancelledError:
+                # A closed channel cancels its calls, such as after the renewal of a certificate.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
             except LoginRefusedError as error:  # the credentials can't be read for now
                 self._lost[name] = {"reason": "", "message": str(error), "metadata": {}}
                 self._tell()

@@ -77,7 +77,10 @@ def guard(hosts: Collection[str]) -> Middleware:
             origin = request.headers.get(hdrs.ORIGIN, "")
             if origin != f"{request.scheme}://{host}":
                 raise problem(403, "the request comes from another site: open this page by itself")
-        return await handler(request)
+        try:
+            return await handler(request)
+        except ConnectionError:  # the browser has gone: nobody reads the answer
+            return web.Response(status=499)
 
     return check
 

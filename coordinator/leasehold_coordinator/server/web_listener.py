@@ -17,7 +17,7 @@ from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.listeners import Listeners
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.ports import check_address
-from leasehold_coordinator.server.transport import PRESENT
+from leasehold_coordinator.server.transport import PRESENT, WILDCARDS
 from leasehold_coordinator.server.web_doors import WebDoors
 
 POLL_S: Final = 60.0
@@ -79,7 +79,8 @@ class WebListener:
                 f"can't listen on {address}: {error.strerror}; choose another with --web"
             ) from error
         scheme = "http" if self._tls is None else "https"
-        return f"{scheme}://{host}:{listener.getsockname()[1]}/"
+        shown = socket.gethostname() if host.strip("[]") in WILDCARDS else host
+        return f"{scheme}://{shown}:{listener.getsockname()[1]}/"
 
     async def watch(self) -> None:
         """Renews the certificate when it is due. Never returns."""

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.errors_pb2 import ERROR_REASON_INTERNAL
 from leasehold.v1.event_pb2 import EVENT_KIND_GPU_FOREIGN, EVENT_KIND_WORKER_CONNECTED, Event
+from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.operation_pb2 import Operation, RunOperation, StopOperation
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import Workload
@@ -18,6 +19,7 @@ from leasehold_coordinator.core.permitted_fields import (
     COMMAND,
     EVENT,
     GPU,
+    LEASE_SPAN,
     SHARED_COMMAND,
     WORKLOAD,
     Rows,
@@ -32,6 +34,7 @@ TABLES = [
     (Command, ACTORS_COMMAND),
     (Event, EVENT),
     (FleetGpu, GPU),
+    (LeaseSpan, LEASE_SPAN),
 ]
 
 
@@ -120,6 +123,7 @@ def test_columns_of_lists_hold_permitted_fields_only() -> None:
         (stored_lists.WORKLOADS, WORKLOAD),
         (stored_lists.COMMANDS, COMMAND),
         (stored_lists.EVENTS, EVENT),
+        (stored_lists.LEASE_SPANS, LEASE_SPAN),
     ):
         for name in {*listed.exact, *listed.implied, *listed.sorted_by}:
             row = rows.get(name, rows.get(fields.get(name, "")))

@@ -24,7 +24,7 @@ from leasehold.v1.command_service_pb2 import (
     WatchCommandsRequest,
 )
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
-from leasehold.v1.event_service_pb2 import ListEventsRequest, WatchEventsRequest
+from leasehold.v1.event_service_pb2 import ListEventsRequest, ListLeaseHistoryRequest, WatchEventsRequest
 from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_service_pb2 import (
     GetGpuRequest,
@@ -34,7 +34,7 @@ from leasehold.v1.fleet_service_pb2 import (
 )
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.lease_pb2 import ForeignProcess, Lease
+from leasehold.v1.lease_pb2 import SLOT_STATE_LEASED, ForeignProcess, GpuLease, Lease
 from leasehold.v1.operation_pb2 import (
     DeleteCheckpointsOperation,
     Move,
@@ -277,6 +277,22 @@ def test_a_filter_on_a_hidden_field_reveals_nothing(scene: Scene) -> None:
     assert scene.ben.workloads.ListWorkloads(owned).workloads, "the owner is permitted"
 
 
+def test_the_lease_history_of_others_has_no_owner_and_no_lease(scene: Scene) -> None:
+    workload = scene.run(scene.ann)
+    lease = GpuLease(
+        gpu_uuid="GPU-alpha-0", state=SLOT_STATE_LEASED, workload_id=workload.workload_id, lease_id="l-1"
+    )
+    leases = [lease, *scene.worker.first.hello.gpu_leases[1:]]
+    scene.worker.up.put(ConnectRequest(worker_load=WorkerLoad(sequence=1_000, gpu_leases=leases)))
+    asked = ListLeaseHistoryRequest(workload=workload.workload_id)
+    while not scene.root.events.ListLeaseHistory(asked).spans:
+        pass
+    for client in (scene.ann, scene.ben):
+        (span,) = client.events.ListLeaseHistory(asked).spans
+        assert (span.gpu_uuid, span.workload_name) == ("GPU-alpha-0", workload.name)
+        assert (bool(span.owner), bool(span.lease_id)) == (client is scene.ann,) * 2
+
+
 def test_events_of_others_have_no_message(scene: Scene) -> None:
     watches = {
         client: client.events.WatchEvents(WatchEventsRequest(), timeout=20)
@@ -455,7 +471,7 @@ def test_names_are_those_of_own_workloads_first(scene: Scene) -> None:
 
 def test_users_name_no_gpus_ahead_of_waiting_claims(scene: Scene) -> None:
     leases = list(scene.worker.first.hello.gpu_leases)
-    load = WorkerLoad(sequence=2, gpu_leases=leases, pending_claimers=1)
+    load = WorkerLoad(sequence=2_000, gpu_leases=leases, pending_claimers=1)
     scene.worker.up.put(ConnectRequest(worker_load=load))
     while scene.root.fleet.ListWorkers(ListWorkersRequest()).workers[0].pending_claimers != 1:
         pass
@@ -467,7 +483,7 @@ def test_users_name_no_gpus_ahead_of_waiting_claims(scene: Scene) -> None:
     remap = RemapWorkloadsRequest(operation=RemapOperation(moves=[Move(workload_id=own, pairs=pairs)]))
     assert reason_of(lambda: scene.ben.workloads.RemapWorkloads(remap)) == "NOT_PERMITTED"
     scene.answer(scene.root.workloads.CreateWorkload(named).command)
-    load.sequence, load.pending_claimers = 3, 0
+    load.sequence, load.pending_claimers = 2_001, 0
     scene.worker.up.put(ConnectRequest(worker_load=load))
     while scene.root.fleet.ListWorkers(ListWorkersRequest()).workers[0].pending_claimers:
         pass

@@ -55,7 +55,7 @@ export async function ask(path, { body, signal } = {}) {
   }
   const found = await answer.json().catch(() => ({}));
   if (answer.ok) return found;
-  if (answer.status === 401 && found.reason === "NO_SESSION") location.assign("/login");
+  if (answer.status === 401) location.assign("/login");
   throw new Refusal(answer.status, found);
 }
 

@@ -112,6 +112,7 @@ def require_known(text: str) -> None:
         assert labels <= LABELS | {"instance", "job", "le"}, labels
 
 
+@pytest.mark.long
 def test_the_rules_are_valid_and_their_tests_pass() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
     promtool("test", "rules", str(RULES_TEST))

@@ -11,6 +11,7 @@ import pytest
 from .fleets import LEASEHOLD, TIMEOUT_S, Fleet
 
 
+@pytest.mark.long
 def test_several_workloads_are_chosen_by_labels(fleet: Fleet) -> None:
     for name, labels in (("one", ["team=a"]), ("two", ["team=a", "tier=dev"]), ("three", [])):
         options = [word for label in labels for word in ("--label", label)]
@@ -65,6 +66,7 @@ def test_an_attached_run_is_like_the_program_itself(fleet: Fleet) -> None:
     assert "NO_FREE_GPU" in refused.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_an_attached_run(fleet: Fleet) -> None:
     script = "import time; print('up', flush=True); time.sleep(600)"
     attached = ["run", "--attach", "--name", "sleeper", "--", sys.executable, "-c", script]
@@ -77,6 +79,7 @@ def test_ctrl_c_stops_an_attached_run(fleet: Fleet) -> None:
     assert "EXITED(signal 15)" in fleet.cli("get", "workload", "sleeper").stdout
 
 
+@pytest.mark.long
 def test_the_last_lines_are_followed_without_a_gap(fleet: Fleet) -> None:
     script = "import time\nfor number in range(1000): print(number, flush=True)\ntime.sleep(1)\nprint('end')"
     fleet.cli("run", "--name", "counting", "--", sys.executable, "-c", script)
@@ -91,6 +94,7 @@ def test_the_last_lines_are_followed_without_a_gap(fleet: Fleet) -> None:
     assert fleet.cli("logs", "counting", "--tail", "0").stdout == ""
 
 
+@pytest.mark.long
 def test_events_are_followed(fleet: Fleet) -> None:
     with fleet.start_verb("events", "-f", "--tail", "1000") as events:
         assert events.stdout is not None
@@ -108,6 +112,7 @@ def test_events_are_followed(fleet: Fleet) -> None:
     assert fleet.cli("events", "--worker", "alpha", "--filter", "kind = CORDON").stdout == ""
 
 
+@pytest.mark.long
 def test_the_versions_of_both_sides_are_equal(fleet: Fleet) -> None:
     sides = fleet.json("version")
     assert sides["client"]["version"] == sides["coordinator"]["version"]
@@ -115,6 +120,7 @@ def test_the_versions_of_both_sides_are_equal(fleet: Fleet) -> None:
     assert sides["client"]["version"] in wide
 
 
+@pytest.mark.long
 def test_a_frozen_coordinator_completes_from_the_file(fleet: Fleet, tmp_path: Path) -> None:
     fleet.cli("run", "--name", "sleeper", "--", "sleep", "600")
 

@@ -136,6 +136,7 @@ def test_the_cell_of_a_notebook(fleet: Fleet, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.splitlines() == [f"alpha {slot} free" for slot in range(4)]
 
 
+@pytest.mark.long
 def test_a_host_is_suspended_and_restored(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.run_counter("two")
@@ -169,6 +170,7 @@ def echoing() -> Iterator[str]:
         thread.join(TIMEOUT_S)
 
 
+@pytest.mark.long
 def test_a_gateway_restores_a_server_on_demand(fleet: Fleet) -> None:
     fleet.run_counter("server")
     listen = free_port()
@@ -200,6 +202,7 @@ def test_a_gateway_restores_a_server_on_demand(fleet: Fleet) -> None:
     fleet.cli("stop", "server")
 
 
+@pytest.mark.long
 def test_a_training_yields_its_gpu_between_epochs(local_host: LocalHost, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
     example = str(ROOT / "examples/yielding_training.py")
@@ -215,6 +218,7 @@ def test_a_training_yields_its_gpu_between_epochs(local_host: LocalHost, tmp_pat
     assert "loss 0" not in local_host.out(training)
 
 
+@pytest.mark.long
 def test_the_asynchronous_client_on_a_fleet(fleet: Fleet) -> None:
     fleet.run_counter("one")
 

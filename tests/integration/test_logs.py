@@ -30,6 +30,7 @@ def story(fleet: Fleet, name: str, verb: str) -> list[dict[str, Any]]:
     return [entry for entry in entries(fleet, name) if entry.get("verb") == verb]
 
 
+@pytest.mark.long
 def test_each_operation_is_one_story_without_secrets(fleet: Fleet) -> None:
     fleet.run_counter("one")
     fleet.cli("suspend", "one")

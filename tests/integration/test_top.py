@@ -8,6 +8,7 @@ from .fleets import Fleet
 from .mutual_tls import variables_set
 
 
+@pytest.mark.long
 def test_a_workload_is_parked_moved_and_restored_across_a_restart(fleet: Fleet) -> None:
     fleet.run_counter("one")
 

@@ -88,6 +88,7 @@ def leasehold(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.long
 def test_one_trace_leads_from_the_call_to_each_driver_call(fleet: Fleet, collector: Collector) -> None:
     fleet.run_counter("one")
     assert leasehold(fleet, "suspend", "one").returncode == 0
@@ -150,6 +151,7 @@ def test_a_refused_call_is_an_error_of_its_span(fleet: Fleet, collector: Collect
     assert {span.status.code for span in failed} == {Status.STATUS_CODE_ERROR}
 
 
+@pytest.mark.long
 def test_nothing_of_opentelemetry_is_imported_without_an_endpoint() -> None:
     code = (
         "import sys\n"

@@ -45,6 +45,7 @@ def web_verb(fleet: Fleet) -> Iterator[tuple[str, str]]:
             process.stdout.close()
 
 
+@pytest.mark.long
 def test_leasehold_web_serves_its_user_over_a_restart(browser: Browser, web_fleet: WebFleet) -> None:
     fleet = web_fleet.fleet
     fleet.start_worker("alpha")

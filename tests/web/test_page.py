@@ -149,6 +149,7 @@ def test_actions_on_hosts_and_commands(browser: Browser, fleet: WebFleet) -> Non
         expect(page.locator("dialog .badge").first).to_have_text(re.compile("cancelled|succeeded"))
 
 
+@pytest.mark.long
 def test_the_page_survives_a_restart_of_the_coordinator(browser: Browser, fleet: WebFleet) -> None:
     complaints = Complaints()  # a browser complains of a server that is away
     with open_page(browser, fleet.url, fleet.token, complaints) as page:
@@ -168,6 +169,7 @@ def test_the_page_survives_a_restart_of_the_coordinator(browser: Browser, fleet:
     assert all("Failed to load resource" in line or "ERR_" in line for line in complaints.lines)
 
 
+@pytest.mark.long
 def test_a_move_can_be_followed_on_the_timeline(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("remap", "train", "--to", "alpha/2")
     with open_page(browser, fleet.url, fleet.token) as page:
@@ -210,6 +212,7 @@ JOINTS = """async () => {
 }"""
 
 
+@pytest.mark.long
 def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(JOINTS) == [
@@ -221,6 +224,7 @@ def test_joints_lead_from_where_a_workload_was_to_where_it_is(browser: Browser, 
         ]
 
 
+@pytest.mark.long
 def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token, reduced_motion="reduce") as page:
         expect_state(page, 0, "LEASED")
@@ -269,6 +273,7 @@ def fleet_of_an_issuer(folder: Path) -> Iterator[tuple[WebFleet, dict[str, str]]
         yield WebFleet(fleet, f"http://{address}/"), tokens
 
 
+@pytest.mark.long
 def test_a_role_sees_its_own_buttons_and_the_server_refuses_the_others(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -347,6 +352,7 @@ def test_a_phone_shows_all_views_without_a_horizontal_scrollbar(browser: Browser
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+@pytest.mark.long
 def test_without_scripts_there_are_tables(browser: Browser, fleet: WebFleet) -> None:
     context = browser.new_context(java_script_enabled=False)
     try:

@@ -107,6 +107,7 @@ def test_a_session_survives_a_restart_of_the_coordinator(web_fleet: WebFleet, cl
     assert client.get("/api/session").status == 401  # a logout survives it too
 
 
+@pytest.mark.long
 def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, client: Client) -> None:
     fleet = web_fleet.fleet
     fleet.start_worker("alpha", 2)

@@ -397,6 +397,7 @@ def test_text_of_peers_is_neither_markup_nor_control(fleet: ScriptedFleet) -> No
     play(fleet, steps, width=150, height=40)
 
 
+@pytest.mark.long
 def test_a_thousand_hosts_stay_responsive(fleet: ScriptedFleet) -> None:
     names = [f"host-{number:04}" for number in range(1000)]
     fleet.fleet = []

@@ -84,6 +84,7 @@ def test_a_scrape_tells_of_workers_and_commands(coordinator: CoordinatorProcess,
     assert promtool("check", "metrics", text=scrape_text(address)) == ""
 
 
+@pytest.mark.long
 def test_refused_and_silent_connections_keep_no_scrape_out(
     coordinator: CoordinatorProcess, address: str
 ) -> None:

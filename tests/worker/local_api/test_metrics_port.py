@@ -92,6 +92,7 @@ def test_a_scrape_tells_of_gpus_and_operations(
     assert worker.stop() == 0
 
 
+@pytest.mark.long
 def test_the_scrape_is_clean_for_promtool(
     start_worker: Callable[..., WorkerProcess],
     host: SimulatedHost,
@@ -107,6 +108,7 @@ def test_the_scrape_is_clean_for_promtool(
     assert promtool("check", "metrics", text=scrape_text(address)) == ""
 
 
+@pytest.mark.long
 def test_refused_and_silent_connections_keep_no_scrape_out(
     start_worker: Callable[..., WorkerProcess], address: str
 ) -> None:
@@ -221,6 +223,7 @@ def test_an_address_off_loopback_needs_tls_or_a_word(tmp_path: Path) -> None:
         load_config(settings)
 
 
+@pytest.mark.long
 def test_a_port_in_use_is_one_line(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, address: str
 ) -> None:

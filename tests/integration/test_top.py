@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.client.top.scripted_fleet import opened
 
 from .fleets import Fleet

@@ -24,6 +24,9 @@ CONNECTION_LIMIT: Final = 1_024
 """Most connections. Further ones are closed at once."""
 
 IDLE_S: Final = 30.0
+READ_LIMIT_S: Final = 20.0
+"""How long a browser may read nothing of an answer before the kernel ends its connection."""
+
 STOP_S: Final = 2.0
 BACKLOG: Final = 128
 
@@ -84,6 +87,8 @@ class WebServer:
             shutdown_timeout=STOP_S,
         )
         await self._runner.setup()
+        # Accepted connections inherit it.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1_000 * READ_LIMIT_S))
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._accept, sock=listener, ssl=tls, backlog=BACKLOG)
 

@@ -29,7 +29,7 @@ class Doors:
         async def leave() -> None:
             pass
 
-        return Entry(api, object(), b"", leave)
+        return Entry(token, api, object(), b"", leave)
 
     async def by_certificate(self, der: bytes, address: str) -> Entry:
         return await self.by_token("", address)

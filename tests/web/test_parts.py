@@ -27,14 +27,14 @@ class Doors:
         self.left = 0
         self.refuses = False
 
-    def entry(self) -> Entry:
+    def entry(self, caller: str = "user/ann") -> Entry:
         async def api() -> Api:
             raise NotImplementedError
 
         async def leave() -> None:
             self.left += 1
 
-        return Entry(api, object(), b"kept", leave)
+        return Entry(caller, api, object(), b"kept", leave)
 
     async def by_token(self, token: str, address: str) -> Entry:
         return self.entry()
@@ -86,6 +86,21 @@ def test_the_number_of_sessions_has_a_bound(monkeypatch: Any) -> None:
         assert doors.left == 1
         assert [await live.find(one) is not None for one in (first, second, third)] == [True, False, True]
         assert await live.find("x" * 10_000) is None
+
+    asyncio.run(story())
+
+
+def test_logins_of_one_caller_end_no_session_of_another(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sessions, "SESSION_LIMIT", 4)
+    monkeypatch.setattr(sessions, "SESSIONS_PER_CALLER", 2)
+
+    async def story() -> None:
+        doors = Doors()
+        live = Sessions(doors)
+        of_ann = await live.open(doors.entry("user/ann"))
+        of_mallory = [await live.open(doors.entry("user/mallory")) for _ in range(10)]
+        assert await live.find(of_ann) is not None
+        assert [await live.find(one) is not None for one in of_mallory] == [False] * 8 + [True] * 2
 
     asyncio.run(story())
 

@@ -124,4 +124,4 @@ class WebDoors:
             forget()
             await channel.close()
 
-        return Entry(api, object(), msgspec.json.encode(kept), leave)
+        return Entry(str(caller.identity), api, object(), msgspec.json.encode(kept), leave)

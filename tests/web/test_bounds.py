@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import uvloop
 from aiohttp import web
 from leasehold_web import guards, server, streams
 from leasehold_web.entries import Api, Entry
@@ -54,7 +55,8 @@ def on_server(story: Callable[[Port, web.Server], Awaitable[None]]) -> None:
         finally:
             await page.stop()
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the coordinator's
+        runner.run(run())
 
 
 async def send(

@@ -87,6 +87,23 @@ def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
     assert client.log_in(70_000 * "x").status == 413
 
 
+def test_an_odd_login_is_refused_with_words(web_fleet: WebFleet) -> None:
+    client = Client(web_fleet.url)
+    form = "application/x-www-form-urlencoded"
+    for headers, body, status in (
+        ({"Content-Type": f"{form}; charset=nonsense"}, "token=x", 403),
+        ({"Content-Type": f"{form}; charset=utf-16"}, "token=x", 403),
+        ({"Content-Type": "multipart/form-data"}, "x", 403),
+        ({"Content-Type": "multipart/form-data; boundary=a"}, "--a\r\n\r\nx\r\n--a--\r\n", 403),
+        ({"Content-Encoding": "gzip"}, "x", 403),
+        ({"Content-Type": form}, "token=%ED%A0%80", 403),
+        ({"Content-Type": form}, "&".join(["token=x"] * 100), 400),
+        ({"Content-Type": form}, "\xff", 400),
+    ):
+        answer = client.request("POST", "/login", body, {"Origin": client.origin, **headers})
+        assert answer.status == status, body  # and the end of the fleet finds no traceback in the log
+
+
 def test_a_logout_ends_the_session(client: Client) -> None:
     answer = client.request("POST", "/logout", "", {"Origin": client.origin})
     assert answer.status == 303

@@ -1,6 +1,7 @@
 """The server of the page without a browser: logins, cookies, origins, and what a hostile site tries."""
 
 import signal
+import time
 
 import pytest
 
@@ -138,3 +139,13 @@ def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, clien
     assert [(one["workload_name"], one["state"]) for one in history if one["state"] == "LEASED"] == [
         ("train", "LEASED")
     ]
+
+
+def test_a_refused_login_is_in_the_audit(web_fleet: WebFleet) -> None:
+    assert Client(web_fleet.url).log_in("wrong").status == 403
+    deadline_s = time.monotonic() + 60
+    while "web:127.0.0.1" not in (text := web_fleet.fleet.cli("get", "audit", "-o", "json").stdout):
+        assert time.monotonic() < deadline_s, text
+        time.sleep(0.2)
+    assert "no login has this token" in text
+    assert "wrong" not in text

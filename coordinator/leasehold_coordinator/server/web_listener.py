@@ -11,6 +11,7 @@ from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.private_files import replace_file
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.http_tls import mutual_context
 from leasehold_coordinator.server.listeners import Listeners
@@ -32,6 +33,7 @@ class WebListener:
 
     Args:
         listeners: Whose callers log in.
+        audit: Told of refused logins.
         authorities: Issue the certificate of the server.
         names: Names and addresses by which browsers call the server.
         pki: The PKI of others. None: the CA of the state directory.
@@ -40,6 +42,7 @@ class WebListener:
     def __init__(
         self,
         listeners: Listeners,
+        audit: AuditRefusals,
         authorities: Authorities,
         names: frozenset[str],
         pki: OwnPki | None,
@@ -51,7 +54,9 @@ class WebListener:
         self._taken: object = None
         """The certificate in use: the version of the authorities, or the contents of files."""
         self._renew_time = PRESENT()
-        doors = WebDoors(listeners.authentication, listeners.oidc_authentication, listeners.inner_address)
+        doors = WebDoors(
+            listeners.authentication, audit, listeners.oidc_authentication, listeners.inner_address
+        )
         self._server = WebServer(
             doors, names | frozenset(LOOPBACK_NAMES), listeners.sessions_path, replace_file
         )

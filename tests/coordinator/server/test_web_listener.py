@@ -52,7 +52,7 @@ def test_an_authority_that_is_removed_admits_no_browser(tmp_path: Path, monkeypa
     ann, mallory = issue(present, "user/ann"), issue(former, "user/mallory")
 
     async def story() -> None:
-        page = WebListener(listeners, None, NAMES, pki)  # type: ignore[arg-type]  # nobody logs in
+        page = WebListener(listeners, None, None, NAMES, pki)  # type: ignore[arg-type]  # nobody logs in
         port = free_port()
         await page.start(f"0.0.0.0:{port}")
         watch = asyncio.create_task(page.watch())

@@ -6,14 +6,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from leasehold.v1 import lease_pb2
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from leasehold.v1 import command_pb2, lease_pb2
+from leasehold.v1.command_pb2 import Command
+from leasehold.v1.command_service_pb2 import WatchCommandsResponse
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
-from leasehold_web import listeners, sessions
+from leasehold_web import feed, listeners, sessions
 from leasehold_web.documents import document, gpu_row
 from leasehold_web.entries import Api, Entry, LoginRefusedError
+from leasehold_web.feed import Feed
 from leasehold_web.listeners import Listener
 from leasehold_web.sessions import Sessions
 
@@ -27,14 +34,14 @@ class Doors:
         self.left = 0
         self.refuses = False
 
-    def entry(self) -> Entry:
+    def entry(self, caller: str = "user/ann") -> Entry:
         async def api() -> Api:
             raise NotImplementedError
 
         async def leave() -> None:
             self.left += 1
 
-        return Entry(api, object(), b"kept", leave)
+        return Entry(caller, api, object(), b"kept", leave)
 
     async def by_token(self, token: str, address: str) -> Entry:
         return self.entry()
@@ -47,6 +54,15 @@ class Doors:
             raise LoginRefusedError("the certificate was revoked")
         assert kept == b"kept"
         return self.entry()
+
+
+def refused(reason: str) -> grpc.aio.AioRpcError:
+    """An error of the API."""
+    info = AnyMessage()
+    info.Pack(ErrorInfo(reason=reason))
+    details = Status(details=[info]).SerializeToString()
+    metadata = grpc.aio.Metadata(("grpc-status-details-bin", details))
+    return grpc.aio.AioRpcError(grpc.StatusCode.INVALID_ARGUMENT, grpc.aio.Metadata(), metadata)
 
 
 def write(path: Path, data: bytes) -> None:
@@ -86,6 +102,21 @@ def test_the_number_of_sessions_has_a_bound(monkeypatch: Any) -> None:
         assert doors.left == 1
         assert [await live.find(one) is not None for one in (first, second, third)] == [True, False, True]
         assert await live.find("x" * 10_000) is None
+
+    asyncio.run(story())
+
+
+def test_logins_of_one_caller_end_no_session_of_another(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sessions, "SESSION_LIMIT", 4)
+    monkeypatch.setattr(sessions, "SESSIONS_PER_CALLER", 2)
+
+    async def story() -> None:
+        doors = Doors()
+        live = Sessions(doors)
+        of_ann = await live.open(doors.entry("user/ann"))
+        of_mallory = [await live.open(doors.entry("user/mallory")) for _ in range(10)]
+        assert await live.find(of_ann) is not None
+        assert [await live.find(one) is not None for one in of_mallory] == [False] * 8 + [True] * 2
 
     asyncio.run(story())
 
@@ -148,3 +179,37 @@ def test_a_message_is_json_with_the_names_of_the_protos() -> None:
     }
     workload.status.state = 99  # type: ignore[assignment]  # of a newer coordinator
     assert document(workload.status)["state"] == "UNKNOWN_99"
+
+
+def test_a_view_that_was_reduced_shows_nothing_of_before_to_a_new_window(monkeypatch: Any) -> None:
+    """An operator became a user: no snapshot has ended commands, so none would replace those of others."""
+
+    async def story() -> None:
+        opened = 0
+        is_reduced = asyncio.Event()
+
+        async def watch(api: Api, token: str) -> Any:
+            nonlocal opened
+            opened += 1
+            if opened == 1:
+                failed = Command(command_id="c-1", state=command_pb2.COMMAND_STATE_FAILED, actor="user/bob")
+                yield WatchCommandsResponse(resume_token="t", command=failed)
+                raise refused("INVALID_TOKEN")
+            is_reduced.set()
+            await asyncio.Event().wait()
+
+        async def api() -> Any:
+            return None
+
+        async def leave() -> None:
+            pass
+
+        monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
+        view = Feed(Entry("user/ann", api, object(), b"", leave))
+        with view.listening():
+            await is_reduced.wait()
+            with view.listening() as later:
+                assert [key for key in later._pending if key[0] == "command"] == []
+        await view.stop()
+
+    asyncio.run(story())

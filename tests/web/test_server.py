@@ -1,6 +1,7 @@
 """The server of the page without a browser: logins, cookies, origins, and what a hostile site tries."""
 
 import signal
+import time
 
 import pytest
 
@@ -87,6 +88,23 @@ def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
     assert client.log_in(70_000 * "x").status == 413
 
 
+def test_an_odd_login_is_refused_with_words(web_fleet: WebFleet) -> None:
+    client = Client(web_fleet.url)
+    form = "application/x-www-form-urlencoded"
+    for headers, body, status in (
+        ({"Content-Type": f"{form}; charset=nonsense"}, "token=x", 403),
+        ({"Content-Type": f"{form}; charset=utf-16"}, "token=x", 403),
+        ({"Content-Type": "multipart/form-data"}, "x", 403),
+        ({"Content-Type": "multipart/form-data; boundary=a"}, "--a\r\n\r\nx\r\n--a--\r\n", 403),
+        ({"Content-Encoding": "gzip"}, "x", 403),
+        ({"Content-Type": form}, "token=%ED%A0%80", 403),
+        ({"Content-Type": form}, "&".join(["token=x"] * 100), 400),
+        ({"Content-Type": form}, "\xff", 400),
+    ):
+        answer = client.request("POST", "/login", body, {"Origin": client.origin, **headers})
+        assert answer.status == status, body  # and the end of the fleet finds no traceback in the log
+
+
 def test_a_logout_ends_the_session(client: Client) -> None:
     with client.stream("/api/live") as live:
         assert live.readline() == b'data: {"reset":{}}\n'
@@ -126,3 +144,13 @@ def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, clien
     assert [(one["workload_name"], one["state"]) for one in history if one["state"] == "LEASED"] == [
         ("train", "LEASED")
     ]
+
+
+def test_a_refused_login_is_in_the_audit(web_fleet: WebFleet) -> None:
+    assert Client(web_fleet.url).log_in("wrong").status == 403
+    deadline_s = time.monotonic() + 60
+    while "web:127.0.0.1" not in (text := web_fleet.fleet.cli("get", "audit", "-o", "json").stdout):
+        assert time.monotonic() < deadline_s, text
+        time.sleep(0.2)
+    assert "no login has this token" in text
+    assert "wrong" not in text

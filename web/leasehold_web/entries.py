@@ -54,6 +54,7 @@ class Entry:
     """What a successful login gives.
 
     Attributes:
+        caller: The identity, which has a bounded number of sessions.
         api: The API with the credentials of the caller. Called for each call, since credentials may change.
             Raises LoginRefusedError if they can't be read.
         view: Callers with the same view share watches. Everything that one of them sees, the others see too.
@@ -61,6 +62,7 @@ class Entry:
         leave: Ends the login.
     """
 
+    caller: str
     api: Callable[[], Awaitable[Api]]
     view: object
     kept: bytes

@@ -152,6 +152,7 @@ class Feed:
                 found = refusal(error)
                 if found["reason"] == "INVALID_TOKEN":
                     token = ""
+                    self._drop_ended(kinds)  # the caller may see less of them now, and no snapshot has them
                     continue
                 if found["reason"] in ("UNAUTHENTICATED", "NOT_PERMITTED"):
                     self.refused = found
@@ -185,6 +186,14 @@ class Feed:
                 ended = [one for one, row in rows.items() if _state_of(row) in over]
                 for one in ended[:-ENDED_LIMIT]:
                     del rows[one]
+
+    def _drop_ended(self, kinds: tuple[str, ...]) -> None:
+        """Forgets ended entries and events. Browsers keep their own."""
+        for kind in kinds:
+            over = _OVER.get(kind, frozenset())
+            rows = self._rows[kind]
+            for entry_id in [one for one, row in rows.items() if kind == "event" or _state_of(row) in over]:
+                del rows[entry_id]
 
     def _drop_unseen(self, kinds: tuple[str, ...], seen: set[tuple[str, str]]) -> None:
         """Removes the entries that a snapshot lacks, except ended ones, which no snapshot has."""

@@ -89,7 +89,7 @@ def guard(hosts: Collection[str]) -> Middleware:
 async def require_session(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Requires a session for the API, and a header of our scripts for its changes."""
     if not request.path.startswith("/api/"):
-        return await handler(request)
+        return await _in_time(request, handler)
     session = await session_of(request)
     if session is None:
         raise problem(401, "nobody is logged in, or the login has ended: log in", "NO_SESSION")
@@ -102,12 +102,22 @@ async def require_session(request: web.Request, handler: Handler) -> web.StreamR
         raise problem(429, f"{CALL_LIMIT} requests of this session are under way: wait for their answers")
     session.calls += 1
     try:
+        return await _in_time(request, handler)
+    finally:
+        session.calls -= 1
+
+
+async def _in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Bounds the time of a request, so that no browser holds a place by a body that never comes.
+
+    Raises:
+        HTTPException: The time has passed.
+    """
+    try:
         async with asyncio.timeout(REQUEST_LIMIT_S):
             return await handler(request)
     except TimeoutError:
         raise problem(503, f"no answer within {REQUEST_LIMIT_S:g} s: try again") from None
-    finally:
-        session.calls -= 1
 
 
 _STREAMS: Final[set[Handler]] = set()

@@ -6,6 +6,7 @@ import html
 import time
 from importlib.resources import files
 from typing import Final, TypeAlias
+from urllib.parse import parse_qsl
 
 from aiohttp import hdrs, web
 
@@ -25,6 +26,7 @@ REFUSAL_S: Final = 0.5
 """How long a refused login is held back."""
 
 TOKEN_LIMIT: Final = 8_192
+FIELD_LIMIT: Final = 8
 
 SHELL_PATHS: Final = (
     "/",
@@ -87,11 +89,14 @@ async def get_login(request: web.Request) -> web.Response:
 
 async def post_login(request: web.Request) -> web.Response:
     """Logs in with a token, or with the certificate of the connection."""
-    fields = await request.post()
-    token, method = fields.get("token", ""), fields.get("method", "token")
-    token = token.strip() if isinstance(token, str) else ""
     try:
-        entry = await _enter(request, token, by_certificate=method == "certificate")
+        # Not request.post(), which takes any charset and parts of files.
+        fields = dict(parse_qsl((await request.read()).decode(), max_num_fields=FIELD_LIMIT))
+    except ValueError:  # too many, or no UTF-8
+        return _login_page(request, "the login is not that of this page: load the page again", 400)
+    by_certificate = fields.get("method") == "certificate"
+    try:
+        entry = await _enter(request, fields.get("token", "").strip(), by_certificate=by_certificate)
     except LoginRefusedError as error:
         return _login_page(request, str(error), status=403)
     session_id = await request.app[SESSIONS].open(entry)

@@ -24,6 +24,9 @@ CONNECTION_LIMIT: Final = 1_024
 """Most connections. Further ones are closed at once."""
 
 IDLE_S: Final = 30.0
+READ_LIMIT_S: Final = 20.0
+"""How long a browser may read nothing of an answer before the kernel ends its connection."""
+
 STOP_S: Final = 2.0
 BACKLOG: Final = 128
 
@@ -52,6 +55,8 @@ class WebServer:
         self._feeds = Feeds()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
+        """The bound socket, of which the listener has a duplicate."""
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serves on a bound socket.
@@ -84,8 +89,21 @@ class WebServer:
             shutdown_timeout=STOP_S,
         )
         await self._runner.setup()
+        # Accepted connections inherit it.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1_000 * READ_LIMIT_S))
         loop = asyncio.get_running_loop()
+        self._socket = listener.dup()
         self._listener = await loop.create_server(self._accept, sock=listener, ssl=tls, backlog=BACKLOG)
+
+    async def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """Serves further connections with another certificate, or other authorities of clients."""
+        if self._socket is None or (former := self._listener) is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self._accept, sock=self._socket.dup(), ssl=tls, backlog=BACKLOG
+        )
+        former.close()
 
     def _accept(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
@@ -98,6 +116,8 @@ class WebServer:
         """Ends all connections within seconds."""
         if self._listener is not None:
             self._listener.close()
+        if self._socket is not None:
+            self._socket.close()
         await self._sessions.stop()
         await self._feeds.stop()
         if self._runner is not None:

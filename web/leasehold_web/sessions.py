@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 SESSION_LIMIT: Final = 256
 """Most sessions. A further login ends the one that was used longest ago."""
 
+SESSIONS_PER_CALLER: Final = 32
+"""Most sessions of one caller, likewise. So nobody ends the sessions of others by many logins."""
+
 SESSION_LIFE_S: Final = 12 * 3600.0
 ID_BYTES: Final = 32
 FILE_LIMIT_BYTES: Final = 4_000_000
@@ -106,6 +109,9 @@ class Sessions:
         session_id = secrets.token_urlsafe(ID_BYTES)
         session = Session(_digest(session_id), entry, time.time() + SESSION_LIFE_S)
         self._live[session.digest] = session
+        of_caller = [one for one in self._live.values() if one.entry.caller == entry.caller]
+        if len(of_caller) > SESSIONS_PER_CALLER:
+            await self.close(of_caller[0])
         while len(self._live) > SESSION_LIMIT:
             await self.close(next(iter(self._live.values())))
         await self._save()

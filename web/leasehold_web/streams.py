@@ -38,7 +38,7 @@ async def get_live(request: web.Request) -> web.StreamResponse:
         with request.app[FEEDS].of(session.entry).listening() as listener:
             ending = asyncio.create_task(_call_at_end(session, listener.close))
             try:
-                await _write_all(response, listener.messages())
+                await _write_all(request, response, listener.messages())
             finally:
                 ending.cancel()
         return response
@@ -58,7 +58,7 @@ async def get_output(request: web.Request) -> web.StreamResponse:
         api = await session.entry.api()
         response = await _begin(request)
         reading = asyncio.create_task(
-            _write_all(response, _output(api, request.match_info["id"], int(offset)), is_raw=True)
+            _write_all(request, response, _output(api, request.match_info["id"], int(offset)), is_raw=True)
         )
         ending = asyncio.create_task(_call_at_end(session, reading.cancel))
         try:
@@ -91,14 +91,21 @@ async def _output(api: Api, workload: str, offset: int) -> AsyncIterator[bytes]:
 
 
 async def _write_all(
-    response: web.StreamResponse, messages: AsyncIterator[bytes], *, is_raw: bool = False
+    request: web.Request,
+    response: web.StreamResponse,
+    messages: AsyncIterator[bytes],
+    *,
+    is_raw: bool = False,
 ) -> None:
     """Writes messages until they end, or until the browser is gone or reads nothing."""
     try:
         async for message in messages:
             async with asyncio.timeout(WRITE_LIMIT_S):
                 await response.write(message if is_raw else b"data: %b\n\n" % message)
-    except (TimeoutError, ConnectionError):
+    except TimeoutError:
+        if request.transport is not None:  # aiohttp would wait for the browser at the end of the answer again
+            request.transport.abort()
+    except ConnectionError:
         return
 
 

@@ -74,7 +74,7 @@ class OwnerDoors:
         self._channel = channel
         self._secret = secret
         self._known: tuple[grpc.aio.Channel, Api] | None = None
-        self._entry = Entry(self._api, self, b"", self._leave)
+        self._entry = Entry("", self._api, self, b"", self._leave)
 
     async def by_token(self, token: str, address: str) -> Entry:
         """The login with the secret of the printed address."""

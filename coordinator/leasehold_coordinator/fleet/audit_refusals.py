@@ -76,7 +76,7 @@ METHOD_LIMIT: Final = 32
 """Methods and reasons of one caller that are counted apart. Further methods count as one for each reason."""
 
 LOGIN: Final = "login"
-"""The method of a login by a token of an issuer, which is no call of its own."""
+"""The method of a login by a token of an issuer, and of a refused login to the web page."""
 
 OTHERS: Final = "(other addresses)"
 OTHER_METHODS: Final = "(other methods)"

@@ -6,13 +6,13 @@ after a restart, the reports of the workers end and begin the spans that differ.
 """
 
 import asyncio
-import itertools
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias, final
 
 from leasehold.v1 import lease_pb2
-from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan
+from leasehold.v1.lease_pb2 import GpuLease, LeaseSpan, SlotState
 from leasehold.v1.worker_pb2 import FleetGpu
 
 from leasehold_coordinator.core.known_worker import KnownWorker
@@ -31,9 +31,12 @@ SPAN_BURST: Final = 8_192
 """Most spans of the GPUs of one worker, in the long run and at once. A worker may report 200 times per
 second."""
 
+ID_LIMIT: Final = 256
+"""Characters of an id in a span. A worker may report longer ids in a load."""
+
 _NO_USE: Final = (lease_pb2.SLOT_STATE_UNSPECIFIED, lease_pb2.SLOT_STATE_FREE)
 
-_Use: TypeAlias = tuple[int, str, str]
+_Use: TypeAlias = "tuple[SlotState.ValueType, str, str]"
 """State of a slot, id of the lease, and id of the workload."""
 
 
@@ -55,7 +58,6 @@ class LeaseHistory:
         """The session of the last comparison, by id of the worker."""
         self._waiting: dict[str, LeaseSpan] = {}
         """Changed spans by id. A later change of a span replaces an earlier one."""
-        self._numbers = itertools.count()
         self._flushing = asyncio.Lock()
         self._bounds = EventBounds("leases", SPANS_PER_S, SPAN_BURST)
 
@@ -123,15 +125,17 @@ class LeaseHistory:
                 raise
 
     def _begin(self, gpu: FleetGpu, time_ns: int) -> LeaseSpan:
+        state, lease_id, workload_id = _use(gpu.lease)
         span = LeaseSpan(
-            span_id=f"s-{time_ns:019d}-{next(self._numbers) % 1_000_000:06d}",
+            # The worker may choose the time. The random part keeps it from the spans of other workers.
+            span_id=f"s-{time_ns:019d}-{secrets.token_hex(8)}",
             gpu_uuid=gpu.gpu.uuid,
             worker_id=gpu.worker_id,
             worker_name=gpu.worker_name,
             slot=gpu.gpu.slot,
-            state=gpu.lease.state,
-            lease_id=gpu.lease.lease_id,
-            workload_id=gpu.lease.workload_id,
+            state=state,
+            lease_id=lease_id,
+            workload_id=workload_id,
             begin_time=timestamp(time_ns),
         )
         self._waiting[span.span_id] = span
@@ -154,7 +158,7 @@ def _use(lease: GpuLease) -> _Use:
     """The use that a lease entry shows."""
     if lease.state in _NO_USE:
         return _NO_USE_KEY
-    return lease.state, lease.lease_id, lease.workload_id
+    return lease.state, lease.lease_id[:ID_LIMIT], lease.workload_id[:ID_LIMIT]
 
 
 def _use_of_span(span: LeaseSpan) -> _Use:

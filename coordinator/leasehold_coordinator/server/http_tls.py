@@ -74,13 +74,16 @@ class PkiTls:
         self._context = mutual_context(self._taken.key, self._taken.certificate, self._taken.client_ca)
 
 
-def mutual_context(key: bytes, chain: bytes, client_ca: bytes) -> ssl.SSLContext:
-    """A context of a server that requires client certificates.
+def mutual_context(
+    key: bytes, chain: bytes, client_ca: bytes, verify_mode: ssl.VerifyMode = ssl.CERT_REQUIRED
+) -> ssl.SSLContext:
+    """A context of a server that asks for client certificates.
 
     Args:
         key: The server's private key, as PEM.
         chain: The server's certificate and intermediate certificates, as PEM.
         client_ca: The authorities of clients, as PEM.
+        verify_mode: Whether a connection without a client certificate is refused.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -93,5 +96,5 @@ def mutual_context(key: bytes, chain: bytes, client_ca: bytes) -> ssl.SSLContext
     finally:
         os.close(descriptor)
     context.load_verify_locations(cadata=client_ca.decode("ascii"))
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = verify_mode
     return context

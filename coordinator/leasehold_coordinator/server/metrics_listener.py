@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Final, final
 
@@ -52,8 +53,9 @@ class MetricsListener:
         self._gauges = gauges
         self._tls = tls
         self._access = access
-        self._encoding = asyncio.Lock()
-        """Held while an answer is encoded in a thread: a large fleet has some MiB of metrics."""
+        self._encoder = ThreadPoolExecutor(1, "metrics")
+        """Encodes one answer at a time, of some MiB for a large fleet. An encoding goes on after the end of
+        its connection, so encodings have a thread of their own."""
         self._connections: dict[asyncio.Task[None], None] = {}
         """Tasks of the connections, oldest first."""
 
@@ -115,8 +117,7 @@ class MetricsListener:
             return refusal(error)
         encode, content_type = _OPENMETRICS if request.is_openmetrics else _TEXT
         families = _Families(await self._gauges())
-        async with self._encoding:
-            body = await asyncio.to_thread(encode, families)
+        body = await asyncio.get_running_loop().run_in_executor(self._encoder, encode, families)
         return answer(HTTPStatus.OK, content_type, body, is_head=request.is_head)
 
     def _admit(self, writer: asyncio.StreamWriter, address: str) -> None:

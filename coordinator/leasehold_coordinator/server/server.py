@@ -161,7 +161,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 server_names=config.server_names,
             )
         if config.web:
-            page = WebListener(listeners, authorities, names, pki)
+            page = WebListener(listeners, fleet.audit, authorities, names, pki)
             addresses = addresses._replace(web=await page.start(config.web))
         if config.health_listen:
             probes = HealthListener(health_servicer)

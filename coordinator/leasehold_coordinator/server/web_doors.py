@@ -16,9 +16,10 @@ from leasehold_web.entries import Api, Entry, LoginRefusedError, open_api
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import parse_identity
 from leasehold_coordinator.access.roles import Role
-from leasehold_coordinator.api.authentication import Authentication
+from leasehold_coordinator.api.authentication import Authentication, refuse
 from leasehold_coordinator.api.token_authentication import TokenAuthentication
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_refusals import LOGIN, AuditRefusals
 
 OPTIONS: Final = [
     # Each login has a connection of its own: one connection has a bounded number of calls.
@@ -46,6 +47,7 @@ class WebDoors:
 
     Args:
         authentication: Knows the token of clients, and the certificates.
+        audit: Told of refused logins.
         oidc: Knows the tokens of an OpenID Connect issuer. None: there is none.
         address: gRPC's own listener, which only this process's user can reach.
     """
@@ -56,9 +58,14 @@ class WebDoors:
     )
 
     def __init__(
-        self, authentication: Authentication, oidc: TokenAuthentication | None, address: str
+        self,
+        authentication: Authentication,
+        audit: AuditRefusals,
+        oidc: TokenAuthentication | None,
+        address: str,
     ) -> None:
         self._authentication = authentication
+        self._audit = audit
         self._oidc = oidc
         self._address = address
 
@@ -68,10 +75,10 @@ class WebDoors:
         try:
             if caller is None and self._oidc is not None:
                 caller = self._authentication.web_again(self._oidc.token_holder(token, f"web:{address}"))
+            if caller is None:
+                refuse("no login has this token: paste the content of client.token again")
         except FleetError as error:
-            raise LoginRefusedError(error.message) from error
-        if caller is None:
-            raise LoginRefusedError("no login has this token: paste the content of client.token again")
+            raise self._refused(error, address) from error
         return self._entry(caller)
 
     async def by_certificate(self, der: bytes, address: str) -> Entry:
@@ -80,7 +87,11 @@ class WebDoors:
         try:
             return self._entry(self._authentication.web_certificate_holder(pem, f"web:{address}"))
         except FleetError as error:
-            raise LoginRefusedError(error.message) from error
+            raise self._refused(error, address) from error
+
+    def _refused(self, error: FleetError, address: str) -> LoginRefusedError:
+        self._audit.note(error, LOGIN, f"web:{address}")
+        return LoginRefusedError(error.message)
 
     async def again(self, kept: bytes) -> Entry:
         """The login of an earlier run, unless its credential is not valid any more."""
@@ -124,4 +135,4 @@ class WebDoors:
             forget()
             await channel.close()
 
-        return Entry(api, object(), msgspec.json.encode(kept), leave)
+        return Entry(str(caller.identity), api, object(), msgspec.json.encode(kept), leave)

@@ -1,10 +1,8 @@
 """The listener for browsers: its socket, and its certificate, which renews itself."""
 
 import asyncio
-import os
 import socket
 import ssl
-import tempfile
 from typing import Final, final
 
 from leasehold_web.server import WebServer
@@ -13,7 +11,9 @@ from leasehold_coordinator.access.authorities import Authorities
 from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.private_files import replace_file
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
 from leasehold_coordinator.server.config import is_loopback
+from leasehold_coordinator.server.http_tls import mutual_context
 from leasehold_coordinator.server.listeners import Listeners
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.ports import check_address
@@ -33,6 +33,7 @@ class WebListener:
 
     Args:
         listeners: Whose callers log in.
+        audit: Told of refused logins.
         authorities: Issue the certificate of the server.
         names: Names and addresses by which browsers call the server.
         pki: The PKI of others. None: the CA of the state directory.
@@ -41,6 +42,7 @@ class WebListener:
     def __init__(
         self,
         listeners: Listeners,
+        audit: AuditRefusals,
         authorities: Authorities,
         names: frozenset[str],
         pki: OwnPki | None,
@@ -48,11 +50,13 @@ class WebListener:
         self._authorities = authorities
         self._names = names
         self._pki = pki
-        self._tls: ssl.SSLContext | None = None
+        self._has_tls = False
         self._taken: object = None
-        """The certificate that the context has: the version of the authorities, or the contents of files."""
+        """The certificate in use: the version of the authorities, or the contents of files."""
         self._renew_time = PRESENT()
-        doors = WebDoors(listeners.authentication, listeners.oidc_authentication, listeners.inner_address)
+        doors = WebDoors(
+            listeners.authentication, audit, listeners.oidc_authentication, listeners.inner_address
+        )
         self._server = WebServer(
             doors, names | frozenset(LOOPBACK_NAMES), listeners.sessions_path, replace_file
         )
@@ -68,17 +72,17 @@ class WebListener:
         """
         host, _, port = address.rpartition(":")
         check_address(address, "--web")
-        if not is_loopback(host):
-            await asyncio.to_thread(self._renew)
+        self._has_tls = not is_loopback(host)
+        tls = await asyncio.to_thread(self._renew) if self._has_tls else None
         listener = _bind(host.strip("[]"), int(port), address)
         try:
-            await self._server.start(listener, self._tls)
+            await self._server.start(listener, tls)
         except OSError as error:
             listener.close()
             raise StartError(
                 f"can't listen on {address}: {error.strerror}; choose another with --web"
             ) from error
-        scheme = "http" if self._tls is None else "https"
+        scheme = "https" if self._has_tls else "http"
         shown = socket.gethostname() if host.strip("[]") in WILDCARDS else host
         return f"{scheme}://{shown}:{listener.getsockname()[1]}/"
 
@@ -86,18 +90,18 @@ class WebListener:
         """Renews the certificate when it is due. Never returns."""
         while True:
             await asyncio.sleep(POLL_S)
-            if self._tls is not None:
-                await asyncio.to_thread(self._renew)
+            if self._has_tls and (tls := await asyncio.to_thread(self._renew)) is not None:
+                await self._server.replace_tls(tls)
 
     async def stop(self) -> None:
         """Ends all connections."""
         await self._server.stop()
 
-    def _renew(self) -> None:
-        """Loads the present certificate, for new connections. Blocks."""
+    def _renew(self) -> ssl.SSLContext | None:
+        """The TLS with the present certificate and authorities. None: both are in use already. Blocks."""
         present = self._authorities.version if self._pki is None else self._pki.content
-        if self._tls is not None and self._taken == present and PRESENT() < self._renew_time:
-            return
+        if self._taken == present and PRESENT() < self._renew_time:
+            return None
         if self._pki is not None:
             content = self._pki.content
             chain, key, roots = content.certificate, content.key, content.client_ca
@@ -106,19 +110,11 @@ class WebListener:
             issued = self._authorities.issue_server(self._names)
             chain, key, roots = issued.chain, issued.key, self._authorities.pem
             self._renew_time = issued.renew_time
-        if self._tls is None:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
-            self._tls.verify_mode = ssl.CERT_OPTIONAL
-            self._tls.set_alpn_protocols(["http/1.1"])
-        self._tls.load_verify_locations(cadata=roots.decode())
-        # The module takes a certificate only from a file.
-        with tempfile.NamedTemporaryFile(prefix="leasehold-web-", mode="wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(key + b"\n" + chain)
-            file.flush()
-            self._tls.load_cert_chain(file.name)
         self._taken = present
+        # A context of its own, since one that is in use can't forget authorities.
+        context = mutual_context(key, chain, roots, ssl.CERT_OPTIONAL)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
 
 def _bind(host: str, port: int, address: str) -> socket.socket:

@@ -212,3 +212,33 @@ def test_retention_deletes_ended_spans_only(tmp_path: Path) -> None:
         assert [one.workload_id for one in await spans(bench)] == ["w-2"]
 
     on_bench(tmp_path, story)
+
+
+def test_a_worker_with_a_backdated_lease_overwrites_no_span_of_another(tmp_path: Path) -> None:
+    """A worker chooses the begin of its first span, and sees the ids of the spans of others."""
+
+    async def before(bench: Bench) -> None:
+        connect(bench, "s-1", leased(0, "w-1", since_ns=S))
+        assert [one.workload_id for one in await spans(bench)] == ["w-1"]
+
+    async def after(bench: Bench) -> None:
+        await bench.fleet.load()
+        mallory = make_hello("mallory", worker_id="worker-mallory")
+        mallory.gpu_leases[0].MergeFrom(leased(0, "w-2", since_ns=S))
+        mallory.gpu_leases[0].gpu_uuid = mallory.gpus[0].uuid
+        known = bench.fleet.registry.welcome(mallory, 1, SessionId("s-2"), time.monotonic(), time.time_ns())
+        bench.fleet.worker_news.publish(known)
+        assert {one.workload_id for one in await spans(bench)} == {"w-1", "w-2"}
+
+    on_bench(tmp_path, before)
+    on_bench(tmp_path, after)
+
+
+def test_long_ids_of_a_hostile_worker_make_no_long_spans(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        known = connect(bench, "s-1", leased(0, "w" * 100_000))
+        report(bench, known, leased(0, "w" * 100_000))
+        (span,) = await spans(bench)  # and the same use is no change
+        assert span.ByteSize() < 2_000
+
+    on_bench(tmp_path, story)

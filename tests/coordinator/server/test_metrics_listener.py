@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +16,20 @@ from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Hello, WorkerLoad
 from leasehold_client.config import credentials_directory
 from leasehold_coordinator.access.certificates import Revocation
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.access.secret_vault import open_vault
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.fleet import Fleet
+from leasehold_coordinator.server import metrics_listener
 from leasehold_coordinator.server.config import load_config
 from leasehold_coordinator.server.fleet_gauges import FleetGauges
-from leasehold_coordinator.server.metrics_listener import CONNECTIONS
+from leasehold_coordinator.server.metrics_access import MetricsAccess
+from leasehold_coordinator.server.metrics_listener import CONNECTIONS, MetricsListener, open_listener
 from leasehold_coordinator.server.metrics_request import HEAD_LIMIT_BYTES
 from leasehold_coordinator.storage.rows import binding_row, revocation_row
 from leasehold_coordinator.storage.store import Store
+from prometheus_client import Metric
 
 from tests.certificates import Holder, enrol, write_rows
 from tests.coordinator.conftest import CoordinatorProcess, run_coordinator
@@ -234,3 +239,45 @@ def test_a_port_in_use_and_a_bad_address_are_one_line(tmp_path: Path, address: s
         load_config(settings, metrics_listen="7406")
     assert load_config(settings, metrics_listen="0.0.0.0:7406").has_metrics_tls
     assert not load_config(settings, metrics_listen="insecure:0.0.0.0:7406").has_metrics_tls
+
+
+def test_ended_connections_leave_no_second_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread can't be cancelled. Scrapes that end early must not take the threads of others."""
+    started: list[None] = []
+    go_on = threading.Event()
+
+    def encode(_: object) -> bytes:
+        started.append(None)
+        assert go_on.wait(TIMEOUT_S)
+        return b""
+
+    monkeypatch.setattr(metrics_listener, "_TEXT", (encode, "text/plain"))
+
+    async def gauges() -> list[Metric]:
+        return []
+
+    async def story() -> None:
+        listener, address = open_listener("127.0.0.1:0")
+        port = int(address.rpartition(":")[2])
+        serving = asyncio.create_task(MetricsListener(gauges, None, _NOBODY).run(listener))
+        writers = []
+        try:
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+                writers.append(writer)
+                for _ in range(CONNECTIONS):
+                    writers.append((await asyncio.open_connection("127.0.0.1", port))[1])
+                async with asyncio.timeout(TIMEOUT_S):
+                    assert await reader.read() == b""  # ended by the others
+            assert len(started) == 1
+        finally:
+            go_on.set()
+            for writer in writers:
+                writer.close()
+            serving.cancel()
+
+    asyncio.run(story())
+
+
+_NOBODY = MetricsAccess(None, lambda _: Role.NONE)  # type: ignore[arg-type]  # nobody is asked without TLS

@@ -2,16 +2,19 @@
 
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio
 from leasehold.v1.operation_pb2 import RestoreOperation, StopOperation, SuspendOperation
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.config import load_config
 from leasehold_worker.errors import StartError
-from leasehold_worker.local_api.metrics_port import CONNECTIONS
+from leasehold_worker.local_api import metrics_port
+from leasehold_worker.local_api.metrics_port import CONNECTIONS, MetricsPort
 from leasehold_worker.local_api.metrics_request import HEAD_LIMIT_BYTES
 from leasehold_worker.local_api.metrics_tls import MetricsTls, MetricsTlsFiles
 
@@ -231,3 +234,38 @@ def test_a_port_in_use_is_one_line(
         worker = start_worker(host, metrics_listen=address)
         assert worker.process.wait(timeout=TIMEOUT_S) == 2
     assert f"leasehold worker: can't listen on {address} for metrics" in worker.log.read_text()
+
+
+def test_a_slow_answer_lets_no_further_connections_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread can't be cancelled, so the oldest connection may go on after its end was asked for."""
+    started: list[None] = []
+    go_on = threading.Event()
+
+    def encode(_: object) -> bytes:
+        started.append(None)
+        assert go_on.wait(TIMEOUT_S)
+        return b""
+
+    monkeypatch.setattr(metrics_port, "_TEXT", (encode, "text/plain"))
+
+    async def story() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        number = listener.socket.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, MetricsPort(list, None).serve, [listener])
+            scrapers = [await trio.open_tcp_stream("127.0.0.1", number) for _ in range(3)]
+            for scraper in scrapers:
+                await scraper.send_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+            silent = [await trio.open_tcp_stream("127.0.0.1", number) for _ in range(3 * CONNECTIONS)]
+            try:
+                with trio.fail_after(TIMEOUT_S):
+                    for connection in silent[: 2 * CONNECTIONS]:
+                        assert await connection.receive_some() == b""
+                assert len(started) == 1
+            finally:
+                go_on.set()
+                for connection in (*scrapers, *silent):
+                    connection.socket.close()
+                nursery.cancel_scope.cancel()
+
+    trio.run(story)

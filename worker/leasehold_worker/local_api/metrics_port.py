@@ -46,13 +46,17 @@ class MetricsPort:
     def __init__(self, gauges: Callable[[], Sequence[Metric]], tls: MetricsTls | None) -> None:
         self._gauges = gauges
         self._tls = tls
+        self._encoder = trio.CapacityLimiter(1)
+        """Answers are encoded one at a time, and not by the threads that the journal needs."""
         self._connections: dict[trio.CancelScope, None] = {}
         """Scopes of the connections, oldest first."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Answers one request of a connection, and ends the connection."""
         if len(self._connections) >= CONNECTIONS:
-            next(iter(self._connections)).cancel()
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]  # it may go on in a thread for a moment
+            oldest.cancel()
         with trio.move_on_after(REQUEST_TIMEOUT_S) as scope:
             self._connections[scope] = None
             try:
@@ -62,7 +66,7 @@ class MetricsPort:
             except Exception:  # a defect, which must not end the worker
                 logger.exception("a scrape failed because of a defect")
             finally:
-                del self._connections[scope]
+                self._connections.pop(scope, None)
                 await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
@@ -82,7 +86,7 @@ class MetricsPort:
             return
         encode, content_type = _OPENMETRICS if request.is_openmetrics else _TEXT
         families = _Families([*self._gauges()])
-        body = await trio.to_thread.run_sync(encode, families)
+        body = await trio.to_thread.run_sync(encode, families, limiter=self._encoder)
         await stream.send_all(answer(HTTPStatus.OK, content_type, body, is_head=request.is_head))
         if isinstance(stream, trio.SocketStream):
             await stream.send_eof()

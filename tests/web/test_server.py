@@ -87,6 +87,14 @@ def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
     assert client.log_in(70_000 * "x").status == 413
 
 
+def test_an_unknown_address_leads_to_the_fleet(client: Client) -> None:
+    for path in ("/hosts", "/workloads/one/two", "/plain/nothing"):
+        answer = client.get(path)
+        assert (answer.status, '<a href="/">Go to the fleet</a>' in answer.body) == (404, True)
+    assert client.request("POST", "/nothing", "", {"Origin": client.origin}).status == 404
+    assert "<html" not in client.get("/api/nothing").body
+
+
 def test_a_logout_ends_the_session(client: Client) -> None:
     answer = client.request("POST", "/logout", "", {"Origin": client.origin})
     assert answer.status == 303

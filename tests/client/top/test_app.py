@@ -17,6 +17,7 @@ from leasehold.v1 import (
     workload_service_pb2,
 )
 from leasehold.v1.lease_pb2 import Cordon
+from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
 from leasehold_client.top import fleet_feed
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
@@ -302,7 +303,12 @@ def test_details_of_every_row(fleet: ScriptedFleet) -> None:
             await page.press("enter")
             await page.shows(title, "Esc close")
             await page.press("down", "escape", "down")
-        await page.press("tab", "enter")
+        await page.press("home", "enter")
+        await page.shows("state   CONNECTED")
+        assert "last seen" not in page.text()
+        fleet.tell(worker("alpha", state=WORKER_STATE_LOST))
+        await page.shows("LOST, last seen")
+        await page.press("escape", "tab", "enter")
         await page.shows("suspend of one", "user/eve", "c-1")
 
     play(fleet, steps, height=40)

@@ -105,6 +105,14 @@ def test_an_odd_login_is_refused_with_words(web_fleet: WebFleet) -> None:
         assert answer.status == status, body  # and the end of the fleet finds no traceback in the log
 
 
+def test_an_unknown_address_leads_to_the_fleet(client: Client) -> None:
+    for path in ("/hosts", "/workloads/one/two", "/plain/nothing"):
+        answer = client.get(path)
+        assert (answer.status, '<a href="/">Go to the fleet</a>' in answer.body) == (404, True)
+    assert client.request("POST", "/nothing", "", {"Origin": client.origin}).status == 404
+    assert "<html" not in client.get("/api/nothing").body
+
+
 def test_a_logout_ends_the_session(client: Client) -> None:
     with client.stream("/api/live") as live:
         assert live.readline() == b'data: {"reset":{}}\n'

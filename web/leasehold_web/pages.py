@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from aiohttp import hdrs, web
 
 from leasehold_web.entries import Doors, Entry, LoginRefusedError
-from leasehold_web.guards import COOKIE, SESSIONS, session_of
+from leasehold_web.guards import COOKIE, SESSIONS, Handler, session_of
 from leasehold_web.sessions import SESSION_LIFE_S
 
 DOORS: Final = web.AppKey("doors", Doors)
@@ -75,6 +75,18 @@ async def get_shell(request: web.Request) -> web.Response:
     if await session_of(request) is None:
         raise web.HTTPSeeOther("/login")
     return web.Response(body=request.app[FILES]["page.html"][0], content_type="text/html", charset="utf-8")
+
+
+@web.middleware
+async def explain_missing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answers an unknown address outside the API with a page that leads to the fleet."""
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        if request.path.startswith(("/api/", "/static/")):
+            raise
+        text = request.app[FILES]["missing.html"][0]
+        return web.Response(body=text, content_type="text/html", charset="utf-8", status=404)
 
 
 async def get_favicon(request: web.Request) -> web.Response:

@@ -67,7 +67,8 @@ class WebServer:
         """
         await self._sessions.load()
         app = web.Application(
-            middlewares=[guard(self._hosts), require_session], client_max_size=BODY_LIMIT_BYTES
+            middlewares=[guard(self._hosts), require_session, pages.explain_missing],
+            client_max_size=BODY_LIMIT_BYTES,
         )
         # Cookies know no ports: two pages on one host keep theirs apart by name.
         port = listener.getsockname()[1]

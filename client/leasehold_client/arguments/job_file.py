@@ -94,6 +94,10 @@ def read_job_file(path: str) -> dict[str, Any]:
         raise UsageError(f"the job file {name}: {_explained(str(error))}") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UsageError(f"the job file {name} is malformed: {' '.join(str(error).split())}") from error
+    for key, table in (("env", job.env), ("labels", job.labels), ("annotations", job.annotations)):
+        for entry in table:
+            if "=" in entry:  # the option would end the name there
+                raise UsageError(f"the job file {name}: {key}: invalid name {entry!r}: leave out '='")
     given = msgspec.to_builtins(job)
     return dict(given)
 

@@ -33,5 +33,8 @@ KINDS: Final = (
 BY_WORD: Final = {word: kind for kind in KINDS for word in (kind.plural, kind.singular, kind.short) if word}
 """Each kind by each of its names."""
 
+DESCRIBED: Final = tuple(kind for kind in KINDS if kind.plural not in ("events", "audit"))
+"""Kinds that ``describe`` takes. Entries of the others have no name."""
+
 LABELLED: Final = frozenset({"workers", "workloads"})
 """Kinds whose objects have labels."""

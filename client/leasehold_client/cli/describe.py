@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from leasehold_client.arguments.gpu_names import gpu_places, resolve_gpu
-from leasehold_client.arguments.kinds import Kind
+from leasehold_client.arguments.kinds import DESCRIBED, Kind
 from leasehold_client.arguments.selectors import quoted
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.kind_argument import KindType
@@ -34,7 +34,7 @@ Row = TypeVar("Row")
         "leasehold describe command c-5c1e0f",
     )
 )
-@click.argument("kind", type=KindType())
+@click.argument("kind", type=KindType(DESCRIBED))
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_kind)
 @verb
 def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
@@ -43,9 +43,7 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
     KIND is worker, gpu, workload, checkpoint or command. NAME is a name or an id. The text is for people:
     programs use `leasehold get -o json`.
     """
-    from leasehold_client.display.descriptions import DESCRIBED
-
-    if kind.plural not in DESCRIBED:
+    if kind not in DESCRIBED:
         raise UsageError(
             f"{kind.plural} have no description: `leasehold get {kind.plural} -o wide` lists them"
         )

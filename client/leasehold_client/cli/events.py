@@ -84,6 +84,8 @@ def events(
         if new is not None:
             next(new)  # a bookmark: an event after it is in the stream, and one before it in the list
         listed = client.events(workload or "", tail, filter=earlier) if tail else []
+        if worker and tail and not listed:
+            client.worker(worker)  # refuses a name that no worker has
         for event in reversed(listed):
             if not _echo(event, output):
                 return

@@ -65,7 +65,8 @@ def _read(source: str, limit: int) -> str:
                 )
             return file.read(limit)
     except (OSError, UnicodeDecodeError) as error:
-        what = "it is the token itself" if source.startswith("leasehold-join-") else f"{source}: {error}"
+        why = (isinstance(error, OSError) and error.strerror) or error
+        what = "it is the token itself" if source.startswith("leasehold-join-") else f"{source}: {why}"
         raise UsageError(
             f"the join token can't be read ({what}): name a file that has it, or - for standard input; other "
             "users of this host can see arguments"

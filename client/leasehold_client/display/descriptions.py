@@ -1,6 +1,6 @@
 """Descriptions: all about one object, as fields and sections for people."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -284,6 +284,3 @@ def heading(text: str) -> str:
 
 SECTION_LIMIT: Final = 10
 """Most commands or events of a description."""
-
-DESCRIBED: Final[Sequence[str]] = ("workers", "gpus", "workloads", "checkpoints", "commands")
-"""Kinds that have descriptions."""

@@ -175,15 +175,15 @@ class TopApp(App[None]):
             line.update(safe_cell(text))
 
     def _note_text(self) -> str:
-        """What the user is about to do, or else the last message, or how the list is chosen."""
+        """What the user is about to do, or else the last message, the refusal of the filter, or the order."""
         if self._departure is not None:
             workload, source = self._departure
             place = f" from {gpu_place(source)}" if source is not None else ""
             return f"Move {workload.name}{place}: choose its slot with the arrows, then Enter. Esc leaves it."
-        if self._filter is not None and self._filter.refusal:
-            return one_line(self._filter.refusal)
         if self._note:
             return self._note
+        if self._filter is not None and self._filter.refusal:
+            return one_line(self._filter.refusal)
         shown = f"filter: {self._filter_text}   " if self._filter_text else ""
         return f"{shown}order: {self._view.order}"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import errors_pb2, worker_pb2
 from leasehold.v1.command_pb2 import Command, CommandState
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.worker_pb2 import Worker, WorkerState
@@ -84,9 +84,12 @@ def _host_lines(row: HostRow, now_s: float) -> list[str]:
     worker = row.worker
     counts = f"{worker.free_gpu_count} of {worker.gpu_count} free" if worker.HasField("gpu_count") else "?"
     state = enum_name(WorkerState.Name, worker.state, "WORKER_STATE_")
+    # A watch tells no new time of a worker in contact, so its last one would look old.
+    if worker.state != worker_pb2.WORKER_STATE_CONNECTED:
+        state += f", last seen {age_text(worker.last_seen_time, now_s)} ago"
     lines = _facts(
         [
-            ("state", f"{state}, last seen {age_text(worker.last_seen_time, now_s)} ago"),
+            ("state", state),
             ("cordon", cordon_text(worker.cordon) if worker.HasField("cordon") else ""),
             ("GPUs", counts),
             ("parked", ", ".join(f"{one.name} {tier_text(one)}" for one in row.parked)),

@@ -65,7 +65,8 @@ _UNKNOWN: Final = _Look("?", "yellow")
 
 LEGEND: Final = (
     "# leased   . free   r reserved   c cordoned",
-    "! unhealthy   f foreign process   ? unknown   P parked   W waiting",
+    "! unhealthy   f foreign process   ? unknown",
+    "P parked   W waiting",
 )
 """The letters."""
 

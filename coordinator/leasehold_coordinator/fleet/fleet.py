@@ -400,7 +400,7 @@ def _still_lives(workload: Workload) -> FleetError:
     return FleetError(
         errors_pb2.ERROR_REASON_WRONG_STATE,
         f"workload {workload.name} is {state_name(workload.status.state)}, and only a workload that has "
-        f"ended can be deleted: `leasehold stop {workload.name}` it first",
+        f"ended can be deleted: stop it first, with `leasehold stop {workload.name}`",
         workload_id=workload.workload_id,
     )
 

@@ -71,6 +71,8 @@ def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
         ("command = 'sleep 5'", "command: expected a list, got text"),
         ("command = [1]", r"command\[0\]: expected text, got a whole number"),
         ("env = {A = 1}", r"env\[...\]: expected text, got a whole number"),
+        ('env = {"A=B" = "1"}', "env: invalid name 'A=B': leave out '='"),
+        ('labels = {"=" = "1"}', "labels: invalid name '='"),
         ("cpu = true", "cpu: expected .*, got true or false"),
         ("allow_foreign = 1", "allow_foreign: expected true or false"),
         ("gpus = [", "job.toml is malformed: "),

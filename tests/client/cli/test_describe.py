@@ -96,6 +96,7 @@ def test_a_gpu_a_command_and_a_checkpoint(leasehold: CommandLine, fleet: Scripte
 def test_what_is_refused(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     for words, code, match in (
         (["events", "e-1"], 2, "events have no description"),
+        (["foo", "e-1"], 2, "choose workers, gpus, workloads, checkpoints, commands: see"),
         (["gpu", "alpha/9"], 2, "no GPU is at 'alpha/9'"),
         (["checkpoint", "k-99"], 1, "UNKNOWN_CHECKPOINT"),
         (["workload"], 2, "Missing argument 'NAME...'"),

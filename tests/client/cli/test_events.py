@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import event_pb2
@@ -16,7 +17,7 @@ from leasehold.v1.event_service_pb2 import (
 from leasehold.v1.watch_pb2 import Bookmark
 
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import ScriptedCoordinator
+from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
 
 
 def event(number: int, message: str = "") -> Event:
@@ -63,6 +64,15 @@ def test_each_event_is_shown_once(leasehold: CommandLine, eventful: ScriptedCoor
         "event 3",
         "two lines \\x1b[31m",
     ]
+
+
+def test_an_unknown_worker_is_refused(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    scripted.answers["ListEvents"] = lambda request, context: ListEventsResponse()
+    scripted.answers["GetWorker"] = lambda request, context: refuse(
+        context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", "no worker has the id or name 'alpah'"
+    )
+    result = leasehold("events", "--worker", "alpah")
+    assert (result.code, "no worker has the id or name 'alpah'" in result.stderr) == (1, True)
 
 
 def test_the_coordinator_selects(leasehold: CommandLine, eventful: ScriptedCoordinator) -> None:

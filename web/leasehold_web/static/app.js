@@ -39,8 +39,17 @@ async function draw(isMove) {
     if (link.getAttribute("href") === section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  leave = view.show(main, argument && decodeURIComponent(argument)) ?? null;
+  leave = view.show(main, argument && decoded(argument)) ?? null;
   if (isMove) main.focus({ preventScroll: true });
+}
+
+// A malformed escape stays as it is: the server then refuses the name.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 document.addEventListener("click", (event) => {

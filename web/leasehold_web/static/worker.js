@@ -64,7 +64,8 @@ function hostFacts(worker) {
   const cuda = worker.cuda_version ? `${Math.floor(worker.cuda_version / 1000)}.${Math.floor((worker.cuda_version % 1000) / 10)}` : UNKNOWN;
   const facts = [
     ["Hostname", host.hostname ?? UNKNOWN],
-    ["Last report", ago(worker.last_seen_time)],
+    // A watch tells no new time of a worker in contact, so its last one would look old.
+    ["Last report", worker.state === "CONNECTED" ? "in contact" : ago(worker.last_seen_time)],
     ["Agent", worker.agent_version ?? UNKNOWN],
     ["Driver", `${worker.driver_version ?? UNKNOWN}, CUDA ${cuda}`],
     ["Kernel", `${host.kernel_release ?? UNKNOWN}, ${host.architecture ?? UNKNOWN}`],

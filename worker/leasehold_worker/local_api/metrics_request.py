@@ -50,7 +50,7 @@ def parse_head(head: bytes) -> MetricsRequest:
     if version not in ("HTTP/1.0", "HTTP/1.1"):
         raise HttpError(HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1")
     if target.partition("?")[0] != PATH:
-        raise HttpError(HTTPStatus.NOT_FOUND, f"unknown path: GET {PATH}")
+        raise HttpError(HTTPStatus.NOT_FOUND, f"only {PATH} is served here: GET {PATH}")
     if method not in ("GET", "HEAD"):
         raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"only GET and HEAD are served: GET {PATH}")
     headers = dict(map(_header, filter(None, fields)))

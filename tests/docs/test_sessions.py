@@ -98,6 +98,7 @@ def test_the_tour(checkout: Path) -> None:
     check(blocks(TOUR.read_text()), checkout, 600, {})
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_the_page_of_the_command_line(checkout: Path) -> None:
     start, *_ = simulated_blocks()

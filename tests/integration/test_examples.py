@@ -107,6 +107,7 @@ def run(fleet: Fleet, *arguments: str, answers: str = "") -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_programs_of_the_page(fleet: Fleet) -> None:
     printed = []
     for program in PROGRAMS:

@@ -99,6 +99,7 @@ def test_names_are_completed_where_a_verb_takes_them(
     assert completed(words, variables) == (names, "")
 
 
+@pytest.mark.long
 def test_names_are_kept_for_some_seconds(
     named: ScriptedCoordinator, variables: dict[str, str], tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_names_are_kept_for_some_seconds(
     assert len(named.requests) == 2 * asked, "a damaged file is not used"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "nowhere.invalid:7400", "unix:/nowhere/socket", "nonsense"]
 )
@@ -176,6 +178,7 @@ def test_bash_completes_a_name(variables: dict[str, str]) -> None:
     assert "leasehold logs zeta-one" in shown
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed (.ci/packages)")
 def test_zsh_completes_a_name(variables: dict[str, str]) -> None:
     setup = 'autoload -U compinit && compinit -u -D && eval "$(leasehold completion zsh)"'
@@ -191,6 +194,7 @@ def fish() -> list[str]:
     return ["fish", "--no-config", "-c"]
 
 
+@pytest.mark.long
 def test_fish_completes_a_name_with_its_state(fish: list[str], variables: dict[str, str]) -> None:
     script = 'leasehold completion fish | source; complete -C "leasehold logs zet"'
     done = subprocess.run([*fish, script], env=variables, capture_output=True, text=True, timeout=TIMEOUT_S)

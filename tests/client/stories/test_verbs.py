@@ -81,6 +81,7 @@ def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
     assert error.startswith("leasehold: no coordinator answers at 127.0.0.1:1")
 
 
+@pytest.mark.long
 def test_a_verb_waits_for_a_coordinator_that_is_just_starting(tmp_path: Path) -> None:
     port = free_port()
     listen = ["--listen", f"127.0.0.1:{port}", "--database", str(tmp_path / "store.sqlite3")]

@@ -173,6 +173,7 @@ def test_a_parked_workload_is_restored(fleet: ScriptedFleet) -> None:
     play(fleet, steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keys", "pairs"),
     [
@@ -231,6 +232,7 @@ def test_moves_that_can_not_be_are_explained(fleet: ScriptedFleet) -> None:
     play(fleet, steps)
 
 
+@pytest.mark.long
 def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -> None:
     fleet.scripted.answers["Cordon"] = lambda request, context: fleet_service_pb2.CordonResponse(
         command=command("c-4", "")
@@ -259,6 +261,7 @@ def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -
     play(fleet, steps, width=120)
 
 
+@pytest.mark.long
 def test_a_command_is_cancelled_from_its_row_and_from_its_workload(fleet: ScriptedFleet) -> None:
     fleet.commands = [command("c-1")]
     fleet.scripted.answers["CancelCommand"] = lambda request, context: (
@@ -278,6 +281,7 @@ def test_a_command_is_cancelled_from_its_row_and_from_its_workload(fleet: Script
     play(fleet, steps)
 
 
+@pytest.mark.long
 def test_a_role_that_permits_too_little_is_told(fleet: ScriptedFleet) -> None:
     fleet.role = access_service_pb2.ROLE_VIEWER
 
@@ -314,6 +318,7 @@ def test_details_of_every_row(fleet: ScriptedFleet) -> None:
     play(fleet, steps, height=40)
 
 
+@pytest.mark.long
 def test_filters_of_words_and_of_expressions(fleet: ScriptedFleet) -> None:
     def names(page: Page) -> list[str]:
         return [row.key for row in page.app.query_one("#fleet", RowList).rows]
@@ -341,6 +346,7 @@ def test_filters_of_words_and_of_expressions(fleet: ScriptedFleet) -> None:
     play(fleet, steps)
 
 
+@pytest.mark.long
 def test_hosts_are_sorted_closed_and_paused(fleet: ScriptedFleet) -> None:
     async def steps(page: Page) -> None:
         await page.press("o")

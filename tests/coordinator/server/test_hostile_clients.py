@@ -99,6 +99,7 @@ def flood(stub: FleetServiceStub) -> None:
         count += found.count("caller_requests_per_s")
 
 
+@pytest.mark.long
 def test_a_flood_of_requests_leaves_room_for_others(strict: World) -> None:
     hostile, quiet = FleetServiceStub(strict.hostile()), FleetServiceStub(strict.quiet)
     for _ in range(2):

@@ -150,6 +150,7 @@ def client_context(holder: Holder, folder: Path) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.long
 def test_off_loopback_a_scrape_needs_a_certificate_of_the_right_authority(
     start_worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:

@@ -132,6 +132,7 @@ def facts(path: Path) -> tuple[int, int]:
     return stat.S_IMODE(found.st_mode), found.st_gid
 
 
+@pytest.mark.long
 @needs_root
 def test_the_worker_s_user_its_group_and_root_are_let_in(serve: Serve, path: Path) -> None:
     worker = serve(f'socket_group = "{GROUP}"')
@@ -234,6 +235,7 @@ time.sleep(1000)
 """Connects often, and says nothing."""
 
 
+@pytest.mark.long
 @needs_root
 def test_one_user_does_not_take_all_connections(serve: Serve, path: Path) -> None:
     worker = serve(f'socket_group = "{GROUP}"')

@@ -396,6 +396,7 @@ def of_root() -> Iterator[subprocess.Popen[bytes]]:
     process.wait(timeout=30)
 
 
+@pytest.mark.long
 def test_an_adoption_is_of_processes_of_the_owners_user_or_of_named_ones(
     host: SimulatedHost,
     coordinator: ScriptedCoordinator,

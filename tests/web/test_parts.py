@@ -213,3 +213,33 @@ def test_a_view_that_was_reduced_shows_nothing_of_before_to_a_new_window(monkeyp
         await view.stop()
 
     asyncio.run(story())
+
+
+def test_a_watch_that_fails_ends_its_streams_and_begins_again(monkeypatch: Any, caplog: Any) -> None:
+    """A stream that goes on would show a page that looks live."""
+
+    async def story() -> None:
+        opened = 0
+
+        async def watch(api: Api, token: str) -> Any:
+            nonlocal opened
+            opened += 1
+            yield 1 // 0
+
+        async def api() -> Any:
+            return None
+
+        async def leave() -> None:
+            pass
+
+        monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
+        view = Feed(Entry("user/ann", api, object(), b"", leave))
+        for times in (1, 2):
+            with view.listening() as listener:
+                async for _ in listener.messages():
+                    pass  # ends by itself
+            assert opened == times
+        await view.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert "the watches of a page have failed" in caplog.text

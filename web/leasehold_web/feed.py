@@ -4,6 +4,7 @@ The watches resume by their tokens after an outage, and a snapshot replaces the 
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterable, Callable, Iterator
@@ -20,6 +21,8 @@ from leasehold_web.documents import Document, document, gpu_row
 from leasehold_web.entries import Api, Entry, LoginRefusedError
 from leasehold_web.listeners import Listener
 from leasehold_web.refusals import refusal
+
+logger = logging.getLogger(__name__)
 
 ENDED_LIMIT: Final = 256
 """Most ended workloads, ended commands and events that a view keeps. Lists have the others."""
@@ -115,9 +118,14 @@ class Feed:
         self._loading = set(_WATCHES)
 
     async def _watch_all(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for name, (kinds, open_watch) in _WATCHES.items():
-                tasks.create_task(self._watch(name, kinds, open_watch))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name, (kinds, open_watch) in _WATCHES.items():
+                    tasks.create_task(self._watch(name, kinds, open_watch))
+        except ExceptionGroup:  # a defect: the page would look live and stand still
+            logger.exception("the watches of a page have failed, and its browsers connect again")
+            for listener in self._listeners:
+                listener.close()
 
     async def _watch(self, name: str, kinds: tuple[str, ...], open_watch: Open) -> None:
         token, wait_s = "", RETRY_MIN_S

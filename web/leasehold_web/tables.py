@@ -16,7 +16,7 @@ from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
 from leasehold_web.documents import enum_name
-from leasehold_web.entries import Api
+from leasehold_web.entries import Api, LoginRefusedError
 from leasehold_web.guards import session_of
 from leasehold_web.refusals import refusal, status_of
 
@@ -38,14 +38,19 @@ async def get_table(request: web.Request) -> web.Response:
     head, read = _TABLES[kind]
     try:
         rows, next_token = await read(await session.entry.api(), token)
+    except LoginRefusedError as error:  # the credentials can't be read for now
+        return _alert(kind, str(error), 503)
     except grpc.aio.AioRpcError as error:
-        found = refusal(error)
-        text = _page(kind, f'<p role="alert">{_text(str(found["message"]))}</p>')
-        return web.Response(text=text, content_type="text/html", status=status_of(error))
+        return _alert(kind, str(refusal(error)["message"]), status_of(error))
     body = _table(kind, head, rows)
     if next_token:
         body += f'<p><a href="/plain/{kind}?page_token={quote(next_token)}">Next page</a></p>'
     return web.Response(text=_page(kind, body), content_type="text/html")
+
+
+def _alert(kind: str, message: str, status: int) -> web.Response:
+    text = _page(kind, f'<p role="alert">{_text(message)}</p>')
+    return web.Response(text=text, content_type="text/html", status=status)
 
 
 async def _fleet(api: Api, token: str) -> tuple[list[Row], str]:

@@ -8,7 +8,6 @@ context is text, as W3C's header ``traceparent`` has it: the protos and the meta
 import logging
 import os
 import re
-from importlib import metadata
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ def open_tracing(service: str) -> None:
     """
     if _tracers or not any(os.environ.get(name) for name in ENDPOINTS):
         return
+    from importlib import metadata  # late: verbs without traces start faster
+
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -173,9 +173,7 @@ class MemberCaller:
             await self._find_displacement(step, outcome)
             seen = state_name(state) if state is not None else "unreadable"
             raise OperationError(
-                errors_pb2.ERROR_REASON_DRIVER_TIMEOUT
-                if state is None
-                else errors_pb2.ERROR_REASON_DRIVER_ERROR,
+                errors_pb2.ERROR_REASON_DRIVER_ERROR,
                 f"{step.call} of process {process.pid} succeeded, but its state is {seen}",
                 {"pid": str(process.pid), "phase": str(step.call), "observed_state": seen},
             )

@@ -39,7 +39,7 @@ REPLACEMENTS: Final = (
     (r"\bleasehold_client\.aio\b", "leasehold_client.coordinator"),
     (r"\basynchronous\b", "synchronous"),
 )
-"""What each module has instead, as regular expressions, in order."""
+"""Patterns of asynchronous code and their synchronous replacements, as regular expressions, in order."""
 
 
 def synchronous(name: str) -> str:

@@ -213,7 +213,7 @@ def _summaries() -> dict[str, str]:
 
 
 def _suggestion(name: str) -> str:
-    """What a mistyped subcommand may mean, for the end of the message. Empty: nothing is close."""
+    """A suggestion for a mistyped subcommand, for the end of the message. Empty: no name is close."""
     from leasehold_client.arguments.kinds import BY_WORD
     from leasehold_client.arguments.suggestions import closest
 

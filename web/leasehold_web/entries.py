@@ -51,7 +51,7 @@ class LoginRefusedError(Exception):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """What a successful login gives.
+    """The result of a successful login.
 
     Attributes:
         caller: The identity, which has a bounded number of sessions.

@@ -1,4 +1,4 @@
-"""What every request must satisfy before a handler runs, and the headers of every answer.
+"""Checks of every request before its handler runs, and the headers of every answer.
 
 A browser sends its cookies with each request to the page, also with requests that another site made it send.
 A cookie with SameSite=Strict, the check of Origin, and a header that only our scripts add each prevent that.

@@ -130,7 +130,7 @@ def targets_of(client: Client, commands: Sequence[Command]) -> dict[str, str]:
 
 
 def _each(find: Callable[[str], Shown], names: Sequence[str]) -> tuple[list[Shown], Sequence[LeaseholdError]]:
-    """What is found by each name, and the refusals of the other names.
+    """Objects that were found by name, and the refusals of the other names.
 
     Raises:
         NoCoordinatorError: No coordinator answers.

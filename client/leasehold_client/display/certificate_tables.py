@@ -40,7 +40,7 @@ AUTHORITY_COLUMNS: Final[Sequence[Column[Authority]]] = (
 
 
 def _signs(authority: Authority) -> str:
-    """What the authority signs at present."""
+    """The kinds of certificates that the authority signs at present."""
     signed = [
         *(["clients"] if authority.signs_clients else []),
         *(["server"] if authority.signs_server else []),

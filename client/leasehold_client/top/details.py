@@ -59,7 +59,7 @@ def detail_lines(row: Row, places: Mapping[str, str], now_s: float) -> list[str]
 
 
 def row_title(row: Row) -> str:
-    """What a row is about."""
+    """The title of a row's details: kind and name of its object."""
     match row:
         case HostRow():
             return f"host {row.worker.name}"

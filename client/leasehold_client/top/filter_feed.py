@@ -1,4 +1,4 @@
-"""What an expression of AIP-160 selects, as the coordinator evaluates it, live."""
+"""Live results of a filter of AIP-160, which the coordinator evaluates."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -100,7 +100,7 @@ class Authentication:
         return self._token_holder(address) if is_bearer(SCHEME + token, self._tokens.client) else None
 
     def web_certificate_holder(self, pem: bytes, address: str) -> Caller:
-        """Who logs in to the web page with a client certificate, which TLS has verified.
+        """The caller who logs in to the web page with a client certificate. TLS has verified the certificate.
 
         Raises:
             FleetError: UNAUTHENTICATED.

@@ -1,4 +1,4 @@
-"""Who may scrape metrics off loopback: users and services with a client certificate and a role."""
+"""Access to metrics off loopback, for users and services with a client certificate and a role."""
 
 import ssl
 from collections.abc import Callable

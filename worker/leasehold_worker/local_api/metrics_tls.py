@@ -80,7 +80,7 @@ class MetricsTls:
         return context
 
     def _found(self) -> list[tuple[int, ...]]:
-        """What identifies the present contents of the files."""
+        """Identifiers of the present contents of the files."""
         found: list[tuple[int, ...]] = []
         for path in self._files:
             try:

@@ -175,7 +175,7 @@ class TopApp(App[None]):
             line.update(safe_cell(text))
 
     def _note_text(self) -> str:
-        """The pending action of the user, or else the last message, the refusal of the filter, or the order."""
+        """The pending action of the user, or the last message, the refusal of the filter, or the order."""
         if self._departure is not None:
             workload, source = self._departure
             place = f" from {gpu_place(source)}" if source is not None else ""

@@ -32,6 +32,7 @@ def test_a_process_and_a_file_that_are_left_are_reported(
     assert file == f"file {tmp_path / 't/forgotten'}"
 
 
+@pytest.mark.long
 def test_what_somebody_installed_or_set_is_not_seen(tmp_path: Path) -> None:
     """Runs pytest with the settings of an odd shell, and has it look."""
     (tmp_path / ODD_PROGRAM).touch(mode=0o755)

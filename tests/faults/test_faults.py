@@ -38,6 +38,7 @@ def played(*arguments: str, timeout_s: float) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_every_operation_ends_whole_whatever_goes_wrong() -> None:
     arguments = ["--one-of-each", "--cases", str(CASES), "--seed", str(SEED), "--processes", "1"]
     result = played(*arguments, timeout_s=100)
@@ -66,6 +67,7 @@ def test_every_operation_ends_whole_in_a_sample_that_changes_each_day() -> None:
     assert played(*arguments, timeout_s=800)["cases"] == LONG_CASES
 
 
+@pytest.mark.long
 def test_every_sequence_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert explored(SEQUENCES, SEED)

@@ -129,6 +129,7 @@ def test_another_answer_of_the_driver_is_no_yes(
     assert seen in found["seen"], found
 
 
+@pytest.mark.long
 def test_a_driver_that_ignores_the_map_is_a_no(host: SimulatedHost, on_host: dict[str, str]) -> None:
     host.set_fault("restore", ignore_gpu_pairs=True)
     found = probe(8, on_host)

@@ -38,6 +38,7 @@ def refuse(fleet: Fleet, pid: int, match: str) -> None:
     fleet.refuse("adopt", "--worker", "alpha", "--pid", str(pid), code=1, match=match)
 
 
+@pytest.mark.long
 def test_an_adopted_process_is_suspended_restored_moved_and_let_go_unharmed(
     fleet: Fleet, alpha: LocalHost
 ) -> None:

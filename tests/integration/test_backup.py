@@ -56,6 +56,7 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "backup.tar.gz"
 
 
+@pytest.mark.long
 def test_what_was_done_since_the_backup_is_found(fleet: Fleet) -> None:
     fleet.start_worker("alpha")
     fleet.run_counter("before")
@@ -124,6 +125,7 @@ def test_copies_from_before_migrations_are_in_no_backup(tmp_path: Path) -> None:
     assert set(_state_files(tmp_path, tmp_path / "own.sqlite3")) == {"ca.key"}
 
 
+@pytest.mark.long
 def test_nothing_is_overwritten(fleet: Fleet) -> None:
     back_up(fleet, "create")
     database, archive = str(fleet.folder / "store.sqlite3"), str(fleet.folder / "backup.tar.gz")

@@ -64,6 +64,7 @@ def test_a_cordoned_worker_grants_nothing_until_it_is_put_back(fleet: Fleet, alp
     assert not alpha.look().HasField("cordon")
 
 
+@pytest.mark.long
 def test_a_sick_gpu_is_given_to_nobody_until_its_health_is_reset(fleet: Fleet, alpha: LocalHost) -> None:
     assert alpha.simulated is not None
     counter = alpha.exec("--", *COUNTING)

@@ -200,6 +200,7 @@ def test_a_user_logs_in_and_later_verbs_need_no_option(fleet: Fleet) -> None:
     assert "no context is named 'alice'" in by_context(fleet, "whoami", "--context", "alice", code=2)
 
 
+@pytest.mark.long
 def test_a_service_acts_for_a_user_by_its_context(fleet: Fleet) -> None:
     login(fleet, "service/gateway")
     for identity in ("service/gateway", "user/ann"):
@@ -220,6 +221,7 @@ def end(fleet: Fleet, name: str) -> None:
     process.stdout.close()
 
 
+@pytest.mark.long
 def test_a_stolen_token_and_one_for_others_get_no_certificate(fleet: Fleet) -> None:
     login(fleet, "user/bob")
     assert "(JOIN_REFUSED)" in by_context(

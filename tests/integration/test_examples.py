@@ -223,14 +223,15 @@ def test_a_training_yields_its_gpu_between_epochs(local_host: LocalHost, tmp_pat
 def test_the_asynchronous_client_on_a_fleet(fleet: Fleet) -> None:
     fleet.run_counter("one")
 
-    async def main() -> list[str]:
+    async def main() -> int:
         async with AsyncClient(fleet.address) as client:
             await client.wait(await client.suspend("one"))
             await client.wait(await client.restore("one"))
             await client.wait_workload("one", timeout_s=TIMEOUT_S)
-            return [gpu.workload_name for gpu in await client.gpus()]
+            return len(await client.gpus())
 
     with variables_set(fleet.variables):
-        assert "one" in asyncio.run(main())
+        assert asyncio.run(main()) == len(fleet.client.gpus())
+    fleet.wait(lambda: "one" in fleet.leases().values())  # the load after the outcome has the lease
     fleet.wait_counting("one")
     fleet.cli("stop", "one")

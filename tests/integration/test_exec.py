@@ -43,6 +43,7 @@ def queue(host: LocalHost, *options: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.long
 def test_the_environment_names_gpus_and_replaces_what_was_inherited(local_host: LocalHost) -> None:
     inherited = {"CUDA_VISIBLE_DEVICES": "7", "NVIDIA_VISIBLE_DEVICES": "all", "LEASEHOLD_WORKLOAD_ID": ""}
     command = ["--", sys.executable, "-c", PRINT_ENVIRONMENT]
@@ -74,6 +75,7 @@ def test_the_environment_names_gpus_and_replaces_what_was_inherited(local_host: 
     assert lease.gpu_uuids == gpu_uuids.split(",")
 
 
+@pytest.mark.long
 def test_the_command_gets_signals_and_its_exit_code_is_ours(local_host: LocalHost) -> None:
     assert local_host.run("--", "sh", "-c", "exit 7", code=7) == ""
     local_host.run("--", "sh", "-c", "kill -SEGV $$", code=-signal.SIGSEGV)
@@ -393,6 +395,7 @@ def test_what_is_no_command_waits_for_nothing(local_host: LocalHost, tmp_path: P
     local_host.wait(lambda: not local_host.look().workloads)
 
 
+@pytest.mark.long
 def test_who_gives_up_waiting_leaves_the_queue(local_host: LocalHost) -> None:
     hold(local_host, "--gpus", "2")
     interrupted, terminated = queue(local_host), queue(local_host)

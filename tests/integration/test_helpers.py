@@ -35,6 +35,7 @@ def state(host: LocalHost, name: str) -> str:
     return WorkloadState.Name(host.workloads()[name].status.state).removeprefix("WORKLOAD_STATE_")
 
 
+@pytest.mark.long
 def test_a_helper_is_suspended_for_others_and_woken_afterwards(local_host: LocalHost) -> None:
     terms = ["--helper", "suspend", "--yield-grace", "0.1"]
     helper = local_host.exec("--gpus", "2", "--name", "helper", *terms, "--", *COUNTING)

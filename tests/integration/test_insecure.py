@@ -45,6 +45,7 @@ def encryption(channel: grpc.Channel, *metadata: tuple[str, str]) -> int:
     return check(ENCRYPTION, timeout=20, metadata=metadata).status
 
 
+@pytest.mark.long
 def test_workers_and_verbs_use_it_and_are_told(insecure: Fleet) -> None:
     assert insecure.address.startswith("insecure:127.0.0.1:")
     assert insecure.worker_address.startswith("insecure:127.0.0.1:")
@@ -90,6 +91,7 @@ def test_a_worker_with_tls_is_told_the_address(insecure: Fleet) -> None:
     insecure.wait(lambda: f"write --coordinator {insecure.worker_address} if" in insecure.log("beta"))
 
 
+@pytest.mark.long
 def test_clients_and_workers_without_tls_are_told_the_address(
     empty_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

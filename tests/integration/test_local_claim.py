@@ -306,6 +306,7 @@ def test_a_claim_that_ended_while_the_worker_was_away_holds_nothing(restarting_h
     restarting_host.wait(lambda: restarting_host.states() == ["FREE", "FREE"])
 
 
+@pytest.mark.long
 def test_a_claim_is_suspended_restored_and_moved_like_any_other(fleet: Fleet, alpha: LocalHost) -> None:
     counter = alpha.python(CLAIMING_COUNTER, "job")
     alpha.wait_counting(counter)

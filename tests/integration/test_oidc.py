@@ -125,6 +125,7 @@ def cli(issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     return call
 
 
+@pytest.mark.long
 def test_verbs_of_a_user(issuer: Issuer, cli: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(issuer.token() + "\n")

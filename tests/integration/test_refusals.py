@@ -118,6 +118,7 @@ def test_a_busy_destination(fleet: Fleet) -> None:
     fleet.wait(lambda: fleet.leases() == {"alpha/1": "two"})
 
 
+@pytest.mark.long
 def test_a_suspend_that_the_driver_refuses_says_what_became_of_each_member(fleet: Fleet) -> None:
     fleet.run_counter("one")
     root_pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
@@ -151,6 +152,7 @@ def test_a_worker_out_of_contact(fleet: Fleet) -> None:
     os.kill(root_pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_usage_errors_have_code_2(empty_fleet: Fleet) -> None:
     for arguments in (
         ["get", "things"],
@@ -180,6 +182,7 @@ def test_a_port_in_use(empty_fleet: Fleet, tmp_path: Path) -> None:
     assert "the port is in use" in done.stderr
 
 
+@pytest.mark.long
 def test_a_host_that_nobody_listens_on_keeps_the_worker_trying(tmp_path: Path) -> None:
     """With local tokens: the worker is started before there is a coordinator that could enrol it."""
     with socket.socket() as probe:

@@ -43,6 +43,7 @@ def answers(fleet: Fleet) -> list[str]:
     return [fleet.cli(verb, *options, "-o", "json").stdout for verb, *options in verbs]
 
 
+@pytest.mark.long
 def test_a_value_reaches_the_program_and_nothing_else(fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text(f"{OTHER}\n")
     secrets = ["--env-secret", "TOKEN", "--env-secret", f"FROM_FILE=@{tmp_path}/secret.txt"]

@@ -51,6 +51,7 @@ def test_a_coordinator_says_when_it_serves_lives_and_ends(
         expect(told, "STOPPING=1")
 
 
+@pytest.mark.long
 def test_a_worker_says_when_it_serves_lives_and_ends(fleet: Fleet, told: Queue[str], tmp_path: Path) -> None:
     fleet.start_worker("beta", 1)
     expect(told, "READY=1")

@@ -20,6 +20,7 @@ def worker_with(fleet: Fleet, memory_bytes: int, *, gpus: int = 1, settings: str
     fleet.start_worker(WORKER, settings=settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "restarts",
     [

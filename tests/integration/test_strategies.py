@@ -156,6 +156,7 @@ def test_policies_that_keep_the_processes(model: Model) -> None:
     assert model.requests == 1 + 1 + 6, "the count goes on"
 
 
+@pytest.mark.long
 def test_policies_that_end_the_processes(model: Model) -> None:
     for number, weights in enumerate(WEIGHTS):
         if number == 0:
@@ -171,6 +172,7 @@ def test_an_application_that_saves_itself_is_stopped_without_being_forced(saver:
     assert len(verb(saver.fleet, "get", "checkpoints", saver.name)["checkpoints"]) == 3
 
 
+@pytest.mark.long
 @images_are_local
 def test_policies_that_write_images(model: Model) -> None:
     require_images(model.fleet)

@@ -12,6 +12,7 @@ from leasehold.v1.errors_pb2 import ERROR_REASON_NOT_READY as NOT_READY
 from .fleets import COUNTER, Fleet
 
 
+@pytest.mark.long
 def test_the_caller_is_whom_the_credentials_name(fleet: Fleet, is_mutual: bool) -> None:
     caller = "user/tester" if is_mutual else f"local/{Path('/proc/self').owner()}"
     assert fleet.cli("whoami").stdout == f"{caller}: admin\n"
@@ -103,6 +104,7 @@ def test_a_workload_of_several_gpus_moves_as_one(fleet: Fleet) -> None:
     assert fleet.wait_counting("pair").gpu_uuids == (uuids[0], uuids[2], uuids[3])
 
 
+@pytest.mark.long
 def test_all_that_holds_gpus_of_a_worker_is_suspended_by_one_call(fleet: Fleet) -> None:
     for name in ("one", "two"):
         fleet.run_counter(name)
@@ -115,6 +117,7 @@ def test_all_that_holds_gpus_of_a_worker_is_suspended_by_one_call(fleet: Fleet) 
         fleet.wait_counting(name)
 
 
+@pytest.mark.long
 def test_json_has_the_names_of_the_protos(fleet: Fleet) -> None:
     fleet.run_counter("one")
     command = fleet.json("suspend", "one")
@@ -128,6 +131,7 @@ def test_json_has_the_names_of_the_protos(fleet: Fleet) -> None:
     assert fleet.json("get", "gpus", "alpha/1")["gpu"]["slot"] == 1
 
 
+@pytest.mark.long
 def test_no_wait_returns_the_command(fleet: Fleet) -> None:
     fleet.run_counter("one")
     command_id = fleet.json("suspend", "--no-wait", "one")["command_id"]

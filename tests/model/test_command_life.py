@@ -468,6 +468,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.long
 def test_every_command_ends_once_as_the_world_says() -> None:
     run_machine(CommandLife, settings=SETTINGS)
 

@@ -31,10 +31,12 @@ def play(mutation: Mutation, folder: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_the_worker_as_it_is_corrupts_nothing(tmp_path: Path) -> None:
     assert play(Mutation.NONE, tmp_path) == {"corrupt": 0, "failure": ""}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", [mutation for mutation in Mutation if mutation is not Mutation.NONE])
 def test_a_defect_corrupts_a_counter(mutation: Mutation, tmp_path: Path) -> None:
     assert play(mutation, tmp_path)["corrupt"] > 0

@@ -273,6 +273,7 @@ def test_memory_that_a_checkpoint_leaves_on_the_gpu_moves_with_the_restore(
     assert target.holds(address, MIB, 7)
 
 
+@pytest.mark.long
 def test_two_workloads_share_a_gpu_and_their_bytes_stay_apart(
     host: SimulatedHost, controller: Program, target: Program, start_program: StartProgram
 ) -> None:
@@ -319,6 +320,7 @@ def test_on_an_exclusive_gpu_processes_of_one_workload_stay_apart(
         assert program.holds(addresses[seed], MIB, seed)
 
 
+@pytest.mark.long
 def test_on_an_exclusive_gpu_processes_without_a_mark_belong_to_their_session(
     exclusive: SimulatedHost, start_program: StartProgram
 ) -> None:
@@ -333,6 +335,7 @@ def test_on_an_exclusive_gpu_processes_without_a_mark_belong_to_their_session(
     assert [program.holds(addresses[seed], MIB, seed) for seed, program in enumerate(ours)] == [False, True]
 
 
+@pytest.mark.long
 def test_on_an_exclusive_gpu_a_restore_that_ignores_its_map_corrupts_who_is_there_now(
     exclusive: SimulatedHost, start_program: StartProgram
 ) -> None:
@@ -430,6 +433,7 @@ def test_a_target_killed_while_bytes_move_ends_the_call(
     assert controller.answer() == OPERATING_SYSTEM
 
 
+@pytest.mark.long
 def test_too_little_host_memory_fails_the_checkpoint_and_changes_nothing(
     controller: Program, target: Program
 ) -> None:
@@ -461,6 +465,7 @@ def test_large_allocations_take_what_was_written_of_them(
     assert target.first_byte(address) == POISON
 
 
+@pytest.mark.long
 def test_memory_that_is_freed_goes_back_to_the_file_system_and_is_given_out_again(
     host: SimulatedHost, target: Program
 ) -> None:
@@ -490,6 +495,7 @@ def test_memory_of_a_dead_process_is_empty_for_the_next_one(
     assert written_bytes(host, 0) == 0
 
 
+@pytest.mark.long
 def test_memory_of_all_dead_processes_is_released_when_the_next_one_starts_cuda(
     host: SimulatedHost, target: Program, start_program: StartProgram
 ) -> None:

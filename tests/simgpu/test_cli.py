@@ -68,6 +68,7 @@ def test_exec_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_exec_keeps_and_reuses_a_named_host(tmp_path: Path) -> None:
     directory = tmp_path / "kept"
     assert simgpu("exec", "--gpus", "3", "--dir", directory, "--", "true").returncode == 0
@@ -98,6 +99,7 @@ def test_show_tells_what_goes_on(make_host: MakeHost, start_program: StartProgra
     assert facts["processes"][0]["state"] == "LOCKED"
 
 
+@pytest.mark.long
 def test_faults_come_and_go_by_command(host: SimulatedHost, controller: Program, target: Program) -> None:
     where = ("--dir", host.directory)
     number = simgpu("fault", "set", *where, "lock", "--pid", str(target.pid), "--error", "600").stdout.strip()
@@ -107,6 +109,7 @@ def test_faults_come_and_go_by_command(host: SimulatedHost, controller: Program,
     assert controller.lock(target.pid) == 0
 
 
+@pytest.mark.long
 def test_gpus_and_processes_change_by_command(
     host: SimulatedHost, controller: Program, target: Program
 ) -> None:
@@ -192,6 +195,7 @@ def test_what_processes_take_can_be_hidden_by_command(
     assert controller.nvml_processes()[host.gpus[0].uuid] == {str(target.pid): 0}
 
 
+@pytest.mark.long
 def test_gpus_fall_ill_by_command(make_host: MakeHost, start_program: StartProgram) -> None:
     host = make_host(gpus=2, chip=["H100", "T4"])
     program = start_program(host)
@@ -239,6 +243,7 @@ def test_bad_input_is_one_clear_line(arguments: list[str], status: int, says: st
     assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) == 1
 
 
+@pytest.mark.long
 def test_bad_targets_are_refused(host: SimulatedHost) -> None:
     where = ("--dir", host.directory)
     assert "GPU 9 is not on the host" in simgpu("gpu", *where, "--lost", "9").stderr

@@ -346,6 +346,7 @@ def test_a_gpu_that_is_named_twice_is_an_invalid_device(
         assert visible(host, start_program, value) == [0], value
 
 
+@pytest.mark.long
 def test_cuda_visible_devices_has_indices_or_uuids(host: SimulatedHost, start_program: StartProgram) -> None:
     """Seen on 580.159.04: an entry of the other kind ends the list, also if the entry names a GPU again."""
     uuids = [gpu.uuid for gpu in host.gpus]
@@ -361,6 +362,7 @@ def test_no_host_is_no_device(start_program: StartProgram, host: SimulatedHost, 
     assert program.nvml_system("nvmlDeviceGetCount") == 9
 
 
+@pytest.mark.long
 def test_the_counter_counts_without_a_gap(host: SimulatedHost) -> None:
     done = subprocess.run(
         [sys.executable, str(COUNTER), "--bytes", "3MiB", "--interval-s", "0", "--counts", "300"],

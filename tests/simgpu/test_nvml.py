@@ -57,6 +57,7 @@ def test_a_process_without_a_context_is_not_listed(host: SimulatedHost, controll
     assert [process.pid for process in host.processes()] == [controller.pid]
 
 
+@pytest.mark.long
 def test_more_processes_than_room_are_asked_for_twice(
     host: SimulatedHost, controller: Program, start_program: StartProgram
 ) -> None:

@@ -60,6 +60,7 @@ def call_all(controller: Program, pid: int) -> list[int]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("capabilities", "permitted"),
     [

@@ -118,6 +118,7 @@ def test_more_programs_over_time_than_there_are_records(host: SimulatedHost, con
     assert host.processes() == ()
 
 
+@pytest.mark.long
 def test_many_controllers_and_targets_at_once(host: SimulatedHost, start_program: StartProgram) -> None:
     targets = [start_program(host) for _ in range(4)]
     controllers = [start_program(host) for _ in range(4)]

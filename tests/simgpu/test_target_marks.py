@@ -161,6 +161,7 @@ def test_every_call_on_a_process_waits_while_a_peer_is_locked(
     second.answer()
 
 
+@pytest.mark.long
 def test_a_call_is_carried_out_once_the_peer_runs(
     host: SimulatedHost, controller: Program, target: Program, peer: Program, start_program: StartProgram
 ) -> None:

@@ -74,6 +74,7 @@ def test_leasehold_web_stays_on_loopback(web_fleet: WebFleet) -> None:
     fleet.refuse("web", "--listen", taken, code=1, match="can't listen on .*: Address already in use")
 
 
+@pytest.mark.long
 def test_a_client_certificate_logs_in_over_tls(tmp_path: Path) -> None:
     port = free_port()
     with make_fleet(tmp_path, "--web", f"0.0.0.0:{port}", is_mutual=True) as fleet:

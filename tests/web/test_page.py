@@ -64,6 +64,7 @@ def confirm(page: Page, verb: str) -> None:
     page.click('dialog button:text-is("Close")')
 
 
+@pytest.mark.long
 def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browser, fleet: WebFleet) -> None:
     with open_page(browser, fleet.url, fleet.token) as page:
         expect_state(page, 0, "LEASED")

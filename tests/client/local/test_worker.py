@@ -52,6 +52,7 @@ def run(path: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("verb", "code"), [(["exec", "--", "true"], 125), (["local", "leases"], 1)])
 def test_a_closed_socket_names_its_group_and_the_remedy(path: Path, verb: list[str], code: int) -> None:
     ended, stderr = run(path, *verb)
@@ -60,6 +61,7 @@ def test_a_closed_socket_names_its_group_and_the_remedy(path: Path, verb: list[s
     assert "join that group, or ask for the worker's setting `socket_group`" in stderr
 
 
+@pytest.mark.long
 def test_a_closed_folder_is_told(path: Path) -> None:
     path.parent.chmod(0)
     code, stderr = run(path, "exec", "--", "true")

@@ -44,6 +44,7 @@ def metadata(installed: Path) -> Message:
     return Parser().parsestr(path.read_text())
 
 
+@pytest.mark.long
 def test_the_wheel_has_the_wire_contract(installed: Path) -> None:
     def protos(folder: Path) -> dict[str, bytes]:
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.proto")}

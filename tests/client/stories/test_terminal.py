@@ -182,6 +182,7 @@ def test_a_pipe_gets_whole_cells_without_colours(environment: dict[str, str], lo
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.long
 def test_a_pipe_that_closes_ends_a_stream_of_events(
     scripted: ScriptedCoordinator, environment: dict[str, str]
 ) -> None:

@@ -167,6 +167,7 @@ def test_nothing_answers_in_clear(coordinator: CoordinatorProcess) -> None:
             )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("executed")
 def test_no_handshake_below_tls_1_3_succeeds(coordinator: CoordinatorProcess) -> None:
     context = ssl.create_default_context(cafile=str(credentials_directory() / "ca.pem"))

@@ -188,6 +188,7 @@ def test_the_coordinator_shows_that_it_lives(coordinator: CoordinatorProcess) ->
     assert not beat.HasField("load_interval"), "the fleet is as large as it was"
 
 
+@pytest.mark.long
 def test_the_load_interval_grows_and_shrinks_with_the_fleet(coordinator: CoordinatorProcess) -> None:
     coordinator.load_interval_s = 0.05
     coordinator.restart()

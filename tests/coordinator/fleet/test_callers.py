@@ -85,6 +85,7 @@ def test_a_host_has_as_many_calls_as_are_free() -> None:
             pass
 
 
+@pytest.mark.long
 def test_watches_are_bounded_and_their_places_taken_back(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

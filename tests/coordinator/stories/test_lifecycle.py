@@ -179,6 +179,7 @@ def test_of_a_quick_command_steps_may_be_left_out_and_none_is_told_out_of_order(
     assert seen[-1].state == SUCCEEDED
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("executed")
 def test_an_acknowledged_outcome_survives_a_kill(
     coordinator: CoordinatorProcess, worker: ScriptedWorker

@@ -135,6 +135,7 @@ def test_the_whole_life_of_a_workload(session: Session, host: SimulatedHost) -> 
     assert session.run("c8", "w1", stop=StopOperation()).result.already_there
 
 
+@pytest.mark.long
 def test_a_workload_tells_since_when_it_is_parked(session: Session) -> None:
     session.run("c1", "w1", run=counter_run("one"))
     wait_counting(session, "w1")
@@ -158,6 +159,7 @@ def test_a_command_that_comes_twice_is_done_once(session: Session) -> None:
     assert len(pool_states(session, [LEASED, LEASED, FREE, FREE]).gpu_leases) == 4
 
 
+@pytest.mark.long
 def test_outcomes_are_told_again_until_they_are_acknowledged(
     session: Session, coordinator: ScriptedCoordinator
 ) -> None:
@@ -173,6 +175,7 @@ def test_outcomes_are_told_again_until_they_are_acknowledged(
     assert [lease.state for lease in following.hello.gpu_leases] == [LEASED, LEASED, FREE, FREE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("operation", "reason"),
     [
@@ -203,6 +206,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
     assert refused.error.message
 
 
+@pytest.mark.long
 def test_wrong_gpus_are_refused_and_nothing_is_changed(session: Session, host: SimulatedHost) -> None:
     uuids = [gpu.uuid for gpu in host.gpus]
     session.run("c1", "w1", run=counter_run("one"))
@@ -242,6 +246,7 @@ def test_a_remap_whose_restore_fails_goes_back(session: Session, host: Simulated
     pool_states(session, [LEASED, FREE, FREE, FREE])
 
 
+@pytest.mark.long
 def test_a_remap_that_the_driver_ignores_is_found_out(
     start_worker: Callable[..., WorkerProcess],
     host: SimulatedHost,
@@ -265,6 +270,7 @@ def test_a_remap_that_the_driver_ignores_is_found_out(
     wait_counting(session, "w1", uuids[0])
 
 
+@pytest.mark.long
 def test_restore_waits_for_nobody_and_refuses_without_room(session: Session, host: SimulatedHost) -> None:
     session.run("c1", "w1", run=counter_run("one", 2))
     wait_counting(session, "w1")
@@ -350,6 +356,7 @@ for number in range(50_000):
 """Forks, forks and forks: one process lives at any moment, for less than a millisecond. It ends one day."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("root", "sessions"),
     [
@@ -402,6 +409,7 @@ def test_a_command_for_a_workload_that_has_changed_is_not_obeyed(session: Sessio
     assert session.outcome("c3").state == SUCCEEDED
 
 
+@pytest.mark.long
 def test_the_worker_says_goodbye_and_takes_its_workloads_with_it(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -416,6 +424,7 @@ def test_the_worker_says_goodbye_and_takes_its_workloads_with_it(
     assert host.processes() == ()
 
 
+@pytest.mark.long
 def test_the_id_is_kept_and_the_epoch_grows(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -443,6 +452,7 @@ def test_a_host_without_gpus_serves_cpu_workloads(
     assert read_output(session, "w1") == "-1\n"
 
 
+@pytest.mark.long
 def test_a_lost_gpu_is_reported_and_never_kills_the_worker(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -519,6 +529,7 @@ def test_starts_are_counted(tmp_path: Path) -> None:
             directory.count_start()
 
 
+@pytest.mark.long
 def test_a_gpu_belongs_to_one_worker(
     start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, host: SimulatedHost
 ) -> None:
@@ -534,6 +545,7 @@ def test_a_gpu_belongs_to_one_worker(
     assert len(coordinator.next_session().hello.gpus) == len(host.gpus)
 
 
+@pytest.mark.long
 def test_workers_divide_the_gpus_of_a_host(
     start_worker: Callable[..., WorkerProcess],
     coordinator: ScriptedCoordinator,

@@ -85,6 +85,7 @@ async def test_what_an_application_saves_another_one_goes_on_from(served: Served
     assert await successor.wait_line("begun") == f"begun {SIZE} {header.checkpoint_id}"
 
 
+@pytest.mark.long
 async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(served: Served) -> None:
     application, kernel = await served.serve()
     await save(kernel, served.store, resume=False)
@@ -138,6 +139,7 @@ async def test_what_goes_wrong_is_undone(
     assert served.kernel() is kernel
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", grid(HANGING, "checkpoint"))
 async def test_one_that_hangs_in_a_step_loses_its_stream_and_comes_back(served: Served, step: str) -> None:
     application, kernel = await served.serve(f"hangs-in-{step}")
@@ -248,6 +250,7 @@ def alter(checkpoint: StoredCheckpoint, position: int = PAYLOAD_OFFSET + 1000) -
         file.write(b"\xff")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "position", [pytest.param(60, marks=pytest.mark.long), PAYLOAD_OFFSET + 1000], ids=["header", "payload"]
 )
@@ -277,6 +280,7 @@ async def test_the_one_that_was_named_is_restored_or_none(served: Served) -> Non
     await successor.wait_line("begun")
 
 
+@pytest.mark.long
 async def test_another_version_is_not_restored(served: Served) -> None:
     older, _ = await saved_twice(served)
     successor, kernel = await served.restored(version=2)
@@ -338,6 +342,7 @@ async def test_nothing_to_restore_is_said(served: Served) -> None:
     assert name(error) == "UNKNOWN_CHECKPOINT"
 
 
+@pytest.mark.long
 async def test_an_application_that_works_is_not_restored(served: Served) -> None:
     application, kernel = await served.serve()
     saved = await save(kernel, served.store, resume=True)

@@ -461,6 +461,7 @@ directory.CheckpointDirectory.clean_up = lambda *_: time.sleep(1000)
 """
 
 
+@pytest.mark.long
 def test_an_image_volume_that_does_not_answer_keeps_no_workload_from_being_stopped(
     start_worker: Callable[..., object], coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

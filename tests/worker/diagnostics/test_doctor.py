@@ -200,6 +200,7 @@ def test_a_library_that_hangs(
     assert "dmesg" in results[wrong][1]
 
 
+@pytest.mark.long
 async def test_a_client_of_mps(
     host: SimulatedHost,
     configure: Callable[..., Path],
@@ -303,6 +304,7 @@ def test_a_state_directory_that_is_none(
     assert refused(examine(host, configure(), "--state-dir", deeper, code=1)) == ["state_directory"]
 
 
+@pytest.mark.long
 def test_nothing_is_made_where_there_is_no_state_directory(
     host: SimulatedHost, configure: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -332,6 +334,7 @@ def test_wrong_usage_is_exit_2() -> None:
     assert "--timeout" in doctor(None, "--timeout", "0", code=2).stderr
 
 
+@pytest.mark.long
 def test_the_unix_users_of_workloads(host: SimulatedHost, configure: Callable[..., Path]) -> None:
     results = examine(host, configure('run_as = "no-such-user-here"'), code=1)
     assert refused(results) == ["run_as"]
@@ -346,6 +349,7 @@ def test_the_unix_users_of_workloads(host: SimulatedHost, configure: Callable[..
         assert "this user lacks CAP_CHOWN" in results["run_as"][1]
 
 
+@pytest.mark.long
 def test_the_certificate_of_an_enrolled_worker(
     host: SimulatedHost, configure: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def validate(
     return document
 
 
+@pytest.mark.long
 def test_with_two_equal_gpus_everything_is_proved(tmp_path: Path) -> None:
     host = make_host(tmp_path, gpus=2)
     document = validate(host)
@@ -67,6 +68,7 @@ def test_a_driver_without_pairs_is_validated_as_far_as_it_goes(tmp_path: Path) -
     assert "13.0 is needed" in document["notes"][0]
 
 
+@pytest.mark.long
 def test_the_gpu_can_be_named(tmp_path: Path) -> None:
     host = make_host(tmp_path, gpus=2)
     assert validate(host, "--gpu", host.gpus[1].uuid)["gpu_uuid"] == host.gpus[1].uuid

@@ -157,6 +157,7 @@ async def test_a_restore_elsewhere_that_fails_leaves_all_parked_and_the_next_one
         assert uuids[0] in counter.output.read_text().splitlines()[-1], "all are where they were"
 
 
+@pytest.mark.long
 async def test_a_restore_out_of_memory_is_wedged_and_the_others_stay_parked(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -193,6 +194,7 @@ async def test_a_member_that_can_not_be_parked_again_is_not_left_locked(
     await counters[0].wait_count()
 
 
+@pytest.mark.long
 async def test_a_suspend_that_is_undone_leads_back_to_where_the_member_ran(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -215,6 +217,7 @@ async def test_a_suspend_that_is_undone_leads_back_to_where_the_member_ran(
     assert set(process.gpu_bytes) == {uuids[2]}
 
 
+@pytest.mark.long
 async def test_a_newcomer_undoes_the_suspend(driver: Driver, start_counter: StartCounter) -> None:
     counters = await start_members(driver, start_counter, 2)
     parties = make_group(driver, await members_of(driver, counters[:1]))
@@ -265,6 +268,7 @@ async def test_a_member_that_hangs_alone_is_not_asked_again(
         assert calls_of(host, pid)["get_state"] - before == 2
 
 
+@pytest.mark.long
 async def test_a_member_that_dies_fails_the_group_and_frees_the_others(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -414,6 +418,7 @@ async def test_a_query_that_lies_once_does_not_hide_a_locked_member(
     assert await states(driver, counters) == [ProcessState.RUNNING] * 2
 
 
+@pytest.mark.long
 async def test_a_helper_that_can_not_be_started_fails_its_member_and_leaves_nobody_locked(
     driver: Driver, start_counter: StartCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +444,7 @@ async def test_a_helper_that_can_not_be_started_fails_its_member_and_leaves_nobo
         await counter.wait_count()
 
 
+@pytest.mark.long
 @SEQUENTIAL
 @pytest.mark.parametrize(
     ("error", "brought_back"),
@@ -486,6 +492,7 @@ async def test_a_rollback_goes_through_all_members_whatever_one_does(
     assert [outcome.rolled_back for outcome in parties.outcomes].count(True) == brought_back
 
 
+@pytest.mark.long
 async def test_a_process_with_a_profiler_is_not_locked_and_the_others_run_on(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:

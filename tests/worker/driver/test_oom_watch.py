@@ -83,6 +83,7 @@ def test_a_process_that_died_of_another_signal_was_not_killed(number: signal.Sig
     assert may_be_killed(process.pid), "it is unknown once the process is reaped"
 
 
+@pytest.mark.long
 async def test_the_error_of_a_killed_member_names_the_limit(
     host: SimulatedHost,
     driver: Driver,

@@ -248,6 +248,7 @@ async def test_waiting_for_a_state(driver: Driver, start_counter: StartCounter) 
         await process.lock()
 
 
+@pytest.mark.long
 async def test_a_call_that_hangs_is_given_up_and_the_next_one_works(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -345,6 +346,7 @@ async def test_a_state_of_a_newer_driver_comes_through_the_bindings(
         await process.toggle()
 
 
+@pytest.mark.long
 async def test_a_helper_that_is_killed_is_replaced(
     host: SimulatedHost, driver: Driver, start_counter: StartCounter
 ) -> None:
@@ -372,6 +374,7 @@ async def test_a_helper_that_is_killed_is_replaced(
     assert await process.is_running()
 
 
+@pytest.mark.long
 async def test_calls_that_hang_in_one_process_hold_up_no_other(
     host: SimulatedHost, start_counter: StartCounter
 ) -> None:

@@ -105,6 +105,7 @@ def test_other_users_read_nothing_of_a_worker_and_programs_keep_their_umask(
     assert int(said, 8) == private_directories.STARTED_WITH
 
 
+@pytest.mark.long
 def test_only_the_worker_enters_a_state_directory_without_socket_and_users(
     start_worker: Callable[..., WorkerProcess], coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

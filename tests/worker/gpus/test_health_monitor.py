@@ -171,6 +171,7 @@ def play(name: str, directory: str) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", grid(SCENARIOS, xids_are_reported_at_once))
 def test_the_monitor_on_a_host_with_gpus(
     scenario: Callable[[SimulatedHost], Awaitable[None]], host: SimulatedHost

@@ -203,6 +203,7 @@ def test_health_is_what_nvml_says(scenario: Callable[[str], None], host: Simulat
     run_on_host(scenario, host)
 
 
+@pytest.mark.long
 def test_each_chip_knows_its_own_kind_of_repair(tmp_path: Path) -> None:
     run_on_host(
         health_of_new_and_old_chips, SimulatedHost.create(tmp_path / "mixed", gpus=2, chip=["H100", "T4"])

@@ -859,6 +859,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.long
 def test_the_pool_agrees_with_its_model() -> None:
     run_machine(PoolMachine, settings=SETTINGS)
 

@@ -81,6 +81,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(steps=STEPS, restart=st.integers(0, 40), amount=st.sampled_from([1.0, 3.0, 17.5]))
 def test_all_users_together_stay_below_the_coordinators_bound(

@@ -149,6 +149,7 @@ def test_the_worker_s_user_its_group_and_root_are_let_in(serve: Serve, path: Pat
     assert not path.exists()
 
 
+@pytest.mark.long
 @needs_root
 def test_a_claim_is_released_by_its_user_the_worker_s_and_root_only(serve: Serve, path: Path) -> None:
     served = serve(f'socket_group = "{GROUP}"')

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from leasehold.v1 import command_pb2, errors_pb2, operation_pb2, workload_pb2
 from leasehold.v1.operation_pb2 import RunOperation
@@ -22,6 +23,7 @@ def helper_run(name: str, gpu_count: int) -> RunOperation:
     return run
 
 
+@pytest.mark.long
 def test_a_run_makes_helpers_give_way_and_a_helper_makes_nobody(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -35,6 +37,7 @@ def test_a_run_makes_helpers_give_way_and_a_helper_makes_nobody(
     wait_counting(session, "one")
 
 
+@pytest.mark.long
 def test_a_run_by_a_name_gets_what_it_had_before(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:

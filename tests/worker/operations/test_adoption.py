@@ -117,6 +117,7 @@ def play(name: str, directory: str, folder: str, pid: int) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory), Path(folder), pid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", grid(SCENARIOS, adopt_is_done))
 async def test_on_a_host_with_gpus(
     scenario: Callable[[SimulatedHost, Path, int], Awaitable[None]],

@@ -292,6 +292,7 @@ def test_a_member_that_failed_on_a_lost_gpu_keeps_that_gpu(session: Session, hos
     assert not outcome.result.released_gpu_uuids
 
 
+@pytest.mark.long
 def test_a_workload_that_was_restored_is_suspended_before_it_is_killed(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -307,6 +308,7 @@ def test_a_workload_that_was_restored_is_suspended_before_it_is_killed(
     assert stopped.workloads[0].status.exit.signal_number == 9
 
 
+@pytest.mark.long
 def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, host: SimulatedHost) -> None:
     pid = session.run("c1", "w1", run=unhandled_run("w1")).workloads[0].status.root_pid
     wait_counting(session, "w1")
@@ -324,6 +326,7 @@ def test_what_can_not_be_suspended_is_killed_by_force_only(session: Session, hos
     leases(session, ["", "", "", ""])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call",
     [
@@ -412,6 +415,7 @@ def test_a_result_has_the_timings_of_every_phase(session: Session, host: Simulat
     assert member.phases[1].moved_bytes > 2**20
 
 
+@pytest.mark.long
 def test_a_rollback_is_among_the_phases(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     host.set_fault("checkpoint", pid, error=801, times=1)

@@ -61,6 +61,7 @@ async def test_it_is_tried_until_it_is_done(autojump_clock: trio.testing.MockClo
     assert host.workloads["llm"].trouble is None
 
 
+@pytest.mark.long
 async def test_it_is_left_to_people_after_some_time_and_told_all_along(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

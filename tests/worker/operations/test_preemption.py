@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings
@@ -290,6 +291,7 @@ def test_all_are_served_whom_helpers_can_serve(case: Case) -> None:
     trio.run(still_waiting, host_of(case), case[3], None)
 
 
+@pytest.mark.long
 @settings(PATIENT, max_examples=200, derandomize=True)
 @given(cases)
 def test_each_that_a_claim_asks_is_needed(case: Case) -> None:

@@ -66,6 +66,7 @@ def joined(host: SimulatedHost, *gpus: int) -> bool:
     return places(host) == {host.gpus[gpu].uuid for gpu in gpus}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "moved",
     [
@@ -93,6 +94,7 @@ def test_a_suspend_and_a_restore_bring_a_child_of_a_moved_process_home(
     assert len(on_two) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("new", grid((2, 3), 2))
 def test_a_remap_brings_a_child_of_a_moved_process_along(
     moved: Session, host: SimulatedHost, new: int

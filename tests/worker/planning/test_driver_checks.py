@@ -144,6 +144,7 @@ def test_what_is_so_already(session: Session, host: SimulatedHost) -> None:
     assert reasons(plan_of(session, "", remap=remap_to(host, 0))) == ["WRONG_STATE"], "it does not run there"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("driver_version", "suspend", "remap"),
     [
@@ -163,6 +164,7 @@ def test_an_old_driver(
     assert refused.state == command_pb2.COMMAND_STATE_REJECTED
 
 
+@pytest.mark.long
 def test_mig(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     host.set_readings(0, mig_enabled=True)
@@ -175,6 +177,7 @@ def test_mig(session: Session, host: SimulatedHost) -> None:
     assert "nvidia-smi -mig 0" in plan.refusals[0].message
 
 
+@pytest.mark.long
 def test_a_client_of_mps(session: Session, host: SimulatedHost) -> None:
     host.set_mps_client(start(session, "w1"))
     assert reasons(plan_of(session, "w1", suspend=SuspendOperation())) == ["UNSUPPORTED_STATE"]
@@ -191,6 +194,7 @@ def stop(pid: int) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.long
 def test_a_stopped_target(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     stop(pid)
@@ -280,6 +284,7 @@ def test_too_little_host_memory_beyond_the_reserve(connect: Connect, host: Simul
     assert reasons(plan_of(session, "", remap=remap_to(host, 1))) == ["INSUFFICIENT_HOST_MEMORY"]
 
 
+@pytest.mark.long
 def test_destinations_that_are_taken_full_or_of_another_chip(connect: Connect, tmp_path: Path) -> None:
     mixed = SimulatedHost.create(tmp_path / "mixed", gpus=4, chip=["H100", "H100", "H100", "L4"])
     session = connect(mixed)
@@ -291,6 +296,7 @@ def test_destinations_that_are_taken_full_or_of_another_chip(connect: Connect, t
     assert reasons(plan_of(session, "", remap=remap_to(mixed, 3))) == ["INCOMPATIBLE_GPU"]
 
 
+@pytest.mark.long
 def test_all_that_is_wrong_is_told_at_once(connect: Connect, host: SimulatedHost) -> None:
     session = connect(host, f"host_memory_reserve_bytes = {2**60}")
     start(session, "w1")

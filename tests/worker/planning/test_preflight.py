@@ -102,6 +102,7 @@ def play(name: str, directory: str, folder: str) -> None:
     trio.run(globals()[name], SimulatedHost.open(directory), Path(folder))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", grid(SCENARIOS, a_restore_to_a_stranger))
 def test_a_plan_sees_who_is_on_its_gpus_now(
     scenario: Callable[[SimulatedHost, Path], Awaitable[None]], host: SimulatedHost, tmp_path: Path

@@ -142,6 +142,7 @@ def say(code: str, argument: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_an_image_of_a_process_with_more_capabilities_is_refused(tmp_path: Path) -> None:
     """A process from before run_as was set has all of root, which CRIU could not restore any more."""
     with program(tmp_path) as identity:

@@ -233,6 +233,7 @@ def test_members_that_were_moved_and_parked_again_before_the_worker_died_are_fou
     check_place(again, host, "w1", 2)
 
 
+@pytest.mark.long
 def test_a_workload_that_recovery_restored_is_parked_before_it_is_killed(
     start_worker: Start,
     host: SimulatedHost,

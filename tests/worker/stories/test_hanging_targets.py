@@ -54,6 +54,7 @@ def test_ranks_that_hold_up_each_others_calls_run_on(
     assert outcome.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_RUNNING
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

@@ -88,6 +88,7 @@ def full_host(start_worker: Start, coordinator: ScriptedCoordinator, host: Simul
     return session
 
 
+@pytest.mark.long
 def test_a_waiting_exec_does_not_overtake_the_caller(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, queue: Callable[[], Path]
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_waiting_exec_does_not_overtake_the_caller(
     assert again.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_HOLD
 
 
+@pytest.mark.long
 def test_what_the_taker_does_not_need_serves_who_waits(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, queue: Callable[[], Path]
 ) -> None:
@@ -124,6 +126,7 @@ def test_what_the_taker_does_not_need_serves_who_waits(
     pool_is(session, LEASED, LEASED)
 
 
+@pytest.mark.long
 def test_the_expiry_serves_who_waits(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, queue: Callable[[], Path]
 ) -> None:
@@ -135,6 +138,7 @@ def test_the_expiry_serves_who_waits(
     assert late.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_HOLD
 
 
+@pytest.mark.long
 def test_a_hold_that_is_given_up_serves_who_waits(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, queue: Callable[[], Path]
 ) -> None:
@@ -147,6 +151,7 @@ def test_a_hold_that_is_given_up_serves_who_waits(
     assert twice.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_HOLD
 
 
+@pytest.mark.long
 def test_a_run_that_fails_leaves_the_hold_for_another_attempt(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost, queue: Callable[[], Path]
 ) -> None:
@@ -165,6 +170,7 @@ def test_a_run_that_fails_leaves_the_hold_for_another_attempt(
     assert not got.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [None, pytest.param(STOP, marks=pytest.mark.long)])
 def test_a_restore_takes_a_hold_too(
     start_worker: Start,
@@ -202,6 +208,7 @@ def test_a_suspend_that_frees_nothing_makes_no_hold(
     pool_is(session, FREE, FREE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "crash_point",
     grid(
@@ -266,6 +273,7 @@ def test_a_hold_keeps_its_end_over_a_restart_and_serves_who_waits_then(
     pool_is(again, LEASED, FREE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "crash_point",
     grid(

@@ -49,6 +49,7 @@ def require_wedged(session: Session, host: SimulatedHost, outcome: CommandUpdate
     assert stopped.state == SUCCEEDED, stopped
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("importer", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_restore_of_an_importer_wedges_its_workload_and_frees_its_gpus(
     session: Session, host: SimulatedHost, tmp_path: Path, importer: int

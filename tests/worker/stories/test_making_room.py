@@ -123,6 +123,7 @@ def test_the_longest_parked_is_stopped_where_it_allows_that_and_nobody_else(sess
         wait_counting(session, name)
 
 
+@pytest.mark.long
 def test_who_was_moved_to_disk_goes_on_where_it_was(session: Session, tmp_path: Path) -> None:
     require_criu()
     start(session, "a", CHECKPOINT)

@@ -60,6 +60,7 @@ def test_a_process_that_nvml_lists_and_the_driver_does_not_know_stops_the_operat
     assert len(plan_of(session, "w1", suspend=SuspendOperation()).members) == 2
 
 
+@pytest.mark.long
 def test_a_process_that_begins_to_use_cuda_during_the_lock_undoes_the_suspend(
     session: Session, host: SimulatedHost, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def newest(session: Session) -> Workload:
     return told[-1] if told else found(session)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", [STOP, pytest.param(CHECKPOINT, marks=pytest.mark.long)], ids=["stopped", "checkpointed"]
 )
@@ -156,6 +157,7 @@ def test_a_program_that_dies_as_soon_as_its_image_is_woken_is_that_image_again(
     session.wait(lambda f: bool(f.worker_load.gpu_leases) and slots(session) == [FREE, FREE])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy",
     [

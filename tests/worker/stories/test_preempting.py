@@ -45,6 +45,7 @@ def holders(session: Session, *workload_ids: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_run_preempts_and_says_whom(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_run_preempts_and_says_whom(
     assert list(back.result.preempted_workload_ids) == ["w3"]
 
 
+@pytest.mark.long
 def test_a_run_that_fails_restores_whom_it_preempted_on_their_gpus(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost
 ) -> None:

@@ -97,6 +97,7 @@ def test_workloads_and_leases_outlive_the_worker(
     assert stopped.workloads[0].status.HasField("exit"), "the launcher has kept it"
 
 
+@pytest.mark.long
 def test_workloads_outlive_the_loss_of_the_journal(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_graceful_stop_leaves_the_workloads(
     wait_counting(coordinator.next_session(), "w1")
 
 
+@pytest.mark.long
 def test_a_stop_can_park_the_workloads(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -214,6 +216,7 @@ def test_how_a_workload_ended_while_the_worker_was_away_is_told(
     assert read_output(again, "w1") == "late\n"
 
 
+@pytest.mark.long
 def test_after_a_reboot_everything_is_reported_gone(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -277,6 +280,7 @@ def test_what_is_parked_without_processes_outlives_a_reboot(
         wait_counting(again, workload_id)
 
 
+@pytest.mark.long
 def test_a_repeated_command_is_answered_from_the_journal(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:
@@ -308,6 +312,7 @@ CRASHES_OF_RUN = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("crash_point", CRASHES_OF_RUN)
 def test_a_run_is_done_once_wherever_the_worker_dies(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, crash_point: str
@@ -382,6 +387,7 @@ def check_whole(again: Session, host: SimulatedHost, outcome: CommandUpdate, gpu
 Crash = Callable[..., tuple[Session, CommandUpdate]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("crash_point", "done"),
     [

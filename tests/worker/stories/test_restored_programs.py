@@ -34,6 +34,7 @@ with kernel.serve(app, facts) as served:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "program", "why"),
     [

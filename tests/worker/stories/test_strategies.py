@@ -38,6 +38,7 @@ def host(tmp_path: Path) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", gpus=2, chip="H100", timing=Timing.instant())
 
 
+@pytest.mark.long
 def test_a_stronger_suspend_that_is_refused_says_why_and_leaves_all_as_it_was(
     start_worker: Start, host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def until_ready(session: Session, workload_id: str = "w1") -> Workload:
     return event.workload_event.workload
 
 
+@pytest.mark.long
 def test_a_workload_is_ready_once_it_uses_cuda(session: Session, gate: Path, host: SimulatedHost) -> None:
     started = session.run("c1", "w1", run=late_run(gate)).workloads[0]
     assert started.status.state == RUNNING
@@ -151,6 +152,7 @@ def test_an_adopted_workload_is_ready(session: Session, start_counter: Callable[
     assert adopted.workloads[0].status.HasField("ready_time")
 
 
+@pytest.mark.long
 def test_a_workload_with_a_probe_is_ready_once_that_succeeds(session: Session, tmp_path: Path) -> None:
     there = tmp_path / "there"
     run = counter_run("one")
@@ -170,6 +172,7 @@ def test_a_workload_with_a_probe_is_ready_once_that_succeeds(session: Session, t
     assert session.run("c4", "w1", restore=RestoreOperation()).state == SUCCEEDED
 
 
+@pytest.mark.long
 def test_why_a_probe_fails_is_told(session: Session, tmp_path: Path) -> None:
     run = counter_run("one")
     arguments = ["sh", "-c", "echo weights are being loaded; exit 1"]

@@ -167,6 +167,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.long
 def test_the_registry_agrees_with_its_model() -> None:
     run_machine(WorkloadLife, settings=SETTINGS)
 

@@ -11,6 +11,7 @@ The child has the rights of the workload's user and no others. So no link, pipe 
 makes it touch a file that this user can't touch. A file system that hangs blocks nothing but the child.
 """
 
+import encodings.idna  # noqa: F401 - for getaddrinfo, as the user may be unable to read the interpreter's files
 import errno
 import os
 import resource

@@ -113,6 +113,9 @@ class AsyncReader:
     async def list_gpus(self, *, filter: str = "", order_by: str = "") -> ListGpusResponse:
         """The GPUs of the workers that have reported, and the ids of the other workers.
 
+        A lease is as of its worker's last report, which comes within about 100 ms of a change. So it may still be
+        the old one just after the outcome of a command.
+
         Args:
             filter: As of :meth:`workers`, such as ``gpu_name:H100 AND state = FREE``.
             order_by: As of :meth:`workers`. Empty: by worker and slot.

@@ -14,11 +14,8 @@ from .cases import QUERIES, STEPS, Condition, Kind, grid, one_of_each, regressio
 from .runner import explored
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED = 2026
-CASES = 8
-SEQUENCES = 4
-LONG_CASES = 400
-LONG_SEQUENCES = 100
+CASES = 150
+SEQUENCES = 50
 
 
 def played(*arguments: str, timeout_s: float) -> dict[str, Any]:
@@ -39,15 +36,6 @@ def played(*arguments: str, timeout_s: float) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_every_operation_ends_whole_whatever_goes_wrong() -> None:
-    arguments = ["--one-of-each", "--cases", str(CASES), "--seed", str(SEED), "--processes", "1"]
-    result = played(*arguments, timeout_s=100)
-    assert result["cases"] == CASES
-    assert result["done_once"] > 0
-    assert len(result["outcomes"]) > 3, "the sample has faults that do something"
-
-
-@pytest.mark.long
 def test_cases_that_have_failed_before_end_whole() -> None:
     assert played("--regressions", "--processes", "1", timeout_s=100)["cases"] == len(regressions())
 
@@ -63,14 +51,8 @@ def test_every_operation_ends_whole_with_each_sort_of_fault_of_each_call() -> No
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_operation_ends_whole_in_a_sample_that_changes_each_day() -> None:
-    arguments = ["--cases", str(LONG_CASES), "--seed", str(seed())]
-    assert played(*arguments, timeout_s=800)["cases"] == LONG_CASES
-
-
-@pytest.mark.long
-def test_every_sequence_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert explored(SEQUENCES, SEED)
+    arguments = ["--cases", str(CASES), "--seed", str(seed())]
+    assert played(*arguments, timeout_s=800)["cases"] == CASES
 
 
 @pytest.mark.long
@@ -78,7 +60,7 @@ def test_every_sequence_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_sequence_ends_whole_in_a_sample_that_changes_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     print(f"seed {seed()}")
-    assert explored(LONG_SEQUENCES, seed())
+    assert explored(SEQUENCES, seed())
 
 
 def test_the_grid_has_every_call_of_every_operation_with_every_sort_of_fault() -> None:

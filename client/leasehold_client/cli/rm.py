@@ -17,7 +17,6 @@ from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_o
 from leasehold_client.display.standard_output import echo
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
-from leasehold_client.messages import enum_name
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -113,6 +112,8 @@ def _gone_workers(client: Client) -> list[tuple[str, str]]:
     is unconfirmed until it reconnects or becomes lost.
     """
     from leasehold.v1 import worker_pb2
+
+    from leasehold_client.messages import enum_name
 
     gone = (worker_pb2.WORKER_STATE_LOST, worker_pb2.WORKER_STATE_DISCONNECTED)
     workers = client.workers()

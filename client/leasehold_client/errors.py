@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+from leasehold_client.remedies import REMEDIES
+
 if TYPE_CHECKING:  # `leasehold --help` needs no gRPC
     import grpc
     from leasehold.v1.command_pb2 import Command
@@ -37,6 +39,14 @@ class LeaseholdError(Exception):
         self.reason = reason
         self.metadata = metadata or {}
         self.code = code
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the reason, as in docs/errors.md. The message may be more specific.
+
+        Empty: there is nothing to do, or the reason is unknown to this version.
+        """
+        return REMEDIES.get(self.reason, "")
 
 
 class NoCoordinatorError(LeaseholdError):

@@ -168,18 +168,22 @@ def age_text(moment: Timestamp, now_s: float | None = None) -> str:
     if time_text(moment) in ("-", "?"):
         return time_text(moment)
     seconds = (time.time() if now_s is None else now_s) - moment.seconds
-    return _span_text(seconds) if seconds > -CLOCK_TOLERANCE_S else f"in {_span_text(-seconds)}"
+    return span_text(seconds) if seconds > -CLOCK_TOLERANCE_S else f"in {span_text(-seconds)}"
 
 
-def moment_text(moment: Timestamp) -> str:
+def ago_text(moment: Timestamp, now_s: float | None = None) -> str:
+    """Formats the time since a moment, such as ``5m ago``. Otherwise as :func:`age_text`."""
+    age = age_text(moment, now_s)
+    return age if age in ("-", "?") or age.startswith("in ") else f"{age} ago"
+
+
+def moment_text(moment: Timestamp, now_s: float | None = None) -> str:
     """Formats a time with its distance from now, such as ``2026-11-21T10:45:33Z (5m ago)``."""
-    age = age_text(moment)
-    if age in ("-", "?"):
-        return age
-    return f"{time_text(moment)} ({age if age.startswith('in ') else f'{age} ago'})"
+    ago = ago_text(moment, now_s)
+    return ago if ago in ("-", "?") else f"{time_text(moment)} ({ago})"
 
 
-def _span_text(seconds: float) -> str:
+def span_text(seconds: float) -> str:
     """Formats a duration with its largest unit of which there are two or more."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * length:

@@ -43,13 +43,21 @@ def test_an_interrupt_leaves_no_traceback(moment: str) -> None:
     event, line = MOMENTS[moment]
     # A worker that is killed leaves files in TMPDIR, which its next start would delete.
     with tempfile.TemporaryDirectory() as folder:
+        token = Path(folder, "client.token")  # without it, a verb would end before its interrupt
+        token.write_text("t" * 32)
+        token.chmod(0o600)
         done = subprocess.run(
             [sys.executable, "-c", INTERRUPTED, *event, *line.split()],
             capture_output=True,
             text=True,
             timeout=60,
             cwd=folder,
-            env={**os.environ, "LEASEHOLD_COORDINATOR": "127.0.0.1:1", "TMPDIR": folder},
+            env={
+                **os.environ,
+                "LEASEHOLD_COORDINATOR": "insecure:127.0.0.1:1",
+                "LEASEHOLD_CREDENTIALS": folder,
+                "TMPDIR": folder,
+            },
         )
     assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT), done.stderr
     assert "Traceback" not in done.stderr

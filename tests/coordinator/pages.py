@@ -28,7 +28,9 @@ def page_of(
 async def all_events(store: Store, worker_id: str | None = None) -> list[Event]:
     """The newest 100 events, of one worker or all."""
     page = page_of(list_orders.EVENTS)
-    return list((await store.list_events(page, Filter(), as_is, worker_id=worker_id, workload_id=None)).items)
+    return list(
+        (await store.lists.events(page, Filter(), as_is, worker_id=worker_id, workload_id=None)).items
+    )
 
 
 async def some_workloads(
@@ -41,4 +43,6 @@ async def some_workloads(
 ) -> Page[Workload]:
     """A page of workloads."""
     page = page_of(list_orders.WORKLOADS, size, after)
-    return await store.list_workloads(page, Filter(), as_is, include_ended=include_ended, worker_id=worker_id)
+    return await store.lists.workloads(
+        page, Filter(), as_is, include_ended=include_ended, worker_id=worker_id
+    )

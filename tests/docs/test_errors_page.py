@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1.errors_pb2 import ErrorReason
+from leasehold_client.errors import LeaseholdError
+from leasehold_client.remedies import REMEDIES
 from leasehold_coordinator.api.status_codes import status_code
 from leasehold_coordinator.errors import RETRY_AFTER_S
 from leasehold_worker.local_api import service
@@ -27,6 +29,20 @@ def rows() -> list[tuple[str, list[str], str]]:
 def test_the_page_has_every_reason_in_the_order_of_the_enum() -> None:
     listed = re.findall(r"^\| `([A-Z_]+)` \|", PAGE.read_text(), re.MULTILINE)
     assert listed == REASONS
+
+
+def plain(remedy: str) -> str:
+    """A remedy of the page without links: a page's name becomes its path, and procedures are left out."""
+    remedy = re.sub(r" ?\[Procedure\]\(.*?\)\.", "", remedy)
+    remedy = re.sub(r"\[(\w+\.md)\]\(.*?\)", r"docs/\1", remedy)
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", remedy).removeprefix("\N{EN DASH}")
+
+
+def test_errors_of_the_client_have_the_remedies_of_the_page() -> None:
+    listed = re.findall(r"^\| `([A-Z_]+)` \| .*? \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
+    assert {reason: plain(remedy) for reason, remedy in listed} == REMEDIES
+    assert LeaseholdError("no GPU is free", "NO_FREE_GPU").remedy == REMEDIES["NO_FREE_GPU"]
+    assert [LeaseholdError("a message", reason).remedy for reason in ("", "OF_A_LATER_VERSION")] == ["", ""]
 
 
 @pytest.mark.parametrize("reason", REASONS)

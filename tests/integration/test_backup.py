@@ -1,5 +1,6 @@
 """The disk of a coordinator is lost, and restored from a backup while workers and workloads run on."""
 
+import errno
 import io
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, WORKLOAD_STATE_SUSPENDED
-from leasehold_coordinator.server.backup import _state_files
+from leasehold_coordinator.server.backup import TEMPORARY, _naming, _state_files
 
 from tests.integration.fleets import TIMEOUT_S, Fleet, make_fleet
 from tests.integration.test_enrolment import join, set_directories
@@ -123,6 +124,22 @@ def test_copies_from_before_migrations_are_in_no_backup(tmp_path: Path) -> None:
     for name in ("own.sqlite3", "own.sqlite3-tables-0014", "ca.key"):
         (tmp_path / name).touch()
     assert set(_state_files(tmp_path, tmp_path / "own.sqlite3")) == {"ca.key"}
+
+
+def test_an_error_of_a_temporary_file_names_the_archive(fleet: Fleet, tmp_path: Path) -> None:
+    archive = tmp_path / "none" / "backup.tar.gz"
+    match = rf"{archive}: No such file or directory: check the directory"
+    fleet.refuse("backup", "create", str(archive), code=1, match=match)
+    temporary, key = str(archive.parent / f"{TEMPORARY}x" / "archive"), "/state/ca.key"
+    full = "No space left on device"
+    for names, told in (
+        ((), str(archive)),
+        ((temporary,), str(archive)),
+        ((key, None, temporary), str(archive)),
+        ((key,), key),
+    ):
+        assert _naming(archive, OSError(errno.ENOSPC, full, *names)).filename == told
+    assert str(_naming(archive, OSError("unexpected end of data"))) == "unexpected end of data"
 
 
 @pytest.mark.long

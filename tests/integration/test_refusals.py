@@ -31,7 +31,11 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
         ("run --name 1bad -- true", 1, r"invalid name '1bad'.*\(INVALID_ARGUMENT\)"),
         ("run --name one -- true", 1, r"with the name or id 'one' has not ended.*\(WORKLOAD_EXISTS\)"),
         ("run --env NOVALUE -- true", 2, "invalid variable 'NOVALUE': write NAME=VALUE"),
-        ("run --name x -- /no/such/program", 1, r"could not be started.*\(SPAWN_FAILED\)"),
+        (
+            "run --name x -- /no/such/program",
+            1,
+            r"'/no/such/program' could not be started: No such file or directory; .*\(SPAWN_FAILED\)",
+        ),
         pytest.param(
             "suspend", 2, "name a workload, or choose some by -l, --filter or --all", marks=pytest.mark.long
         ),

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 from leasehold.v1.hook_pb2 import Hook
 
+from leasehold_client.arguments.suggestions import close_to
 from leasehold_client.errors import UsageError
 
 FILE_LIMIT_BYTES: Final = 1_000_000
@@ -63,6 +65,7 @@ def _read_hook(origin: str, number: int, document: object) -> Hook:
         raise UsageError(
             f"{origin}: hook {number} is {json.dumps(document)[:40]}, not an object: write {{…}}"
         )
+    _check_keys(document, Hook.DESCRIPTOR, f"{origin}: hook {number}")
     try:
         _check_bodies(document)
         return json_format.ParseDict(document, Hook())
@@ -71,6 +74,24 @@ def _read_hook(origin: str, number: int, document: object) -> Hook:
         raise UsageError(
             f"{origin}: hook {number} is not a Hook message ({why}): use the field names of the protos"
         ) from error
+
+
+def _check_keys(document: dict[str, object], message: Descriptor, where: str) -> None:
+    """Refuses keys that a message does not have, with the names of the protos.
+
+    Raises:
+        UsageError: A key is unknown.
+    """
+    for key, value in [(str(key), value) for key, value in document.items()]:  # YAML has other keys, too
+        field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
+        if field is None:
+            names = [one.name for one in message.fields]
+            raise UsageError(
+                f"{where} has the unknown key {key[:40]!r}{close_to(key[:40], names)}: the keys are "
+                f"{', '.join(names)}"
+            )
+        if field.message_type is not None and isinstance(value, dict):
+            _check_keys(value, field.message_type, f"{where}: {field.name}")
 
 
 def _check_bodies(document: dict[str, object]) -> None:

@@ -12,10 +12,10 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import raise_all
 from leasehold_client.cli.lookups import known_checkpoints, worker_names
 from leasehold_client.cli.names import complete_workers
-from leasehold_client.cli.selection import Selection, confirm, selection_options, yes_option
+from leasehold_client.cli.selection import Selection, confirm, name_list, selection_options, yes_option
 from leasehold_client.cli.verb import CommandOptions, command_options, dry_run_option, output_option, verb
 from leasehold_client.display.standard_output import echo
-from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 if TYPE_CHECKING:
@@ -72,23 +72,63 @@ def rm_workload(client: Client, selection: Selection, yes: bool, output: str) ->
     _delete(chosen, client.delete_workload, told, output)
 
 
-@rm.command("worker", epilog=examples("leasehold rm worker gpu-07", "leasehold rm worker gpu-07 gpu-08"))
-@click.argument("names", nargs=-1, required=True, metavar="NAME|ID...", shell_complete=complete_workers)
+@rm.command(
+    "worker",
+    epilog=examples(
+        "leasehold rm worker gpu-07", "leasehold rm worker gpu-07 gpu-08", "leasehold rm worker --all --yes"
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[NAME|ID]...", shell_complete=complete_workers)
+@click.option("--all", "is_all", is_flag=True, help="All that are LOST or DISCONNECTED.")
+@yes_option
 @output_option
 @verb
-def rm_worker(client: Client, names: Sequence[str], output: str) -> None:
+def rm_worker(client: Client, names: Sequence[str], is_all: bool, yes: bool, output: str) -> None:
     """Delete the records of workers that are not connected.
 
     The open workloads and commands of such a worker become FAILED. Nothing on its host changes. If the worker
     connects again, it is registered again, with the workloads that it still has.
     """
+    if bool(names) == is_all:
+        raise UsageError("name either workers, or --all")
+    chosen = [(name, name) for name in dict.fromkeys(names)]
+    if is_all:
+        chosen = _gone_workers(client)
+        if chosen:
+            confirm("delete the records of", [label for label, _ in chosen], yes=yes)
 
     def told(label: str, deleted: DeleteWorkerResponse) -> str:
         failed = len(deleted.failed_workload_ids)
         workloads = f"; {failed} workload{'' if failed == 1 else 's'} of it FAILED" if failed else ""
         return f"{deleted.worker.name} ({deleted.worker.worker_id}): deleted{workloads}"
 
-    _delete([(name, name) for name in dict.fromkeys(names)], client.delete_worker, told, output)
+    _delete(chosen, client.delete_worker, told, output)
+
+
+def _gone_workers(client: Client) -> list[tuple[str, str]]:
+    """Name and id of each worker that is lost or disconnected. Says on standard error which others are kept.
+
+    An unconfirmed worker is kept although it may be deleted: after a restart of the coordinator, each worker
+    is unconfirmed until it reconnects or becomes lost.
+    """
+    from leasehold.v1 import worker_pb2
+
+    from leasehold_client.messages import enum_name
+
+    gone = (worker_pb2.WORKER_STATE_LOST, worker_pb2.WORKER_STATE_DISCONNECTED)
+    workers = client.workers()
+    chosen = [(one.name, one.worker_id) for one in workers if one.state in gone]
+    kept = [
+        f"{one.name} ({enum_name(worker_pb2.WorkerState.Name, one.state, 'WORKER_STATE_')})"
+        for one in workers
+        if one.state not in gone
+    ]
+    if kept:
+        names = one_line(name_list(kept))
+        echo_error(f"leasehold: kept, since neither LOST nor DISCONNECTED: {names}")
+    if not chosen:
+        echo_error("leasehold: no worker matches, so nothing was done")
+    return chosen
 
 
 def _delete(

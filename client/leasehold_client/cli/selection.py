@@ -114,9 +114,14 @@ def confirm(question: str, names: Sequence[str], *, yes: bool) -> None:
     """
     if yes:
         return
-    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    listed = name_list(names)
     if not sys.stdin.isatty():
         raise UsageError(f"{question} {listed}: without a terminal, answer with --yes")
     if not click.confirm(safe_cell(f"{question} {listed}?"), err=True):
         echo_error("leasehold: nothing was done")
         sys.exit(EXIT_FAILED)
+
+
+def name_list(names: Sequence[str]) -> str:
+    """The first 20 names, and the number of the others."""
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -68,8 +68,11 @@ def plan_lines(
     lines = [f"policy {policy_text(plan.policy)}"] if plan.HasField("policy") else []
     lines += [f"{number}. {one_line(step)}" for number, step in enumerate(plan.steps, 1)]
     lines += table_lines(members)
-    lines += table_lines(map(_tier_row, plan.tiers))
-    if plan.HasField("host_memory"):
+    tiers = [
+        tier for tier in plan.tiers if tier.tier != plan_pb2.TIER_HOST or not plan.HasField("host_memory")
+    ]
+    lines += table_lines(map(_tier_row, tiers))
+    if plan.HasField("host_memory"):  # with the limit of the control group, so instead of the tier
         lines.append(_host_memory(plan.host_memory))
     lines += table_lines(_destination_row(destination, places) for destination in plan.destinations)
     lines += pair_lines(plan.pairs, [destination.gpu_uuid for destination in plan.destinations], places)

@@ -1,48 +1,38 @@
-"""The screen of ``leasehold top``: what is shown, and what each key does."""
+"""The screen of ``leasehold top``: its lists, lines and keys."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Final, final
 
-from leasehold.v1.access_service_pb2 import Role
-from leasehold.v1.command_pb2 import Command
-from leasehold.v1.worker_pb2 import FleetGpu, Worker
-from leasehold.v1.workload_pb2 import Workload
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, Static
 from textual.worker import Worker as TextualWorker
 
 from leasehold_client.aio.client import AsyncClient
-from leasehold_client.arguments.gpu_names import gpu_place, with_places
 from leasehold_client.display.terminal_text import one_line, safe_cell
-from leasehold_client.errors import UsageError
-from leasehold_client.messages import command_state, operation_name
-from leasehold_client.top import actions
-from leasehold_client.top.actions import Action
 from leasehold_client.top.contact import Contact
 from leasehold_client.top.details import detail_lines, row_title
-from leasehold_client.top.dialogs import ConfirmDialog, ReasonDialog, TextDialog
+from leasehold_client.top.dialogs import TextDialog
 from leasehold_client.top.filter_feed import FilterFeed
 from leasehold_client.top.fleet_feed import FleetFeed
 from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.key_help import HELP, KEYS
+from leasehold_client.top.operations import Operations
 from leasehold_client.top.plain_filter import FILTER_LIMIT, is_expression
 from leasehold_client.top.row_list import RowList
-from leasehold_client.top.row_text import Piece, progress_text, row_pieces
+from leasehold_client.top.row_text import Piece, row_pieces
 from leasehold_client.top.rows import (
     OPEN_HOSTS_LIMIT,
     ORDERS,
     Row,
     SlotRow,
     View,
-    command_about,
     command_rows,
     fleet_rows,
 )
-from leasehold_client.top.selection import cordon_target, departure_of, host_of, open_command, workload_of
+from leasehold_client.top.selection import host_of
 from leasehold_client.top.summary_text import connection_text, counts_text
 
 TICK_S: Final = 0.1
@@ -86,7 +76,7 @@ class TopApp(App[None]):
         self.model = FleetModel()
         self.contact = contact
         self._client = client
-        self._caller = caller
+        self._operations = Operations(self, client, self.model, contact, caller)
         self._feed = FleetFeed(client, self.model, contact, self._visible_workers)
         self._fleet = RowList(self._pieces, "no host matches", id="fleet")
         self._commands = RowList(self._pieces, "no open command", id="commands")
@@ -96,11 +86,7 @@ class TopApp(App[None]):
         self._filter_text = ""
         self._shown: tuple[object, ...] = ()
         self._paused_at_s: float | None = None
-        self._departure: tuple[Workload, FleetGpu | None] | None = None
-        """A move without a target yet: the workload, and the GPU that it leaves. No GPU: it is parked."""
-        self._note = ""
         self._written: dict[str, tuple[str, str]] = {}
-        self._own_command_ids: set[str] = set()
 
     def compose(self) -> ComposeResult:
         """The parts of the screen. No text is markup."""
@@ -142,7 +128,7 @@ class TopApp(App[None]):
         self._fleet.empty = self._empty_text()
         self._fleet.show(fleet_rows(self.model, replace(self._view, matches=matches)))
         self._commands.show(command_rows(self.model))
-        self._tell_outcomes()
+        self._operations.tell_outcomes()
 
     def _empty_text(self) -> str:
         if self._filter_text:
@@ -176,24 +162,12 @@ class TopApp(App[None]):
 
     def _note_text(self) -> str:
         """The pending action of the user, or the last message, the refusal of the filter, or the order."""
-        if self._departure is not None:
-            workload, source = self._departure
-            place = f" from {gpu_place(source)}" if source is not None else ""
-            return f"Move {workload.name}{place}: choose its slot with the arrows, then Enter. Esc leaves it."
-        if self._note:
-            return self._note
+        if text := self._operations.text:
+            return text
         if self._filter is not None and self._filter.refusal:
             return one_line(self._filter.refusal)
         shown = f"filter: {self._filter_text}   " if self._filter_text else ""
         return f"{shown}order: {self._view.order}"
-
-    def _tell_outcomes(self) -> None:
-        """Tells the outcome of a command of this session, once it has ended."""
-        for command_id in self._own_command_ids & self.model.ended_commands.keys():
-            self._own_command_ids.discard(command_id)
-            command = self.model.ended_commands[command_id]
-            text = f"{operation_name(command)} {command_state(command)}: {progress_text(command)}"
-            self._note = with_places(one_line(text), self.model.places())
 
     def _pieces(self, row: Row, width: int) -> Sequence[Piece]:
         now_s = time.time() if self._paused_at_s is None else self._paused_at_s
@@ -219,8 +193,8 @@ class TopApp(App[None]):
 
     def on_row_list_chosen(self, event: RowList.Chosen) -> None:
         """Shows the details of a row, or takes its slot as the target of a move."""
-        if self._departure is not None:
-            self._arrive(self._departure, event.row)
+        if self._operations.is_moving:
+            self._operations.end_move(event.row)
             return
         places = self.model.places()
         key = event.row.key
@@ -235,7 +209,7 @@ class TopApp(App[None]):
     def action_sort(self) -> None:
         """Takes the next order of hosts."""
         names = list(ORDERS)
-        self._note = ""
+        self._operations.message = ""
         self._look(replace(self._view, order=names[(names.index(self._view.order) + 1) % len(names)]))
 
     def _look(self, view: View) -> None:
@@ -254,8 +228,7 @@ class TopApp(App[None]):
 
     def action_leave(self) -> None:
         """Leaves a move, the input of a filter, or the last message."""
-        self._departure = None
-        self._note = ""
+        self._operations.leave()
         self._close_filter()
 
     # The filter
@@ -285,7 +258,8 @@ class TopApp(App[None]):
     def _filter_by(self, text: str) -> None:
         if self._filter_worker is not None:
             self._filter_worker.cancel()
-        self._filter, self._filter_worker, self._filter_text, self._note = None, None, text, ""
+        self._filter, self._filter_worker, self._filter_text = None, None, text
+        self._operations.message = ""
         words: tuple[str, ...] = ()
         if is_expression(text):
             self._filter = FilterFeed(self._client, text)
@@ -298,95 +272,26 @@ class TopApp(App[None]):
 
     def action_suspend(self) -> None:
         """Suspends the workload of the row."""
-        self._attempt(lambda: actions.suspend(self._client, workload_of(self._fleet.selected, "s")))
+        self._operations.suspend(self._fleet.selected)
 
     def action_restore(self) -> None:
         """Restores the parked workload of the row."""
-        self._attempt(lambda: actions.restore(self._client, workload_of(self._fleet.selected, "r")))
+        self._operations.restore(self._fleet.selected)
 
     def action_stop(self) -> None:
         """Stops the workload of the row."""
-        self._attempt(lambda: actions.stop(self._client, workload_of(self._fleet.selected, "x")))
+        self._operations.stop(self._fleet.selected)
 
     def action_cancel_command(self) -> None:
         """Cancels the command of the row, or the open command about its workload."""
-        row = self._commands.selected if self._commands.has_focus else self._fleet.selected
-
-        def make() -> Action:
-            command = open_command(row, self.model)
-            return actions.cancel(self._client, command, command_about(self.model, command))
-
-        self._attempt(make)
+        self._operations.cancel_command(
+            self._commands.selected if self._commands.has_focus else self._fleet.selected
+        )
 
     def action_move(self) -> None:
         """Begins a move. The next Enter chooses the target."""
-        self._departure = None
-        try:
-            departure = departure_of(self._fleet.selected)
-        except UsageError as error:
-            self._tell(error.message)
-            return
-        if self._may("remap", actions.USER):
-            self._departure = departure
-
-    def _arrive(self, departure: tuple[Workload, FleetGpu | None], row: Row) -> None:
-        """Takes the slot of a row as the target of a move."""
-        if not isinstance(row, SlotRow):
-            self._tell("choose a GPU of the host: press Right to open a host")
-            return
-        workload, source = departure
-
-        def make() -> Action:
-            if source is None:
-                return actions.restore(self._client, workload, row.gpu, list(self.model.gpus.values.values()))
-            return actions.move(self._client, workload, source, row.gpu, row.workload)
-
-        self._attempt(make)
+        self._operations.begin_move(self._fleet.selected)
 
     def action_cordon(self) -> None:
         """Cordons or uncordons the host or the GPU of the row."""
-        try:
-            target = cordon_target(self._fleet.selected)
-        except UsageError as error:
-            self._tell(error.message)
-            return
-        if (target if isinstance(target, Worker) else target.lease).HasField("cordon"):
-            self._attempt(lambda: actions.uncordon(self._client, target))
-        elif self._may("cordon", actions.OPERATOR):
-            about = target.name if isinstance(target, Worker) else gpu_place(target)
-            self.push_screen(ReasonDialog(about), partial(self._cordon, target))
-
-    def _cordon(self, target: Worker | FleetGpu, reason: str | None) -> None:
-        if reason is not None:
-            self._confirm(actions.cordon(self._client, target, reason, self._caller))
-
-    def _attempt(self, make: Callable[[], Action]) -> None:
-        """Asks for the confirmation of an operation, or says why there is none."""
-        self._departure = None
-        try:
-            action = make()
-        except UsageError as error:
-            self._tell(error.message)
-        else:
-            self._confirm(action)
-
-    def _confirm(self, action: Action) -> None:
-        """Shows the plan of an operation and asks, if the role permits the operation."""
-        if self._may(action.verb, action.role):
-            self.push_screen(ConfirmDialog(action, self.model), self._begun)
-
-    def _begun(self, command: Command | None) -> None:
-        """Shows a command that was stored."""
-        if command is not None:
-            self._own_command_ids.add(command.command_id)
-            self.model.put_command(command)
-            self._note = ""
-
-    def _may(self, verb: str, role: Role.ValueType) -> bool:
-        """Whether the caller's role permits an operation. If not, says so."""
-        if refusal := self.contact.not_permitted(verb, role):
-            self._tell(refusal)
-        return not refusal
-
-    def _tell(self, message: str) -> None:
-        self._note = one_line(message)
+        self._operations.cordon(self._fleet.selected)

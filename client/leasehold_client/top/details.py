@@ -19,14 +19,15 @@ from leasehold_client.display.tables import field_size, table_lines
 from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import (
     PARKED,
+    age_text,
+    ago_text,
     duration_s,
     enum_name,
+    moment_text,
     operation_name,
     reason_name,
-    time_text,
     workload_state,
 )
-from leasehold_client.top.ages import age_text
 from leasehold_client.top.row_text import tier_text
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
 
@@ -86,7 +87,7 @@ def _host_lines(row: HostRow, now_s: float) -> list[str]:
     state = enum_name(WorkerState.Name, worker.state, "WORKER_STATE_")
     # A watch tells no new time of a worker in contact, so its last one would look old.
     if worker.state != worker_pb2.WORKER_STATE_CONNECTED:
-        state += f", last seen {age_text(worker.last_seen_time, now_s)} ago"
+        state += f", last seen {ago_text(worker.last_seen_time, now_s)}"
     lines = _facts(
         [
             ("state", state),
@@ -125,7 +126,7 @@ def _slot_lines(row: SlotRow, places: Mapping[str, str], now_s: float) -> list[s
         [
             ("model", gpu.gpu.name),
             ("state", enum_name(SlotState.Name, gpu.lease.state, "SLOT_STATE_").lower()),
-            ("since", f"{age_text(gpu.lease.since, now_s)} ago"),
+            ("since", ago_text(gpu.lease.since, now_s)),
             ("attention", gpu_reason(gpu.lease)),
             ("memory", used),
             ("busy", busy),
@@ -160,7 +161,7 @@ def _workload_lines(workload: Workload, places: Mapping[str, str], now_s: float)
             ("owner", workload.owner),
             ("user", workload.user),
             ("program", " ".join(spec.arguments)),
-            ("created", f"{time_text(workload.create_time)}, {age_text(workload.create_time, now_s)} ago"),
+            ("created", moment_text(workload.create_time, now_s)),
             ("checkpoint", status.checkpoint_id),
             ("kernel", _kernel_text(kernel.kind, kernel.health) if status.HasField("kernel") else ""),
             ("hooks", str(len(spec.hooks)) if spec.hooks else ""),
@@ -193,7 +194,7 @@ def _command_lines(command: Command, about: str, worker_name: str, now_s: float)
             ("worker", worker_name),
             ("state", enum_name(CommandState.Name, command.state, "COMMAND_STATE_")),
             ("phase", "" if has_ended(command.state) else command.phase or "waits for its worker"),
-            ("created", f"{time_text(command.create_time)}, {age_text(command.create_time, now_s)} ago"),
+            ("created", moment_text(command.create_time, now_s)),
             ("timeout", f"{duration_s(command.timeout):g} s, with the wait"),
             ("by", command.actor),
             ("for", command.on_behalf_of),

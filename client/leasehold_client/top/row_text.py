@@ -17,14 +17,16 @@ from leasehold_client.display.outcome import seconds_text, timing_line
 from leasehold_client.display.terminal_text import one_line
 from leasehold_client.messages import (
     PARKED,
+    age_text,
+    ago_text,
     command_state,
     duration_s,
     enum_name,
     operation_name,
     reason_name,
+    span_text,
     workload_state,
 )
-from leasehold_client.top.ages import age_text, duration_text
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
 
 WIDE: Final = 120
@@ -132,7 +134,7 @@ def _host_pieces(row: HostRow, now_s: float, width: int) -> list[Piece]:
     if worker.pending_claimers:
         facts.append(f"{worker.pending_claimers} waiting")
     if not is_connected:
-        facts.append(f"seen {age_text(worker.last_seen_time, now_s)} ago")
+        facts.append(f"seen {ago_text(worker.last_seen_time, now_s)}")
     if worker.HasField("cordon"):
         facts.append(cordon_text(worker.cordon))
     if width >= WIDE:
@@ -250,7 +252,7 @@ def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:
     style = _COMMANDS.get(command.state, "bold red" if is_over else "bold cyan")
     begun_s = command.create_time.seconds
     end_s = float(command.end_time.seconds) if command.HasField("end_time") else now_s
-    since = f"{age_text(command.end_time, now_s)} ago" if is_over else duration_text(end_s - begun_s)
+    since = ago_text(command.end_time, now_s) if is_over else span_text(end_s - begun_s)
     pieces = [
         Piece("  ", 2),
         Piece(operation_name(command), 11),

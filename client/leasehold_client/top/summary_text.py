@@ -5,8 +5,7 @@ from collections import Counter
 from leasehold.v1 import lease_pb2, worker_pb2
 
 from leasehold_client.byte_sizes import size_text
-from leasehold_client.messages import PARKED, enum_name
-from leasehold_client.top.ages import duration_text
+from leasehold_client.messages import PARKED, enum_name, span_text
 from leasehold_client.top.contact import Contact
 from leasehold_client.top.fleet_model import FleetModel
 
@@ -20,7 +19,7 @@ def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> 
         is_paused: Whether the list stands still.
     """
     if contact.lost_since is not None:
-        away = duration_text(contact.clock() - contact.lost_since)
+        away = span_text(contact.clock() - contact.lost_since)
         return f"COORDINATOR AWAY for {away}: this is the last known state; trying again", "away"
     if contact.refusal:
         return f"REFUSED: {contact.refusal}", "away"

@@ -96,8 +96,8 @@ class WorkerBindings:
             if owner is not None and owner.name != name:
                 raise FleetError(
                     errors_pb2.ERROR_REASON_DUPLICATE_WORKER_GPU,
-                    f"GPU {uuid} belongs to worker/{owner.name}: if the GPU has moved, `leasehold gpu unbind "
-                    f"{uuid}`",
+                    f"GPU {uuid} belongs to worker/{owner.name}: if the GPU has moved, unbind it with "
+                    f"`leasehold gpu unbind {uuid}`",
                     gpu_uuid=uuid,
                     worker=owner.worker_id,
                 )

@@ -37,7 +37,7 @@ class AuditService(AuditServiceServicer):
         asked = page_request(request, list_orders.AUDIT.parse(request.order_by))
         with suppress(FleetError):  # a full disk does not stop reads
             await self._refusals.flush()
-        page = await self.fleet.store.list_audit(asked, wanted)
+        page = await self.fleet.store.lists.audit(asked, wanted)
         return ListAuditEntriesResponse(entries=page.items, next_page_token=asked.token(page.last))
 
     async def VerifyAudit(self, request: VerifyAuditRequest, context: Context) -> VerifyAuditResponse:

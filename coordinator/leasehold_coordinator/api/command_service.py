@@ -53,7 +53,7 @@ class CommandService(CommandServiceServicer):
             workload_id = (await self.fleet.find_workload(request.workload)).workload_id
         asked = page_request(request, list_orders.COMMANDS.parse(request.order_by), workload_id or "")
         views = current_views()
-        page = await self.fleet.store.list_commands(asked, wanted, views.command, workload_id=workload_id)
+        page = await self.fleet.store.lists.commands(asked, wanted, views.command, workload_id=workload_id)
         return ListCommandsResponse(commands=map(_seen, page.items), next_page_token=asked.token(page.last))
 
     async def WatchCommand(

@@ -46,7 +46,7 @@ class EventService(EventServiceServicer):
         asked = page_request(request, order, worker_id or "", workload_id or "")
         with suppress(FleetError):  # a full disk does not stop reads
             await self._events.flush()
-        page = await self.fleet.store.list_events(
+        page = await self.fleet.store.lists.events(
             asked, wanted, current_views().event, worker_id=worker_id, workload_id=workload_id
         )
         return ListEventsResponse(events=page.items, next_page_token=asked.token(page.last))
@@ -90,7 +90,7 @@ class EventService(EventServiceServicer):
         asked = page_request(request, list_orders.LEASE_SPANS.parse(""), worker_id or "", workload_id or "")
         with suppress(FleetError):  # a full disk does not stop reads
             await self._history.flush()
-        page = await self.fleet.store.list_lease_spans(
+        page = await self.fleet.store.lists.lease_spans(
             asked,
             current_views().lease_span,
             (start_ns, end_ns),

@@ -105,7 +105,7 @@ class WorkloadService(WorkloadServiceServicer):
         wanted = await read_filter(self.fleet, request.filter, list_fields.WORKLOADS)
         worker_id = self.fleet.registry.find(request.worker).hello.worker_id if request.worker else None
         asked = page_request(request, list_orders.WORKLOADS.parse(request.order_by), worker_id or "")
-        page = await self.fleet.store.list_workloads(
+        page = await self.fleet.store.lists.workloads(
             asked,
             wanted,
             current_views().workload,

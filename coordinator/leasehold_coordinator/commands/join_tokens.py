@@ -172,7 +172,8 @@ class JoinTokenChanges:
                 if binding is None:
                     raise FleetError(
                         errors_pb2.ERROR_REASON_UNKNOWN_GPU,
-                        f"the GPU {gpu_uuid[:64]!r} belongs to no enrolled worker: nothing was changed",
+                        f"the GPU {gpu_uuid[:64]!r} belongs to no enrolled worker, and nothing was changed: "
+                        "give the whole UUID, which `leasehold get gpus -o wide` shows",
                         field="gpu_uuid",
                     )
                 owner = self._fleet.registry.owner(gpu_uuid)

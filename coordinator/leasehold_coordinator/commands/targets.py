@@ -131,7 +131,8 @@ async def find_hold_worker(fleet: FleetReader, hold_id: str) -> str:
     is_hold = command is not None and command.operation.suspend.HasField("hold_for")
     unknown = FleetError(
         errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
-        f"there is no hold {hold_id!r}: give the hold_id of the result of a suspend with hold_for",
+        f"there is no hold {hold_id[:64]!r}: give the id of a hold, which `leasehold suspend --hold-for` "
+        "prints and the suspend's result has as hold_id",
         field="hold_id",
     )
     if command is None or not is_hold:

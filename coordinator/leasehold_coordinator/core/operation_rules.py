@@ -172,7 +172,7 @@ def check_preempt(field: str, preempt: Sequence[str], hold_id: str) -> None:
         FleetError: INVALID_ARGUMENT, which names the field.
     """
     if preempt and hold_id:
-        raise invalid(field, "hold_id and preempt exclude each other: give one of them")
+        raise invalid(field, "a hold and workloads to preempt exclude each other: give one of the two")
     if len(preempt) > PREEMPT_LIMIT:
         raise invalid(
             field, f"{len(preempt)} workloads are too many to preempt: the limit is {PREEMPT_LIMIT}"

@@ -46,8 +46,8 @@ def find_binding(
     if len(bound) > BOUND_GPU_LIMIT:
         raise FleetError(
             errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION,
-            f"worker/{hello.name} has had {len(bound)} GPUs, of at most {BOUND_GPU_LIMIT}: if that is true, "
-            "`leasehold gpu unbind` those that have left its host",
+            f"worker/{hello.name} has had {len(bound)} GPUs, of at most {BOUND_GPU_LIMIT}: unbind those that "
+            "have left its host with `leasehold gpu unbind`",
             worker=hello.worker_id,
         )
     return WorkerBinding(hello.name, hello.worker_id, bound, own.epoch if own is not None else 0)

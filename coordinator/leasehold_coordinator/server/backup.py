@@ -30,6 +30,9 @@ STORE: Final = "coordinator.sqlite3"
 STORE_FILES: Final = ("", "-wal", "-shm", "-seal", "-journal")
 """Endings of the files of a store."""
 
+TEMPORARY: Final = ".leasehold-"
+"""Start of the name of the temporary directory beside an archive."""
+
 MIGRATED: Final = "-tables-"
 """In the names of the copies that a store has from before its migrations. No backup has them."""
 
@@ -44,7 +47,7 @@ def create(state_directory: Path, database: str, archive: Path) -> Manifest:
 
     Raises:
         StartError: A file can't be used, or the archive exists, or would be in the state directory.
-        OSError: A file can't be read or written. There is no archive.
+        OSError: A file can't be read or written. There is no archive. The error names no temporary file.
     """
     _require_owner(state_directory)
     if state_directory.resolve() in archive.resolve().parents:
@@ -54,9 +57,24 @@ def create(state_directory: Path, database: str, archive: Path) -> Manifest:
         )
     if archive.exists():
         raise StartError(f"the file {archive} exists: choose another name, or remove the file")
-    store = file_of_database(database)
+    try:
+        return _write(state_directory, file_of_database(database), archive)
+    except OSError as error:
+        raise _naming(archive, error) from error
+
+
+def _naming(archive: Path, error: OSError) -> OSError:
+    """An error of a temporary file, or of an unknown one, as an error of the archive."""
+    beside = str(archive.resolve().parent / TEMPORARY)
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    if error.errno is None or (names and not any(name.startswith(beside) for name in names)):
+        return error
+    return OSError(error.errno, error.strerror, str(archive))
+
+
+def _write(state_directory: Path, store: Path | None, archive: Path) -> Manifest:
     sources = _state_files(state_directory, store)
-    with tempfile.TemporaryDirectory(prefix=".leasehold-", dir=archive.resolve().parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=archive.resolve().parent) as folder:
         last_commit: int | None = None
         migration = ""
         if store is not None:

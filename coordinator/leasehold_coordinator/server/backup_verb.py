@@ -115,6 +115,6 @@ def _refusals() -> Iterator[None]:
         click.echo(f"leasehold backup: {error}", err=True)
         sys.exit(1)
     except OSError as error:
-        what = f"{error.filename or 'a file'}: {error.strerror}"
+        what = f"{error.filename or 'a file'}: {error.strerror or error}"
         click.echo(f"leasehold backup: {what}: check the directory, its space and its permissions", err=True)
         sys.exit(1)

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ from leasehold_coordinator.fleet.caller_bounds import CallerLimits
 from leasehold_coordinator.log_format import LogFormat
 from leasehold_coordinator.server.own_pki import PkiFiles
 from leasehold_coordinator.server.ports import INSECURE_SCHEME
+from leasehold_coordinator.server.settings_keys import require_known
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
@@ -309,7 +310,11 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def _read(path: Path) -> CoordinatorConfig:
     try:
-        return msgspec.toml.decode(_content(path), type=CoordinatorConfig)
+        document = msgspec.toml.decode(_content(path), type=dict[str, Any])
+        require_known(path, document, CoordinatorConfig.__struct_fields__)
+        if isinstance(oidc := document.get("oidc"), dict):
+            require_known(path, oidc, OidcSettings.__struct_fields__, "oidc")
+        return msgspec.convert(document, CoordinatorConfig)
     except OSError as error:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"

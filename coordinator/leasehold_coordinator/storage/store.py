@@ -1,52 +1,35 @@
 """The store: workers, workloads, commands and events that survive a restart, in SQLite."""
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar, final
+from collections.abc import Sequence
+from typing import Any, Final, final
 
 import sqlalchemy as sa
-from google.protobuf.message import DecodeError, Message
 from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.event_pb2 import Event
 from leasehold.v1.lease_pb2 import LeaseSpan
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.worker.v1.session_pb2 import Hello
 
-from leasehold_coordinator import metrics
 from leasehold_coordinator.access.certificates import ClientCertificate, Revocation
 from leasehold_coordinator.access.identities import parse_identity
 from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.lists.filters import Filter
-from leasehold_coordinator.lists.pages import Page, PageRequest
-from leasehold_coordinator.storage import schema, stored_lists
+from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.audit_chain import Link, Part, check_part, read_after
-from leasehold_coordinator.storage.database import READERS, Database
-from leasehold_coordinator.storage.read_errors import damaged, unavailable
+from leasehold_coordinator.storage.database import Database
+from leasehold_coordinator.storage.read_errors import damaged
+from leasehold_coordinator.storage.readers import Readers
+from leasehold_coordinator.storage.record_decoder import RecordDecoder
+from leasehold_coordinator.storage.record_lists import RecordLists
 from leasehold_coordinator.storage.row_digests import is_whole
 from leasehold_coordinator.storage.rows import Change, StoredWorker
 from leasehold_coordinator.storage.statements import read_clocks
 from leasehold_coordinator.storage.store_file import unusable
-from leasehold_coordinator.storage.stored_lists import StoredList, read_page
 from leasehold_coordinator.storage.write_health import WriteHealth
 from leasehold_coordinator.storage.write_queue import WriteQueue
 from leasehold_coordinator.timestamps import from_unix_ns
-
-logger = logging.getLogger(__name__)
-
-Record = TypeVar("Record", bound=Message)
-Found = TypeVar("Found")
-
-READ_LIMIT_S: Final = 10.0
-"""The deadline of a read for a request. Reads at the start have none."""
-
-LIST_READERS: Final = 2
-"""Readers for the pages of lists. Other reads have readers of their own, and never wait for a page."""
 
 KEY_LIMIT: Final = 500
 """Most keys of one query."""
@@ -54,26 +37,26 @@ KEY_LIMIT: Final = 500
 NAMESAKE_LIMIT: Final = 50
 """Most workloads of one name among which one of an owner is looked for."""
 
-TOLD_LIMIT: Final = 1_000
-"""Most damaged rows that the log names, each once."""
-
-
 ANY_AGE_S: Final = -1.0
 """A retention that lets rows of any age be deleted."""
 
 
 @final
 class Store:
-    """The store. Open it with :meth:`open`. :meth:`close` waits for the writer."""
+    """The store. Open it with :meth:`open`. :meth:`close` waits for the writer.
+
+    Attributes:
+        health: Whether writes succeed.
+        lists: Pages of its records.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._opened_s = time.monotonic()
         self._served_before_s, self._highest_time_ns = read_clocks(database)
-        self._told_damage: set[tuple[str, str]] = set()
-        """Table and key of damaged rows already in the log."""
-        self._readers = ThreadPoolExecutor(READERS - LIST_READERS, "store-reader")
-        self._list_readers = ThreadPoolExecutor(LIST_READERS, "store-list-reader")
+        self._readers = Readers(database)
+        self._decoder = RecordDecoder()
+        self.lists = RecordLists(self._readers, self._decoder)
         self.health = WriteHealth()
         self._writes = WriteQueue(database, self.health, lambda: self.served_s)
 
@@ -125,35 +108,8 @@ class Store:
     def close(self) -> None:
         """Waits until everything is written."""
         self._writes.close()
-        self._readers.shutdown()
-        self._list_readers.shutdown()
+        self._readers.close()
         self._database.close()
-
-    async def _read(
-        self,
-        query: Callable[[sa.Connection], Found],
-        deadline_s: float | None = READ_LIMIT_S,
-        readers: ThreadPoolExecutor | None = None,
-    ) -> Found:
-        def run() -> Found:
-            with self._database.read() as connection:
-                return query(connection)
-
-        began_s = time.monotonic()
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await asyncio.get_running_loop().run_in_executor(readers or self._readers, run)
-        except TimeoutError as error:
-            logger.error("the store has not answered a read for %g s", deadline_s)
-            raise unavailable("read in time") from error
-        except sa.exc.SQLAlchemyError as error:
-            logger.error("the store can't be read: %s", error)
-            raise unavailable("read") from error
-        finally:
-            metrics.READ_SECONDS.observe(time.monotonic() - began_s)
-
-    async def _select(self, statement: sa.Select[Any], deadline_s: float | None = READ_LIMIT_S) -> list[Any]:
-        return await self._read(lambda connection: list(connection.execute(statement)), deadline_s)
 
     async def used_bytes(self) -> int | None:
         """Bytes in use in the database. None: not SQLite, so its administrator limits its size."""
@@ -164,7 +120,7 @@ class Store:
             pragmas = ("page_count", "freelist_count", "page_size")
             return [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one() for pragma in pragmas]
 
-        found = await self._read(count)
+        found = await self._readers.read(count)
         return (found[0] - found[1]) * found[2] if found else None
 
     async def ended_counts(self, tables: Sequence[sa.Table]) -> list[int]:
@@ -173,7 +129,7 @@ class Store:
         def count(connection: sa.Connection) -> list[int]:
             return [connection.scalar(_count_ended(table)) or 0 for table in tables]
 
-        return await self._read(count)
+        return await self._readers.read(count)
 
     async def workers(self) -> list[StoredWorker]:
         """Every worker.
@@ -181,8 +137,8 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(sa.select(schema.workers), deadline_s=None)
-        return [StoredWorker(row.epoch, self._decode(Hello, schema.workers, row)) for row in rows]
+        rows = await self._readers.select(sa.select(schema.workers), deadline_s=None)
+        return [StoredWorker(row.epoch, self._decoder.decode(Hello, schema.workers, row)) for row in rows]
 
     async def role_bindings(self) -> list[RoleBinding]:
         """Every role binding.
@@ -190,8 +146,8 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(sa.select(schema.role_bindings), deadline_s=None)
-        return [self._decode(RoleBinding, schema.role_bindings, row) for row in rows]
+        rows = await self._readers.select(sa.select(schema.role_bindings), deadline_s=None)
+        return [self._decoder.decode(RoleBinding, schema.role_bindings, row) for row in rows]
 
     async def certificates(self) -> list[ClientCertificate]:
         """Every client certificate, in the order of expiry.
@@ -200,7 +156,7 @@ class Store:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         table = schema.certificates
-        rows = await self._select(sa.select(table).order_by(table.c.not_after_ns), deadline_s=None)
+        rows = await self._readers.select(sa.select(table).order_by(table.c.not_after_ns), deadline_s=None)
         return [self._certificate(row) for row in rows]
 
     def _certificate(self, row: sa.Row[Any]) -> ClientCertificate:
@@ -234,7 +190,7 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(sa.select(table), deadline_s=None)
+        rows = await self._readers.select(sa.select(table), deadline_s=None)
         for row in rows:
             if not is_whole(table, row._mapping):
                 raise damaged(table, row)
@@ -247,8 +203,8 @@ class Store:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
         table = schema.workloads
-        rows = await self._select(_not_ended(table), deadline_s=None)
-        return [self._decode(Workload, table, row) for row in rows]
+        rows = await self._readers.select(_not_ended(table), deadline_s=None)
+        return [self._decoder.decode(Workload, table, row) for row in rows]
 
     async def open_commands(self) -> list[StoredCommand]:
         """Commands that have not ended, oldest first.
@@ -256,7 +212,7 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, a row is damaged.
         """
-        rows = await self._select(_not_ended(schema.commands), deadline_s=None)
+        rows = await self._readers.select(_not_ended(schema.commands), deadline_s=None)
         return [self._stored_command(row) for row in rows]
 
     async def find_workload(self, id_or_name: str, owner: str = "") -> Workload | None:
@@ -268,7 +224,7 @@ class Store:
             FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         table = schema.workloads
-        rows = await self._select(
+        rows = await self._readers.select(
             sa.select(table)
             .where(sa.or_(table.c.workload_id == id_or_name, table.c.name == id_or_name))
             .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
@@ -276,10 +232,10 @@ class Store:
         )
         if not rows:
             return None
-        newest = self._decode(Workload, table, rows[0])
+        newest = self._decoder.decode(Workload, table, rows[0])
         if newest.workload_id == id_or_name or newest.owner == owner:
             return newest
-        others = (self._decode_if_whole(Workload, table, row) for row in rows[1:])
+        others = (self._decoder.decode_if_whole(Workload, table, row) for row in rows[1:])
         return next((one for one in others if one is not None and one.owner == owner), newest)
 
     async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
@@ -288,8 +244,8 @@ class Store:
         found: list[Workload | None] = []
         for first in range(0, len(workload_ids), KEY_LIMIT):
             keys = workload_ids[first : first + KEY_LIMIT]
-            rows = await self._select(sa.select(table).where(table.c.workload_id.in_(keys)))
-            found += [self._decode_if_whole(Workload, table, row) for row in rows]
+            rows = await self._readers.select(sa.select(table).where(table.c.workload_id.in_(keys)))
+            found += [self._decoder.decode_if_whole(Workload, table, row) for row in rows]
         return [workload for workload in found if workload is not None]
 
     async def find_deletions(self, workload_ids: Sequence[str]) -> list[str]:
@@ -298,7 +254,8 @@ class Store:
         found: list[str] = []
         for first in range(0, len(workload_ids), KEY_LIMIT):
             keys = workload_ids[first : first + KEY_LIMIT]
-            found += [row.workload_id for row in await self._select(sa.select(key).where(key.in_(keys)))]
+            rows = await self._readers.select(sa.select(key).where(key.in_(keys)))
+            found += [row.workload_id for row in rows]
         return found
 
     async def find_command(self, command_id: str) -> Command | None:
@@ -322,12 +279,12 @@ class Store:
         return await self._one_command(schema.commands.c.request_id == request_id)
 
     async def _one_command(self, condition: sa.ColumnElement[bool]) -> StoredCommand | None:
-        rows = await self._select(sa.select(schema.commands).where(condition))
+        rows = await self._readers.select(sa.select(schema.commands).where(condition))
         return self._stored_command(rows[0]) if rows else None
 
     def _stored_command(self, row: sa.Row[Any]) -> StoredCommand:
         return StoredCommand(
-            self._decode(Command, schema.commands, row),
+            self._decoder.decode(Command, schema.commands, row),
             row.instance_id,
             row.accepted,
             row.cancel_requested,
@@ -343,58 +300,7 @@ class Store:
             .order_by(table.c.create_time_ns.desc())
             .limit(KEY_LIMIT)
         )
-        return frozenset(row.workload_id for row in await self._select(newest))
-
-    async def list_workloads(
-        self,
-        page: PageRequest[Workload],
-        wanted: Filter[Workload],
-        view: Callable[[Workload], Workload],
-        *,
-        include_ended: bool,
-        worker_id: str | None,
-    ) -> Page[Workload]:
-        """A page of workloads. The filter sees the view of each."""
-        table = schema.workloads
-        statement = sa.select(table)
-        if not include_ended:
-            statement = statement.where(~table.c.ended)
-        if worker_id is not None:
-            statement = statement.where(table.c.worker_id == worker_id)
-        return await self._page(Workload, stored_lists.WORKLOADS, statement, page, wanted, view)
-
-    async def list_commands(
-        self,
-        page: PageRequest[Command],
-        wanted: Filter[Command],
-        view: Callable[[Command], Command],
-        *,
-        workload_id: str | None,
-    ) -> Page[Command]:
-        """A page of commands. The filter sees the view of each."""
-        table = schema.commands
-        statement = sa.select(table)
-        if workload_id is not None:
-            statement = statement.where(table.c.workload_id == workload_id)
-        return await self._page(Command, stored_lists.COMMANDS, statement, page, wanted, view)
-
-    async def list_events(
-        self,
-        page: PageRequest[Event],
-        wanted: Filter[Event],
-        view: Callable[[Event], Event],
-        *,
-        worker_id: str | None,
-        workload_id: str | None,
-    ) -> Page[Event]:
-        """A page of events. The filter sees the view of each."""
-        table = schema.events
-        statement = sa.select(table)
-        if worker_id is not None:
-            statement = statement.where(table.c.worker_id == worker_id)
-        if workload_id is not None:
-            statement = statement.where(table.c.workload_id == workload_id)
-        return await self._page(Event, stored_lists.EVENTS, statement, page, wanted, view)
+        return frozenset(row.workload_id for row in await self._readers.select(newest))
 
     async def open_lease_spans(self) -> list[LeaseSpan]:
         """Lease spans that have not ended, oldest first.
@@ -404,38 +310,9 @@ class Store:
         """
         table = schema.lease_spans
         open_ones = sa.select(table).where(table.c.end_time_ns == schema.OPEN_END_NS)
-        rows = await self._select(open_ones.order_by(table.c.span_id), deadline_s=None)
-        found = (self._decode_if_whole(LeaseSpan, table, row) for row in rows)
+        rows = await self._readers.select(open_ones.order_by(table.c.span_id), deadline_s=None)
+        found = (self._decoder.decode_if_whole(LeaseSpan, table, row) for row in rows)
         return [span for span in found if span is not None]
-
-    async def list_lease_spans(
-        self,
-        page: PageRequest[LeaseSpan],
-        view: Callable[[LeaseSpan], LeaseSpan],
-        time_ns: tuple[int, int],
-        *,
-        worker_id: str | None,
-        workload_id: str | None,
-        gpu_uuid: str | None,
-    ) -> Page[LeaseSpan]:
-        """A page of the lease spans that overlap a time, from its begin to its end."""
-        columns = schema.lease_spans.c
-        start_ns, end_ns = time_ns
-        statement = sa.select(schema.lease_spans).where(
-            columns.end_time_ns > start_ns, columns.begin_time_ns < end_ns
-        )
-        for column, value in (
-            (columns.worker_id, worker_id),
-            (columns.workload_id, workload_id),
-            (columns.gpu_uuid, gpu_uuid),
-        ):
-            if value is not None:
-                statement = statement.where(column == value)
-        return await self._page(LeaseSpan, stored_lists.LEASE_SPANS, statement, page, Filter(), view)
-
-    async def list_audit(self, page: PageRequest[AuditEntry], wanted: Filter[AuditEntry]) -> Page[AuditEntry]:
-        """A page of the audit."""
-        return await self._page(AuditEntry, stored_lists.AUDIT, sa.select(schema.audit), page, wanted, _whole)
 
     @property
     def last_audit_number(self) -> int | None:
@@ -445,7 +322,7 @@ class Store:
 
     async def audit_after(self, last: Link, limit: int) -> list[AuditEntry] | None:
         """The entries of the audit after one, oldest first. None: the store has another chain."""
-        return await self._read(lambda connection: read_after(connection, last, limit))
+        return await self._readers.read(lambda connection: read_after(connection, last, limit))
 
     async def check_audit(self, after: Link | None) -> Part:
         """Recomputes the hashes of the next part of the audit.
@@ -454,57 +331,7 @@ class Store:
             after: The last entry of the part before. None: the part is the first.
         """
         committed = self._writes.audit.committed
-        return await self._read(
-            lambda connection: check_part(connection, after, committed), readers=self._list_readers
-        )
-
-    async def _page(
-        self,
-        kind: type[Record],
-        listed: StoredList,
-        statement: sa.Select[Any],
-        page: PageRequest[Record],
-        wanted: Filter[Record],
-        view: Callable[[Record], Record],
-    ) -> Page[Record]:
-        def decode(row: sa.Row[Any]) -> Record | None:
-            record = self._decode_if_whole(kind, listed.table, row)
-            return None if record is None else view(record)
-
-        return await self._read(
-            lambda connection: read_page(connection, listed, statement, page, wanted, decode),
-            readers=self._list_readers,
-        )
-
-    def _decode_if_whole(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record | None:
-        """A row's record. None: the row is damaged, which is logged once."""
-        try:
-            return self._decode(kind, table, row)
-        except FleetError:
-            return None
-
-    def _decode(self, kind: type[Record], table: sa.Table, row: sa.Row[Any]) -> Record:
-        """A row's record.
-
-        Raises:
-            FleetError: STORAGE_DAMAGED, the row is damaged.
-        """
-        try:
-            if is_whole(table, row._mapping):
-                return kind.FromString(row.hello if table is schema.workers else row.record)
-        except DecodeError:
-            pass
-        error = damaged(table, row)
-        told = (error.metadata["table"], error.metadata["key"])
-        if told not in self._told_damage and len(self._told_damage) < TOLD_LIMIT:
-            self._told_damage.add(told)
-            logger.error("%s; lists skip the row", error.message)
-        raise error
-
-
-def _whole(entry: Record) -> Record:
-    """The view of an entry that is shown as it is."""
-    return entry
+        return await self._readers.read_page(lambda connection: check_part(connection, after, committed))
 
 
 def _count_ended(table: sa.Table) -> sa.Select[int]:

@@ -27,8 +27,13 @@ RETAIN, OFFLOAD, DISCARD = WEIGHTS.values()
         ("[3]", "hook 0 is 3, not an object: write {…}"),
         (
             '[{}, {"nmae": "x"}]',
-            'hook 1 is not a Hook message (Message type "leasehold.v1.Hook" has no field named "nmae"',
+            "hook 1 has the unknown key 'nmae' (did you mean 'name'?): the keys are name, phase, timeout",
         ),
+        (
+            '[{"drain": {"admitAgai": {}}}]',
+            "hook 0: drain has the unknown key 'admitAgai' (did you mean 'admit_again'?): the keys are",
+        ),
+        ('[{"nope": 1}]', "sglang, kernel, weight_strategies, frees_memory, drain"),
         ('[{"phase": "SOON"}]', "hook 0 is not a Hook message ("),
         ('[{"timeout": "soon"}]', "hook 0 is not a Hook message ("),
         ('[{"signal": {"signal_number": 1099511627776}}]', "hook 0 is not a Hook message ("),

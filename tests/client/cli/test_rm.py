@@ -1,15 +1,18 @@
-"""Deletion of checkpoints."""
+"""Deletion of checkpoints, and of records of workloads and workers."""
 
 import json
 
 import grpc
 import pytest
 from leasehold.v1 import (
+    fleet_service_pb2,
     operation_pb2,
+    worker_pb2,
     workload_service_pb2,
 )
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.v1.operation_pb2 import Operation
+from leasehold.v1.worker_pb2 import Worker
 
 from tests.client.checkpoints import GIB, MADE, done_command, serve, watched
 from tests.client.conftest import CommandLine
@@ -145,3 +148,74 @@ def test_ended_workloads_are_deleted_and_each_refusal_is_printed(
         "leasehold: three lives (WRONG_STATE)",
     ]
     assert len(scripted.asked(workload_service_pb2.DeleteWorkloadRequest)) == 3
+
+
+def serve_workers(scripted: ScriptedCoordinator, *states: str) -> None:
+    """Serves workers in these states, with the names w-CONNECTED and so on."""
+    scripted.answers |= {
+        "ListWorkers": lambda request, context: fleet_service_pb2.ListWorkersResponse(
+            workers=[
+                Worker(
+                    worker_id=f"id-{one}",
+                    name=f"w-{one}",
+                    state=worker_pb2.WorkerState.Value(f"WORKER_STATE_{one}"),
+                )
+                for one in states
+            ]
+        ),
+        "DeleteWorker": lambda request, context: fleet_service_pb2.DeleteWorkerResponse(
+            worker=Worker(worker_id=request.worker, name=request.worker.replace("id-", "w-"))
+        ),
+    }
+
+
+def test_all_workers_that_are_gone_are_deleted_and_the_others_are_named(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve_workers(scripted, "CONNECTED", "STALE", "UNCONFIRMED", "LOST", "DISCONNECTED")
+    kept = (
+        "leasehold: kept, since neither LOST nor DISCONNECTED: w-CONNECTED (CONNECTED), w-STALE (STALE), "
+        "w-UNCONFIRMED (UNCONFIRMED)"
+    )
+    unanswered = leasehold("rm", "worker", "--all")
+    assert unanswered.code == 2
+    assert unanswered.stderr.splitlines()[0] == kept
+    assert "delete the records of w-LOST, w-DISCONNECTED: without a terminal" in unanswered.stderr
+    assert not scripted.asked(fleet_service_pb2.DeleteWorkerRequest)
+    done = leasehold("rm", "worker", "--all", "--yes")
+    assert (done.code, done.stderr.splitlines()) == (0, [kept])
+    assert done.stdout.splitlines() == [
+        "w-LOST (id-LOST): deleted",
+        "w-DISCONNECTED (id-DISCONNECTED): deleted",
+    ]
+    asked = scripted.asked(fleet_service_pb2.DeleteWorkerRequest)
+    assert [request.worker for request in asked] == ["id-LOST", "id-DISCONNECTED"]
+
+
+def test_a_search_that_finds_no_worker_deletes_none(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve_workers(scripted, "CONNECTED")
+    done = leasehold("rm", "worker", "--all", "--yes")
+    assert (done.code, done.stdout) == (0, "")
+    assert done.stderr.splitlines()[1:] == ["leasehold: no worker matches, so nothing was done"]
+    assert not scripted.asked(fleet_service_pb2.DeleteWorkerRequest)
+    assert leasehold("rm", "worker").code == 2
+    assert leasehold("rm", "worker", "w-CONNECTED", "--all").code == 2
+
+
+def test_a_worker_that_is_refused_after_the_search_fails_the_verb(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve_workers(scripted, "LOST", "DISCONNECTED")
+    deleted = scripted.answers["DeleteWorker"]
+
+    def delete(request: fleet_service_pb2.DeleteWorkerRequest, context: grpc.ServicerContext) -> object:
+        if request.worker == "id-LOST":
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "WORKER_CONNECTED", "w-LOST is connected")
+        return deleted(request, context)
+
+    scripted.answers["DeleteWorker"] = delete
+    done = leasehold("rm", "worker", "--all", "--yes")
+    assert (done.code, done.stdout) == (1, "w-DISCONNECTED (id-DISCONNECTED): deleted\n")
+    assert done.stderr == "leasehold: w-LOST is connected (WORKER_CONNECTED)\n"

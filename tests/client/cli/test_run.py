@@ -101,7 +101,7 @@ def test_options_override_a_job_file(
         ("command = ['x']\nprefer = 'best'", "job.toml: prefer: 'best' is not one of"),
         ("command = ['x']\npriority = 3000000000", "job.toml: priority: 3000000000 is not in the range"),
         ("name = 'x'", "Missing argument '-- COMMAND...'"),
-        ("command = ['x']\n[[hooks]]\nnope = 1", "the job file: hook 0 is not a Hook message"),
+        ("command = ['x']\n[[hooks]]\nnope = 1", "the job file: hook 0 has the unknown key 'nope'"),
     ],
 )
 def test_a_wrong_value_of_a_job_file_is_one_line_with_its_key(

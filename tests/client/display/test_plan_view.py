@@ -8,7 +8,7 @@ from google.protobuf import duration_pb2
 from leasehold.v1 import errors_pb2, plan_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.errors_pb2 import Error
 from leasehold.v1.gpu_pb2 import GpuPair
-from leasehold.v1.plan_pb2 import Check, DestinationPlan, Estimate, HostMemoryPlan, MemberPlan, Plan
+from leasehold.v1.plan_pb2 import Check, DestinationPlan, Estimate, HostMemoryPlan, MemberPlan, Plan, TierPlan
 from leasehold.v1.workload_pb2 import Member
 
 from tests.client.conftest import CommandLine
@@ -35,6 +35,10 @@ PLAN = Plan(
     host_memory=HostMemoryPlan(
         needed_bytes=4 * GIB, available_bytes=60 * GIB, cgroup_available_bytes=8 * GIB
     ),
+    tiers=[
+        TierPlan(tier=plan_pb2.TIER_HOST, needed_bytes=4 * GIB, available_bytes=60 * GIB),
+        TierPlan(tier=plan_pb2.TIER_DISK, needed_bytes=GIB, available_bytes=2 * GIB),
+    ],
     checks=[
         Check(name="driver", result=plan_pb2.CHECK_RESULT_PASSED, detail="580.95.05"),
         Check(name="host_memory", result=plan_pb2.CHECK_RESULT_WARNING, detail="little\nis left"),
@@ -58,6 +62,7 @@ def test_a_plan_is_shown_and_nothing_is_begun(leasehold: CommandLine, scripted: 
         "one: remap would move 4.0 GiB; it releases alpha/0 and takes alpha/1, beta/0",
         "  pid 42     RUNNING  alpha/0 3.0 GiB, alpha/1 1.0 GiB",
         "  pid 43000  LOCKED   no device memory known",
+        "  on disk  1.0 GiB needed  2.0 GiB available",
         "  host memory: 4.0 GiB needed, 60.0 GiB available, 8.0 GiB available in its cgroup",
         "  on alpha/1  4.0 GiB needed  79.0 GiB free  H100",
         "  on beta/0   ? needed        ? free         H100",

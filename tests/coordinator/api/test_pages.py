@@ -307,13 +307,13 @@ def test_a_filter_reads_only_what_columns_let_in(tmp_path: Path, monkeypatch: py
         await bench.store.write(*(workload_row(a_workload(number)) for number in range(40)))
         await bench.store.write(*(event_row(an_event(number)) for number in range(10, 50)))
         read: list[str] = []
-        decode = bench.store._decode
+        decode = bench.store._decoder.decode
 
         def note(kind: Any, table: Any, row: Any) -> Any:
             read.append(row[0])
             return decode(kind, table, row)
 
-        monkeypatch.setattr(bench.store, "_decode", note)
+        monkeypatch.setattr(bench.store._decoder, "decode", note)
         services = Services(bench)
 
         async def reads(page: ListPage) -> int:

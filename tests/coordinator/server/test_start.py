@@ -36,6 +36,11 @@ def refused(*arguments: str) -> str:
         (b"\xff\xfe", "is not valid"),
         (b'log_level = "loud"', "unknown log level 'loud': give one of debug, info, warning, error"),
         (b'load_interval_s = "soon"', "is not valid"),
+        (
+            b"load_interval = 1",
+            r"\.toml has the unknown key 'load_interval': did you mean 'load_interval_s'\?",
+        ),
+        (b"zzz = 1", r"the unknown key 'zzz': remove it \(docs/cli.md#settings lists the keys\)"),
         (b"load_interval_s = nan", "out of range"),
         (b'listen = ":7400"', "is not HOST:PORT"),
     ],
@@ -147,7 +152,8 @@ OIDC = 'oidc_listen = "127.0.0.1:0"\n[oidc]\nissuer = "i"\naudience = "a"\n'
         (OIDC + 'jwks_url = "http://h/k"', "has no TLS, so others could serve keys"),
         (OIDC + 'jwks_file = "k"\nroles = { "x" = "root" }', "give one of viewer, user, operator, admin"),
         (OIDC + 'jwks_file = "k"\nroles = { "x" = "user" }', r"needs oidc\.role_claim"),
-        (OIDC + "secret = 1", "is not valid"),
+        (OIDC + "audiences = 1", "unknown key 'audiences' in the table oidc: did you mean 'audience'"),
+        ("oidc = 1", "is not valid"),
     ],
 )
 def test_an_issuer_that_cannot_be_used(tmp_path: Path, text: str, match: str) -> None:

@@ -34,7 +34,7 @@ def row(identity: str = "user/a") -> AuditRow:
 async def listed(store: Store) -> list[AuditEntry]:
     """All entries, oldest first."""
     page = PageRequest(1000, list_orders.AUDIT.parse("number"), None, b"")
-    return list((await store.list_audit(page, Filter(None))).items)
+    return list((await store.lists.audit(page, Filter(None))).items)
 
 
 async def is_whole(store: Store) -> bool:

@@ -33,6 +33,7 @@ from leasehold_coordinator.lists.filters import Filter
 from leasehold_coordinator.lists.pages import Page, page_request
 from leasehold_coordinator.storage import (
     database,
+    record_lists,
     row_digests,
     schema,
     statements,
@@ -40,7 +41,6 @@ from leasehold_coordinator.storage import (
     stored_lists,
     write_queue,
 )
-from leasehold_coordinator.storage import store as store_module
 from leasehold_coordinator.storage.database import READERS
 from leasehold_coordinator.storage.migrate import migrate
 from leasehold_coordinator.storage.rows import (
@@ -144,13 +144,13 @@ def test_a_page_reads_no_more_than_it_holds(tmp_path: Path, monkeypatch: pytest.
             one.spec.arguments.append("x" * 1_000)
         await store.write(*map(workload_row, large))
         read: list[str] = []
-        decode = store._decode
+        decode = store._decoder.decode
 
         def note(kind: Any, table: sa.Table, row: sa.Row[Any]) -> Any:
             read.append(row.workload_id)
             return decode(kind, table, row)
 
-        monkeypatch.setattr(store, "_decode", note)
+        monkeypatch.setattr(store._decoder, "decode", note)
         page = await some_workloads(store, 5)
         pages = [[one.workload_id for one in page.items]]
         while page.last is not None:
@@ -177,9 +177,9 @@ def test_lists_are_read_in_the_order_of_an_index(tmp_path: Path) -> None:
             commands = page_of(list_orders.COMMANDS, after=(5, "c-1") if begin else None)
             events = page_of(list_orders.EVENTS, after=("e-5",) if begin else None)
             for workload_id in (None, "w-1"):
-                await store.list_commands(commands, Filter(), as_is, workload_id=workload_id)
+                await store.lists.commands(commands, Filter(), as_is, workload_id=workload_id)
                 for worker_id in (None, "worker-1"):
-                    await store.list_events(
+                    await store.lists.events(
                         events, Filter(), as_is, worker_id=worker_id, workload_id=workload_id
                     )
             after = (5, "w-1") if begin else None
@@ -719,7 +719,7 @@ def test_other_reads_never_wait_for_the_pages_of_lists(
         may_end.wait(30)
         return Page([], None)
 
-    monkeypatch.setattr(store_module, "read_page", slow_page)
+    monkeypatch.setattr(record_lists, "read_page", slow_page)
 
     async def scenario(store: Store) -> None:
         await store.write(workload_row(workload(1, RUNNING)))
@@ -727,7 +727,7 @@ def test_other_reads_never_wait_for_the_pages_of_lists(
         async with asyncio.TaskGroup() as lists:
             for _ in range(2 * READERS):
                 lists.create_task(
-                    store.list_workloads(asked, Filter(), as_is, include_ended=True, worker_id=None)
+                    store.lists.workloads(asked, Filter(), as_is, include_ended=True, worker_id=None)
                 )
             await asyncio.sleep(0)  # the pages are asked for
             try:

@@ -26,7 +26,11 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     ("text", "match"),
     [
         ("coordinator = 5", "Expected `str`, got `int`"),
-        ('coordinater = "a:1"', "coordinater"),
+        (
+            'coordinater = "a:1"',
+            r"worker\.toml has the unknown key 'coordinater': did you mean 'coordinator'\?",
+        ),
+        ("zzz = 1", r"the unknown key 'zzz': remove it \(docs/cli.md#settings lists the keys\)"),
         ("= nonsense", "invalid"),
         ('coordinator = "nowhere"', "HOST:PORT"),
         ('coordinator = "host:99999"', "HOST:PORT"),

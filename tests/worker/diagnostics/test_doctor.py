@@ -133,7 +133,7 @@ def test_a_permission_for_the_own_user_only_is_no_permission_for_others(
 
 def test_the_table_ends_with_the_count(host: SimulatedHost, configure: Callable[..., Path]) -> None:
     lines = doctor(host, "--config", str(configure('criu = "/nonexistent/criu"'))).stdout.splitlines()
-    assert lines[-1] == f"{len(lines) - 1} checks: 0 failed, 1 warnings"
+    assert lines[-1] == f"{len(lines) - 1} checks: 0 failed, 1 warning"
     assert lines[0].split()[:2] == ["kernel", "ok"]
 
 

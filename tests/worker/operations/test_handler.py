@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import duration_pb2
 from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, plan_pb2, workload_pb2
+from leasehold.v1.eviction_pb2 import WEIGHT_STRATEGY_OFFLOAD, WEIGHT_STRATEGY_RETAIN, EvictionPolicy
+from leasehold.v1.hook_pb2 import HOOK_PHASE_BEFORE_SUSPEND, CommandHook, Hook
 from leasehold.v1.operation_pb2 import (
     Move,
     Operation,
@@ -78,6 +80,26 @@ def leases(session: Session, holders: list[str]) -> None:
 def newest_load(session: Session) -> WorkerLoad:
     loads = [frame.worker_load for frame in session.frames if frame.HasField("worker_load")]
     return loads[-1] if loads else WorkerLoad()
+
+
+def test_a_plan_has_a_step_of_hooks_only_if_any_is_called(session: Session) -> None:
+    asked = SuspendOperation(policy=EvictionPolicy(weight_strategy=WEIGHT_STRATEGY_RETAIN))
+    hook = Hook(name="down", phase=HOOK_PHASE_BEFORE_SUSPEND, command=CommandHook(arguments=["true"]))
+    unconcerned = Hook(name="other", weight_strategies=[WEIGHT_STRATEGY_OFFLOAD])
+    unconcerned.MergeFrom(Hook(phase=hook.phase, command=hook.command))
+    moved = "the driver moves device memory to host memory"
+    for name, hooks, steps in (
+        ("bare", [], [moved]),
+        ("hooked", [hook], ["the workload's hooks are called", moved]),
+        ("unconcerned", [unconcerned], [moved]),
+    ):
+        operation = counter_run(name)
+        operation.spec.hooks.extend(hooks)
+        assert session.run(f"run-{name}", name, run=operation).state == SUCCEEDED
+        wait_counting(session, name)
+        assert plan_of(session, name, suspend=asked).steps == steps
+        assert session.run(f"suspend-{name}", name, suspend=asked).state == SUCCEEDED
+        assert len(plan_of(session, name, restore=RestoreOperation()).steps) == len(steps)
 
 
 def test_the_driver_is_asked_nothing_twice(session: Session, host: SimulatedHost) -> None:

@@ -111,7 +111,7 @@ async def test_a_program_has_the_signals_of_any_program(folder: Path) -> None:
 
 async def test_a_working_directory_that_is_not_there_starts_nothing(folder: Path) -> None:
     async with trio.open_nursery() as nursery:
-        with pytest.raises(LaunchError, match=r"No such file or directory: .*nowhere"):
+        with pytest.raises(LaunchError, match=r"^No such file or directory: '.*nowhere'$"):
             await start(folder, nursery, folder / "nowhere")
     assert launched(folder) is None
 

@@ -7,10 +7,11 @@ import socket
 import stat
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from leasehold_worker.agent.settings_keys import require_known
 from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
 from leasehold_worker.byte_sizes import parse_size
 from leasehold_worker.driver.helper_pool import CALL_FLOOR_S
@@ -334,9 +335,10 @@ def _open_at_once(path: str, flags: int) -> int:
 def _read(path: Path) -> tuple[WorkerConfig, frozenset[str]]:
     """The settings in a file, and its keys."""
     try:
-        data = _content(path)
-        config = msgspec.toml.decode(data, type=WorkerConfig, dec_hook=_decode_path)
-        return config, frozenset(msgspec.toml.decode(data))
+        document = msgspec.toml.decode(_content(path), type=dict[str, Any])
+        require_known(path, document, WorkerConfig.__struct_fields__)
+        config = msgspec.convert(document, WorkerConfig, dec_hook=_decode_path)
+        return config, frozenset(document)
     except OSError as error:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"

@@ -185,4 +185,5 @@ def _lines(checks: list[Check]) -> list[str]:
     lines = [f"{check.name:<{width}}  {WORDS[check.result]:<11}  {check.detail}" for check in checks]
     failed = sum(check.result == REFUSED for check in checks)
     warnings = sum(check.result == WARNING for check in checks)
-    return [*lines, f"{len(checks)} checks: {failed} failed, {warnings} warnings"]
+    told = f"{warnings} warning{'' if warnings == 1 else 's'}"
+    return [*lines, f"{len(checks)} checks: {failed} failed, {told}"]

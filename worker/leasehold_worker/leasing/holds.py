@@ -317,7 +317,7 @@ class Holds:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_HOLD,
                 f"there is no hold {hold_id}: it was taken or given up, or it has expired; suspend again, or "
-                "leave it out",
+                "leave out the hold",
                 {"field": "hold_id"},
             )
         return self._holds[hold_id]

@@ -51,7 +51,9 @@ class Placement:
                 yield operation
             return
         if operation.hold_id:
-            raise invalid("hold_id", "hold_id and preempt exclude each other: give one of them")
+            raise invalid(
+                "hold_id", "a hold and workloads to preempt exclude each other: give one of the two"
+            )
         hold_id = command.command_id
         progress.enter(PREEMPT_PHASE)
         await progress.intend(Intent(PREEMPT_PHASE, ()))

@@ -18,6 +18,7 @@ from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.driver.verification import Verification
 from leasehold_worker.errors import invalid
 from leasehold_worker.gpus.inventory import Inventory
+from leasehold_worker.hooks.context import calls, concerns
 from leasehold_worker.host.processes import is_alive
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
@@ -38,6 +39,7 @@ from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import (
     DISCARD,
     OFFLOAD,
+    Step,
     escalated,
     hook_steps,
     is_weaker,
@@ -144,7 +146,7 @@ class Preflight:
         elif workload.hooked is not None:  # an earlier suspend was not rolled back completely
             policy = escalated(workload.hooked.policy, policy)
         plan.policy = policy
-        plan.steps = [step.down for step in strategy_of(policy).steps]
+        plan.steps = [step.down for step in _steps(plan.target, policy)]
         self._policies.check(plan, allowed=allowed)
         if policy.process_strategy != eviction.STOP and not forced:
             _check_ready(plan)
@@ -230,7 +232,7 @@ class Preflight:
             require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")
         if workload.parked is not None:
             plan.policy = workload.parked.policy
-            plan.steps = [step.up for step in reversed(strategy_of(plan.policy).steps)]
+            plan.steps = [step.up for step in reversed(_steps(plan.target, plan.policy))]
         if plan.refused:
             return plan
         await self._foreign.look(self._workloads)
@@ -376,6 +378,13 @@ class Preflight:
         with plan.findings.check("host_memory", f"{size_text(need.needed_bytes)} needed"):
             plan.require_sizes()
             need.check()
+
+
+def _steps(target: WorkloadPlan, policy: EvictionPolicy) -> list[Step]:
+    """The steps of a policy, without that of hooks if no hook of the workload is called."""
+    hooks = calls(target.workload.spec.hooks)
+    is_hooked = any(concerns(hook, policy.weight_strategy) for hook in hooks)
+    return [step for step in strategy_of(policy).steps if is_hooked or step is not Step.HOOKS]
 
 
 async def _list_processes(plan: Plan) -> None:

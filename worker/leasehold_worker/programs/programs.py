@@ -19,6 +19,7 @@ from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity, boot_id, is_alive, wait_ended
 from leasehold_worker.programs import shim
 from leasehold_worker.programs.child_input import child_input, environment_entries
+from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.interpreter import module_command
 
 START_TIMEOUT_S: Final = 30.0
@@ -135,7 +136,7 @@ async def launch(
             )
         except (OSError, ValueError) as error:
             os.close(read_end)
-            raise LaunchError(str(error)) from error
+            raise LaunchError(error_text(error)) from error
         finally:
             os.close(write_end)
         nursery.start_soon(process.wait)
@@ -194,7 +195,7 @@ async def relaunch(
             )
         except (OSError, ValueError) as error:
             os.close(read_end)
-            raise LaunchError(str(error)) from error
+            raise LaunchError(error_text(error)) from error
         finally:
             os.close(write_end)
     nursery.start_soon(process.wait)
@@ -221,7 +222,7 @@ def _environment_input(environment: Mapping[str, str]) -> Iterator[int]:
     try:
         content = environment_entries(environment)
     except ValueError as error:
-        raise LaunchError(str(error)) from error
+        raise LaunchError(error_text(error)) from error
     with child_input(content) as descriptor:
         yield descriptor
 

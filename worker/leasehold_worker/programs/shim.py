@@ -31,6 +31,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.user_change import drop_capabilities, take_limits, take_on
 
 TYPE_CHECKING = False  # importing typing would take more memory than the whole shim
@@ -135,7 +136,9 @@ def restore() -> None:
     except (RestoreError, OSError) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        reason = str(error) if isinstance(error, RestoreError) else f"criu can't be asked ({error})"
+        reason = (
+            str(error) if isinstance(error, RestoreError) else f"criu can't be asked ({error_text(error)})"
+        )
         end_children()
         if restored:
             keep_end(folder, -signal.SIGKILL, reason)
@@ -244,7 +247,7 @@ def become_criu(criu: str, group: str, connection: int) -> NoReturn:
         enter(group)
         os.execv(criu, [criu, "swrk", str(connection)])  # noqa: S606 - found by the worker
     except OSError as error:
-        os.write(2, f"Error (launcher:0): {criu} can't be started: {error}\n".encode())
+        os.write(2, f"Error (launcher:0): {criu} can't be started: {error_text(error)}\n".encode())
     os._exit(127)
 
 
@@ -388,9 +391,12 @@ def become(
         os.close(ready_write)
         if os.read(go_read, 1) == b"":
             os._exit(0)
-        os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - what the workload's owner asked for
+        try:
+            os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - what the workload's owner asked for
+        except OSError as error:  # without its file: the worker names the program
+            raise OSError(error.errno, error.strerror) from error
     except (OSError, ValueError, MemoryError) as error:
-        os.write(error_write, (str(error) or "no memory within its limits").encode())
+        os.write(error_write, (error_text(error) or "no memory within its limits").encode())
     os._exit(127)
 
 

@@ -9,6 +9,8 @@ import errno
 import os
 import resource
 
+from leasehold_worker.programs.error_text import error_text
+
 OOM_SCORE = "/proc/self/oom_score_adj"
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
@@ -38,7 +40,9 @@ def take_limits(limits: str) -> None:
         try:
             resource.setrlimit(number, (soft, hard))
         except (OSError, ValueError) as error:
-            raise OSError(f"the limit {number} of setrlimit(2) can't be {soft}:{hard}: {error}") from error
+            raise OSError(
+                f"the limit {number} of setrlimit(2) can't be {soft}:{hard}: {error_text(error)}"
+            ) from error
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with open(OOM_SCORE, encoding="ascii") as file:

@@ -21,6 +21,7 @@ from leasehold_worker.host.processes import ProcessIdentity
 from leasehold_worker.leasing.host_reservations import HostReservation
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.programs.environment import user_environment
+from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.programs import LaunchError, Started, forget_start, keep_start, launch
 from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.programs.secret_variables import SealError, SecretVariables
@@ -123,8 +124,8 @@ class ProgramStart:
         except (OSError, LaunchError, SealError) as error:
             raise OperationError(
                 errors_pb2.ERROR_REASON_SPAWN_FAILED,
-                f"{spec.arguments[0]!r} could not be started: {error}; give a program, and a working "
-                "directory if any, that exist on the worker",
+                f"{spec.arguments[0]!r} could not be started: {error_text(error)}; give a program, and a "
+                "working directory if any, that exist on the worker",
             ) from error
         crash_point("program-started")
         warnings += limits.differences

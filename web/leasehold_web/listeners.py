@@ -15,8 +15,8 @@ from leasehold_web.documents import Document
 BATCH_LIMIT: Final = 1_000
 """Most entries of one message of the stream."""
 
-GATHER_S: Final = 0.02
-"""How long changes are gathered before they are sent together."""
+GATHER_S: Final = 0.01
+"""How long changes are gathered before they are sent together: a worker publishes its GPUs one by one."""
 
 BEAT_S: Final = 10.0
 """Time between two messages while nothing changes, by which a browser notices a lost connection."""

@@ -16,6 +16,8 @@ const AXIS = 24;
 const LANE = 18; // one line of commands
 const LANES = 3;
 const TABLE_LIMIT = 1000;
+const FRESH_MS = 20; // from a change to the question for the history, so that changes of one command share it
+const FRESH_GAP_MS = 250; // least time between two such questions
 
 export function show(main) {
   let range = Number(new URLSearchParams(location.search).get("range")) || 5 * MINUTE;
@@ -504,6 +506,7 @@ export function show(main) {
   }
 
   let freshTimer = 0;
+  let freshAt = 0;
   let wasConnected = live.isConnected;
   const endChanges = onChange((changes) => {
     if (changes.has("state") && live.isConnected !== wasConnected) {
@@ -514,9 +517,10 @@ export function show(main) {
       // The coordinator stores a change with the answer to the question for it.
       freshTimer = setTimeout(() => {
         freshTimer = 0;
+        freshAt = Date.now();
         history.want(end - range, Math.max(end, Date.now()));
         refresh();
-      }, 120);
+      }, Math.max(FRESH_MS, freshAt + FRESH_GAP_MS - Date.now()));
     }
   });
   const scheme = matchMedia("(prefers-color-scheme: dark)");

@@ -62,7 +62,7 @@ export function show(main) {
     setTimeout(() => {
       isScheduled = false;
       draw();
-    }, 60);
+    }, 30);
   });
   search.addEventListener("input", draw);
   load();

@@ -100,7 +100,7 @@ class LeaseWatch:
 
 
 def measure_changes(page: Page, fleet: Fleet) -> list[float]:
-    """Milliseconds from the lease change at a watch of the coordinator to the painted page, of each change."""
+    """Milliseconds from each lease change at a watch of the coordinator to the painted page."""
     first = page.locator('.slot[aria-label^="GPU 0 of alpha"]')
     with LeaseWatch(fleet.open_channel()) as watch:
         expect(first).to_have_attribute("data-state", "FREE")

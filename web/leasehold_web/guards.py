@@ -50,8 +50,13 @@ HEADERS: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Adds the headers of every answer."""
+    set_headers(response)
+
+
+def set_headers(response: web.StreamResponse) -> None:
+    """Sets the headers of every answer."""
     for name, value in HEADERS.items():
         response.headers[name] = value
     response.headers.setdefault(hdrs.CACHE_CONTROL, "no-store")

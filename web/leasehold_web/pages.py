@@ -12,16 +12,15 @@ from aiohttp import hdrs, web
 
 from leasehold_web.entries import Doors, Entry, LoginRefusedError
 from leasehold_web.guards import COOKIE, SESSIONS, Handler, session_of
+from leasehold_web.login_places import LoginPlaces
 from leasehold_web.sessions import SESSION_LIFE_S
 from leasehold_web.view_paths import SHELL_PATHS, login_path, view_path
 
 DOORS: Final = web.AppKey("doors", Doors)
 Files: TypeAlias = dict[str, tuple[bytes, str, str]]
+PLACES: Final = web.AppKey("places", LoginPlaces)
 FILES: Final = web.AppKey("files", Files)
 """Content, type and tag of each file, by name."""
-
-LOGIN_LIMIT: Final = 16
-"""Most logins under way."""
 
 REFUSAL_S: Final = 0.5
 """How long a refused login is held back."""
@@ -135,12 +134,9 @@ async def _enter(request: web.Request, token: str, *, by_certificate: bool) -> E
     Raises:
         LoginRefusedError: The credential is missing or not valid, or too many log in at once.
     """
-    places = request.app[_PLACES]
-    if places.locked():
-        raise LoginRefusedError("too many logins are under way: try again in a moment")
-    async with places:
+    address = request.remote or "unknown"
+    async with request.app[PLACES].taken(address):
         began_s = time.monotonic()
-        address = request.remote or "unknown"
         try:
             if by_certificate:
                 der = peer_certificate(request)
@@ -156,14 +152,6 @@ async def _enter(request: web.Request, token: str, *, by_certificate: bool) -> E
         except LoginRefusedError:
             await asyncio.sleep(max(0.0, REFUSAL_S - (time.monotonic() - began_s)))
             raise
-
-
-_PLACES: Final = web.AppKey("places", asyncio.Semaphore)
-
-
-def add_login_places(app: web.Application) -> None:
-    """Adds the bound on logins under way."""
-    app[_PLACES] = asyncio.Semaphore(LOGIN_LIMIT)
 
 
 def peer_certificate(request: web.Request) -> bytes | None:

@@ -253,7 +253,7 @@ def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
 
 @contextlib.contextmanager
 def fleet_of_an_issuer(folder: Path) -> Iterator[tuple[WebFleet, dict[str, str]]]:
-    """A fleet with users of an OpenID Connect issuer, and a token of each role."""
+    """A fleet with users of an OpenID Connect issuer, and a token of each role. A newcomer has none."""
     keys = new_keys()
     jwks = folder / "jwks.json"
     jwks.write_bytes(key_set(keys))
@@ -266,7 +266,7 @@ def fleet_of_an_issuer(folder: Path) -> Iterator[tuple[WebFleet, dict[str, str]]
     algorithm, key = keys["es"]
     tokens = {
         role: sign(key, algorithm, "es", email=f"{role}@example.com", groups=[f"{role}s"])
-        for role in ("viewer", "user", "operator")
+        for role in ("viewer", "user", "operator", "newcomer")
     }
     address = f"127.0.0.1:{free_port()}"
     with make_fleet(folder, "--web", address, "--config", str(settings)) as fleet:
@@ -300,6 +300,26 @@ def test_a_role_sees_its_own_buttons_and_the_server_refuses_the_others(
                 expect(page.locator("h1")).to_contain_text("train")
                 assert (page.locator(".output").count() == 1) is sees
             assert [line for line in complaints.lines if "403" not in line] == []
+
+
+@pytest.mark.long
+def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        newcomer = "user/oidc-newcomer@example.com"
+        fleet.fleet.cli("access", "grant", "viewer", newcomer)
+        with open_page(browser, fleet.url, tokens["newcomer"], Complaints()) as page:
+            expect_state(page, 0, "FREE")
+            fleet.fleet.cli("access", "revoke", "viewer", newcomer)
+            expect(page.locator("#contact")).to_contain_text("The coordinator refuses this login now")
+            assert state(page, 0) == "FREE"  # the last known state stays
+            fleet.fleet.cli("access", "grant", "viewer", newcomer)
+            expect(page.locator("#contact")).to_be_empty()
+            fleet.fleet.cli("ca", "revoke", newcomer)
+            page.wait_for_url("**/login?*")
+            expect(page.locator(".refusal")).to_contain_text("the login has ended")
 
 
 @pytest.mark.long

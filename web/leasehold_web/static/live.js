@@ -13,6 +13,7 @@ export const live = {
   isLoading: true,
   isConnected: false,
   lost: null, // why the server has no contact with the coordinator
+  refused: null, // why the coordinator refuses this login now
   seenAt: 0, // when the last message came
 };
 
@@ -20,6 +21,7 @@ const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
 const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
 const KEPT = 512; // events and ended commands that the page keeps
 const SILENT_MS = 25000;
+const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
 const HIDDEN_MS = 30000; // how long a hidden window keeps its connection
 const listeners = new Set();
 let changed = new Map();
@@ -92,6 +94,13 @@ function reopen() {
   retryMs = Math.min(retryMs * 2, 4000);
 }
 
+// A login without a role may get one again. One that has ended is told so by the answer for the session.
+function refuse() {
+  retryMs = REFUSED_MS;
+  reopen();
+  ask("/api/session").catch(() => {});
+}
+
 function take(message) {
   live.seenAt = Date.now();
   if (!live.isConnected) {
@@ -106,7 +115,9 @@ function take(message) {
   }
   if (message.state) {
     live.isLoading = message.state.is_loading;
-    live.lost = message.state.refused ?? message.state.lost ?? null;
+    live.lost = message.state.lost ?? null;
+    live.refused = message.state.refused ?? null;
+    if (live.refused) refuse();
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }

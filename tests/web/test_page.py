@@ -21,6 +21,7 @@ from .conftest import WebFleet
 AXE: Final = Path(__file__).resolve().parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
 PHONE: Final = {"width": 390, "height": 844}
 
+LONG: Final = "the-workload-with-a-rather-long-name-of-fifty-letters"
 VIEWS: Final = ("/", "/timeline", "/workloads", "/commands")
 
 
@@ -365,11 +366,45 @@ def require_accessible(page: Page, what: str) -> None:
 
 @pytest.mark.long
 def test_a_phone_shows_all_views_without_a_horizontal_scrollbar(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.run_counter(LONG)
     with open_page(browser, fleet.url, fleet.token, viewport=PHONE) as page:
         for path in VIEWS:
             page.goto(fleet.url.rstrip("/") + path)
             expect(page.locator("h1")).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        page.goto(f"{fleet.url}workloads")
+        expect(page.locator("tbody")).to_contain_text(LONG)
+        table = page.locator(".scroll")
+        assert table.evaluate("one => one.scrollWidth - one.clientWidth") <= 0
+        page.goto(f"{fleet.url}timeline")
+        page.click('button:text-is("Table")')
+        expect(page.locator("tbody")).to_contain_text(LONG)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+WORDS = """async () => {
+  const { bytes, rate } = await import("/static/words.js");
+  return [bytes(5 * 2 ** 30), rate(5 * 2 ** 30, 2), rate(3 * 2 ** 20, 2), rate(1, 0)];
+}"""
+
+
+@pytest.mark.long
+def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
+
+
+@pytest.mark.long
+def test_commands_name_ended_workloads(browser: Browser, fleet: WebFleet) -> None:
+    workload = fleet.fleet.client.workload("train").workload_id
+    fleet.fleet.cli("suspend", "train")
+    fleet.fleet.cli("stop", "train")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}commands")
+        links = page.locator(f'.command a[href="/workloads/{workload}"]')
+        expect(links).to_have_text(["train", "train", "train"])
+        page.locator(".command", has_text="suspend").get_by_text("Details").click()
+        expect(page.locator(".card .command a").first).to_have_text("train")
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 // The live view: what the server streams, kept in maps, and who is told of changes.
 import { ask } from "/static/dom.js";
+import { knownName, learnFromCommand, learnName } from "/static/names.js";
 
 export const live = {
   workers: new Map(),
@@ -139,6 +140,9 @@ function put(kind, id, row) {
   const before = map.get(id);
   if (row === null) map.delete(id);
   else map.set(id, kind === "gpu" && before?.sample && !row.sample ? { ...row, sample: before.sample } : row);
+  if (row && kind === "workload") learnName(id, row.name);
+  if (row && kind === "event") learnName(row.workload_id, row.workload_name);
+  if (row && kind === "command") learnFromCommand(row);
   if (kind === "gpu") index(live.gpusOf, before, row, id, (one) => live.gpus.get(one).slot);
   if (kind === "workload") index(live.workloadsOf, before, row, id, null);
   if (kind === "event" && map.size > KEPT) map.delete(map.keys().next().value);
@@ -195,7 +199,7 @@ export function workerName(id) {
 }
 
 export function workloadName(id) {
-  return live.workloads.get(id)?.name ?? id;
+  return live.workloads.get(id)?.name ?? knownName(id) ?? id;
 }
 
 // HOST/SLOT of a GPU, as the command line writes it.

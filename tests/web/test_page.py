@@ -194,6 +194,47 @@ def test_a_move_can_be_followed_on_the_timeline(browser: Browser, fleet: WebFlee
         expect(page.locator(".output")).to_contain_text("count=")
 
 
+@pytest.mark.long
+def test_pointers_move_zoom_and_open_on_the_timeline(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token, has_touch=True) as page:
+        page.goto(f"{fleet.url}timeline?range=3600000")
+        pressed = page.locator('.segments [aria-pressed="true"]')
+        expect(pressed).to_have_text("1 h")
+        canvas = page.locator("canvas[role=application]")
+        place = canvas.bounding_box()
+        assert place is not None
+        middle = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        page.mouse.move(*middle)
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, 100)
+        page.keyboard.up("Control")
+        expect(pressed).to_have_count(0)  # between two of the ranges
+        page.mouse.down()
+        page.mouse.move(middle[0] + 80, middle[1], steps=4)
+        page.mouse.up()
+        expect(page.locator('button:text-is("Follow now")')).to_be_visible()
+
+        page.goto(f"{fleet.url}timeline?range=60000")
+        tip = page.locator(".tip b")
+        # The row of alpha/0 is below axis, commands and the name of its host. Now is 2 % before the end.
+        now = place["x"] + 0.98 * place["width"] - 8, place["y"] + 125
+
+        def shows_the_span() -> bool:  # once the history is there
+            page.mouse.move(now[0], now[1] + 300)
+            page.mouse.move(*now)
+            return tip.is_visible() and tip.text_content() == "train"
+
+        fleet.fleet.wait(shows_the_span)
+        page.mouse.move(now[0], now[1] + 300)
+        expect(tip).to_be_hidden()
+        page.touchscreen.tap(*now)
+        expect(tip).to_have_text("train")
+        page.wait_for_timeout(1_500)  # the text of a span that goes on changes each second
+        assert page.url.endswith("/timeline?range=60000")
+        page.touchscreen.tap(*now)
+        expect(page.locator("h1")).to_contain_text("train")
+
+
 JOINTS = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const span = (workload, gpu, begin, end, lease) => ({

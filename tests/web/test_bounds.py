@@ -161,8 +161,8 @@ def test_slow_logins_of_one_address_keep_no_other_out() -> None:
         writer.close()
         reader, writer = await begin_login(port, "x", address="127.0.0.2")
         assert b" 303 " in await reader.readline()
-        for _, one in (*slow, (reader, writer)):
-            one.close()
+        for one in (*slow, (reader, writer)):
+            one[1].close()
 
     on_server(story)
 
@@ -195,8 +195,8 @@ def test_the_calls_of_a_session_have_a_bound(path: str, monkeypatch: Any) -> Non
         await asyncio.sleep(0.2)
         reader, writer = await send(port, f"GET {path}", f"Cookie: {cookie}")
         assert b" 429 " in await reader.readline()
-        for _, one in (*waiting, (reader, writer)):
-            one.close()
+        for one in (*waiting, (reader, writer)):
+            one[1].close()
 
     on_server(story)
 

@@ -218,7 +218,8 @@ def test_a_view_that_was_reduced_shows_nothing_of_before_to_a_new_window(monkeyp
 def test_a_refused_view_says_why_and_ends_its_streams(monkeypatch: Any) -> None:
     async def story() -> None:
         async def watch(api: Api, token: str) -> Any:
-            raise refused("NOT_PERMITTED")
+            if not token:
+                raise refused("NOT_PERMITTED")
             yield
 
         async def api() -> Any:

@@ -111,7 +111,12 @@ class WebServer:
         server = self._runner.server if self._runner is not None else None
         if server is None or len(server.connections) >= CONNECTION_LIMIT:
             return _Refusal()
-        return _Connection(server, loop=asyncio.get_running_loop(), keepalive_timeout=IDLE_S, access_log=None)
+        return _Connection(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=IDLE_S,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp's runner passes it too: no log
+        )
 
     async def stop(self) -> None:
         """Ends all connections within seconds."""

@@ -75,6 +75,7 @@ def open_page(
     try:
         page = context.new_page()
         page.goto(f"{url}login#token={token}")
+        page.click("#login button")
         page.wait_for_url(url)
         yield page
         if complaints is None:

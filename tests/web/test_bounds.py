@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pytest
 import uvloop
 from aiohttp import web
-from leasehold_web import guards, server, streams
+from leasehold_web import guards, login_places, server, streams
 from leasehold_web.entries import Api, Entry
 from leasehold_web.feed import Feed
 from leasehold_web.server import WebServer
@@ -24,6 +24,9 @@ class Doors:
     hint = ""
 
     async def by_token(self, token: str, address: str) -> Entry:
+        if token == "slow":
+            await asyncio.Event().wait()
+
         async def api() -> Api:
             return await asyncio.Event().wait()  # type: ignore[return-value]
 
@@ -60,12 +63,13 @@ def on_server(story: Callable[[Port, web.Server], Awaitable[None]]) -> None:
 
 
 async def send(
-    port: Port, first: str, *headers: str, body: str = ""
+    port: Port, first: str, *headers: str, body: str = "", address: str = "127.0.0.1"
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Sends a request by a connection that keeps few unread bytes."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.setblocking(False)
+    connection.bind((address, 0))
     await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=connection, limit=4_096)
     lines = [f"{first} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Origin: http://127.0.0.1:{port}", *headers]
@@ -81,11 +85,19 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def begin_login(
+    port: Port, token: str, address: str = "127.0.0.1"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Sends a login."""
+    body = urlencode({"token": token})
+    form = "Content-Type: application/x-www-form-urlencoded"
+    length = f"Content-Length: {len(body)}"
+    return await send(port, "POST /login", form, length, body=body, address=address)
+
+
 async def log_in(port: Port) -> str:
     """Logs in, and returns the cookie."""
-    body = urlencode({"token": "x"})
-    form = "Content-Type: application/x-www-form-urlencoded"
-    reader, writer = await send(port, "POST /login", form, f"Content-Length: {len(body)}", body=body)
+    reader, writer = await begin_login(port, "x")
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     writer.close()
     return next(line for line in head.split("\r\n") if line.startswith("Set-Cookie")).split(" ")[1].strip(";")
@@ -137,3 +149,80 @@ def test_answers_that_nobody_reads_end_their_connection(monkeypatch: Any) -> Non
         writer.transport.abort()
 
     on_server(story)
+
+
+def test_slow_logins_of_one_address_keep_no_other_out() -> None:
+    async def story(port: Port, _: web.Server) -> None:
+        slow = [await begin_login(port, "slow") for _ in range(login_places.LOGINS_PER_ADDRESS)]
+        await asyncio.sleep(0.2)
+        reader, writer = await begin_login(port, "x")
+        assert b" 403 " in await reader.readline()
+        assert b"logins of 127.0.0.1 are under way" in await reader.read()
+        writer.close()
+        reader, writer = await begin_login(port, "x", address="127.0.0.2")
+        assert b" 303 " in await reader.readline()
+        for one in (*slow, (reader, writer)):
+            one[1].close()
+
+    on_server(story)
+
+
+def test_a_slow_login_gives_its_place_to_one_that_waits(monkeypatch: Any) -> None:
+    monkeypatch.setattr(login_places, "LOGIN_LIMIT", 2)
+    monkeypatch.setattr(login_places, "LOGIN_LIMIT_S", 1.0)
+    monkeypatch.setattr(login_places, "WAIT_LIMIT_S", 30.0)
+
+    async def story(port: Port, _: web.Server) -> None:
+        slow = [await begin_login(port, "slow") for _ in range(2)]
+        reader, writer = await begin_login(port, "x", address="127.0.0.2")
+        assert b" 303 " in await reader.readline()
+        writer.close()
+        for one, other in slow:
+            assert b" 403 " in await one.readline()
+            assert b"the login took too long" in await one.read()
+            other.close()
+
+    on_server(story)
+
+
+@pytest.mark.parametrize("path", ["/plain/fleet", "/api/session"])
+def test_the_calls_of_a_session_have_a_bound(path: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(guards, "CALL_LIMIT", 2)
+
+    async def story(port: Port, _: web.Server) -> None:
+        cookie = await log_in(port)
+        waiting = [await send(port, f"GET {path}", f"Cookie: {cookie}") for _ in range(2)]
+        await asyncio.sleep(0.2)
+        reader, writer = await send(port, f"GET {path}", f"Cookie: {cookie}")
+        assert b" 429 " in await reader.readline()
+        for one in (*waiting, (reader, writer)):
+            one[1].close()
+
+    on_server(story)
+
+
+MALFORMED = (
+    "nonsense\r\n\r\n",
+    "GET / HTTP/9.9\r\n\r\n",
+    "GET / HTTP/1.1\r\nbad header\r\n\r\n",
+    "GET /" + 10_000 * "x" + " HTTP/1.1\r\n\r\n",
+    "POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: x\r\n\r\n",
+    "PATCH /login HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\r\n",
+    "GET /nothing HTTP/1.1\r\nHost: {host}\r\n\r\n",
+    "GET / HTTP/1.1\r\nHost: {host}\r\nExpect: more\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_the_answer_to_a_malformed_request_has_the_policy(text: str, caplog: Any) -> None:
+    async def story(port: Port, _: web.Server) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(text.format(host=f"127.0.0.1:{port}").encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert head.split(" ")[1].startswith("4"), head
+        for name, value in guards.HEADERS.items():
+            assert f"{name}: {value}\r\n" in head
+        writer.close()
+
+    on_server(story)
+    assert "Traceback" not in caplog.text  # anybody could fill the log

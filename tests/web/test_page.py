@@ -21,6 +21,7 @@ from .conftest import WebFleet
 AXE: Final = Path(__file__).resolve().parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
 PHONE: Final = {"width": 390, "height": 844}
 
+LONG: Final = "the-workload-with-a-rather-long-name-of-fifty-letters"
 VIEWS: Final = ("/", "/timeline", "/workloads", "/commands")
 
 
@@ -194,6 +195,47 @@ def test_a_move_can_be_followed_on_the_timeline(browser: Browser, fleet: WebFlee
         expect(page.locator(".output")).to_contain_text("count=")
 
 
+@pytest.mark.long
+def test_pointers_move_zoom_and_open_on_the_timeline(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token, has_touch=True) as page:
+        page.goto(f"{fleet.url}timeline?range=3600000")
+        pressed = page.locator('.segments [aria-pressed="true"]')
+        expect(pressed).to_have_text("1 h")
+        canvas = page.locator("canvas[role=application]")
+        place = canvas.bounding_box()
+        assert place is not None
+        middle = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        page.mouse.move(*middle)
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, 100)
+        page.keyboard.up("Control")
+        expect(pressed).to_have_count(0)  # between two of the ranges
+        page.mouse.down()
+        page.mouse.move(middle[0] + 80, middle[1], steps=4)
+        page.mouse.up()
+        expect(page.locator('button:text-is("Follow now")')).to_be_visible()
+
+        page.goto(f"{fleet.url}timeline?range=60000")
+        tip = page.locator(".tip b")
+        # The row of alpha/0 is below axis, commands and the name of its host. Now is 2 % before the end.
+        now = place["x"] + 0.98 * place["width"] - 8, place["y"] + 125
+
+        def shows_the_span() -> bool:  # once the history is there
+            page.mouse.move(now[0], now[1] + 300)
+            page.mouse.move(*now)
+            return tip.is_visible() and tip.text_content() == "train"
+
+        fleet.fleet.wait(shows_the_span)
+        page.mouse.move(now[0], now[1] + 300)
+        expect(tip).to_be_hidden()
+        page.touchscreen.tap(*now)
+        expect(tip).to_have_text("train")
+        page.wait_for_timeout(1_500)  # the text of a span that goes on changes each second
+        assert page.url.endswith("/timeline?range=60000")
+        page.touchscreen.tap(*now)
+        expect(page.locator("h1")).to_contain_text("train")
+
+
 JOINTS = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const span = (workload, gpu, begin, end, lease) => ({
@@ -254,7 +296,7 @@ def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
 
 @contextlib.contextmanager
 def fleet_of_an_issuer(folder: Path) -> Iterator[tuple[WebFleet, dict[str, str]]]:
-    """A fleet with users of an OpenID Connect issuer, and a token of each role."""
+    """A fleet with users of an OpenID Connect issuer, and a token of each role. A newcomer has none."""
     keys = new_keys()
     jwks = folder / "jwks.json"
     jwks.write_bytes(key_set(keys))
@@ -267,7 +309,7 @@ def fleet_of_an_issuer(folder: Path) -> Iterator[tuple[WebFleet, dict[str, str]]
     algorithm, key = keys["es"]
     tokens = {
         role: sign(key, algorithm, "es", email=f"{role}@example.com", groups=[f"{role}s"])
-        for role in ("viewer", "user", "operator")
+        for role in ("viewer", "user", "operator", "newcomer")
     }
     address = f"127.0.0.1:{free_port()}"
     with make_fleet(folder, "--web", address, "--config", str(settings)) as fleet:
@@ -301,6 +343,26 @@ def test_a_role_sees_its_own_buttons_and_the_server_refuses_the_others(
                 expect(page.locator("h1")).to_contain_text("train")
                 assert (page.locator(".output").count() == 1) is sees
             assert [line for line in complaints.lines if "403" not in line] == []
+
+
+@pytest.mark.long
+def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        newcomer = "user/oidc-newcomer@example.com"
+        fleet.fleet.cli("access", "grant", "viewer", newcomer)
+        with open_page(browser, fleet.url, tokens["newcomer"], Complaints()) as page:
+            expect_state(page, 0, "FREE")
+            fleet.fleet.cli("access", "revoke", "viewer", newcomer)
+            expect(page.locator("#contact")).to_contain_text("The coordinator refuses this login now")
+            assert state(page, 0) == "FREE"  # the last known state stays
+            fleet.fleet.cli("access", "grant", "viewer", newcomer)
+            expect(page.locator("#contact")).to_be_empty()
+            fleet.fleet.cli("ca", "revoke", newcomer)
+            page.wait_for_url("**/login?*")
+            expect(page.locator(".refusal")).to_contain_text("the login has ended")
 
 
 @pytest.mark.long
@@ -346,11 +408,45 @@ def require_accessible(page: Page, what: str) -> None:
 
 @pytest.mark.long
 def test_a_phone_shows_all_views_without_a_horizontal_scrollbar(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.run_counter(LONG)
     with open_page(browser, fleet.url, fleet.token, viewport=PHONE) as page:
         for path in VIEWS:
             page.goto(fleet.url.rstrip("/") + path)
             expect(page.locator("h1")).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        page.goto(f"{fleet.url}workloads")
+        expect(page.locator("tbody")).to_contain_text(LONG)
+        table = page.locator(".scroll")
+        assert table.evaluate("one => one.scrollWidth - one.clientWidth") <= 0
+        page.goto(f"{fleet.url}timeline")
+        page.click('button:text-is("Table")')
+        expect(page.locator("tbody")).to_contain_text(LONG)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+WORDS = """async () => {
+  const { bytes, rate } = await import("/static/words.js");
+  return [bytes(5 * 2 ** 30), rate(5 * 2 ** 30, 2), rate(3 * 2 ** 20, 2), rate(1, 0)];
+}"""
+
+
+@pytest.mark.long
+def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
+
+
+@pytest.mark.long
+def test_commands_name_ended_workloads(browser: Browser, fleet: WebFleet) -> None:
+    workload = fleet.fleet.client.workload("train").workload_id
+    fleet.fleet.cli("suspend", "train")
+    fleet.fleet.cli("stop", "train")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto(f"{fleet.url}commands")
+        links = page.locator(f'.command a[href="/workloads/{workload}"]')
+        expect(links).to_have_text(["train", "train", "train"])
+        page.locator(".command", has_text="suspend").get_by_text("Details").click()
+        expect(page.locator(".card .command a").first).to_have_text("train")
 
 
 @pytest.mark.long

@@ -215,6 +215,32 @@ def test_a_view_that_was_reduced_shows_nothing_of_before_to_a_new_window(monkeyp
     asyncio.run(story())
 
 
+def test_a_refused_view_says_why_and_ends_its_streams(monkeypatch: Any) -> None:
+    async def story() -> None:
+        async def watch(api: Api, token: str) -> Any:
+            if not token:
+                raise refused("NOT_PERMITTED")
+            yield
+
+        async def api() -> Any:
+            return None
+
+        async def leave() -> None:
+            pass
+
+        monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
+        view = Feed(Entry("user/ann", api, object(), b"", leave))
+        with view.listening() as listener:
+            listener.put("gpu", "GPU-1", {})
+            found = [json.loads(message) async for message in listener.messages()]  # ends by itself
+        assert found[-1]["state"]["refused"]["reason"] == "NOT_PERMITTED"
+        listener.put("gpu", "GPU-2", {})
+        assert listener._pending == {}
+        await view.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
 def test_a_watch_that_fails_ends_its_streams_and_begins_again(monkeypatch: Any, caplog: Any) -> None:
     """A stream that goes on would show a page that looks live."""
 

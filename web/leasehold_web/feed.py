@@ -162,12 +162,20 @@ class Feed:
                     token = ""
                     self._drop_ended(kinds)  # the caller may see less of them now, and no snapshot has them
                     continue
-                if found["reason"] in ("UNAUTHENTICATED", "NOT_PERMITTED"):
-                    self.refused = found
                 self._lost[name] = found
+                if found["reason"] in ("UNAUTHENTICATED", "NOT_PERMITTED"):
+                    self._refuse(found)
+                    return
                 self._tell()
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+    def _refuse(self, why: Document) -> None:
+        """Ends the streams, after a note that says why."""
+        self.refused = why
+        self._tell()
+        for listener in self._listeners:
+            listener.close()
 
     def _apply(self, kind: str, entry_id: str, row: Document | None) -> None:
         rows = self._rows[kind]

@@ -15,6 +15,7 @@ from aiohttp.typedefs import Middleware
 
 from leasehold_web.refusals import problem
 from leasehold_web.sessions import Session, Sessions
+from leasehold_web.view_paths import TABLE_PREFIX, login_path
 
 COOKIE: Final = web.AppKey("cookie", str)
 SESSIONS: Final = web.AppKey("sessions", Sessions)
@@ -49,8 +50,13 @@ HEADERS: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Adds the headers of every answer."""
+    set_headers(response)
+
+
+def set_headers(response: web.StreamResponse) -> None:
+    """Sets the headers of every answer."""
     for name, value in HEADERS.items():
         response.headers[name] = value
     response.headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
@@ -87,13 +93,16 @@ def guard(hosts: Collection[str]) -> Middleware:
 
 @web.middleware
 async def require_session(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Requires a session for the API, and a header of our scripts for its changes."""
-    if not request.path.startswith("/api/"):
+    """Requires a session for the API and the tables, and a header of our scripts for changes of the API."""
+    is_api = request.path.startswith("/api/")
+    if not is_api and not request.path.startswith(TABLE_PREFIX):
         return await _in_time(request, handler)
     session = await session_of(request)
+    if session is None and not is_api:
+        raise web.HTTPSeeOther(login_path(request))
     if session is None:
         raise problem(401, "nobody is logged in, or the login has ended: log in", "NO_SESSION")
-    if request.method not in SAFE and request.headers.get(SCRIPT_HEADER) != "1":
+    if is_api and request.method not in SAFE and request.headers.get(SCRIPT_HEADER) != "1":
         raise problem(403, f"a change needs the header {SCRIPT_HEADER}: 1")
     request[SESSION] = session
     if request.match_info.handler in _STREAMS:

@@ -15,8 +15,8 @@ from leasehold_web.documents import Document
 BATCH_LIMIT: Final = 1_000
 """Most entries of one message of the stream."""
 
-GATHER_S: Final = 0.02
-"""How long changes are gathered before they are sent together."""
+GATHER_S: Final = 0.01
+"""How long changes are gathered before they are sent together: a worker publishes its GPUs one by one."""
 
 BEAT_S: Final = 10.0
 """Time between two messages while nothing changes, by which a browser notices a lost connection."""
@@ -36,7 +36,9 @@ class Listener:
         self._is_closed = False
 
     def put(self, kind: str, entry_id: str, row: Document | None) -> None:
-        """Adds the new state of an entry. None: it was deleted."""
+        """Adds the new state of an entry, unless the listener is closed. None: it was deleted."""
+        if self._is_closed:
+            return
         self._pending.pop((kind, entry_id), None)
         self._pending[kind, entry_id] = row
         self._wake.set()
@@ -47,13 +49,14 @@ class Listener:
         self._wake.set()
 
     def close(self) -> None:
-        """Ends :meth:`messages`."""
+        """Ends :meth:`messages` after the notes. The changes that wait are dropped."""
         self._is_closed = True
+        self._pending.clear()
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
         """Yields the messages of the stream as JSON: notes, then entries as [kind, id, row]."""
-        while not self._is_closed:
+        while True:
             try:
                 async with asyncio.timeout(BEAT_S):
                     await self._wake.wait()
@@ -73,3 +76,5 @@ class Listener:
             notes, self._notes = self._notes, {}
             if notes:
                 yield msgspec.json.encode(notes)
+            if self._is_closed and not self._notes:
+                return

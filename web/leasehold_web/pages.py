@@ -12,32 +12,21 @@ from aiohttp import hdrs, web
 
 from leasehold_web.entries import Doors, Entry, LoginRefusedError
 from leasehold_web.guards import COOKIE, SESSIONS, Handler, session_of
+from leasehold_web.login_places import LoginPlaces
 from leasehold_web.sessions import SESSION_LIFE_S
+from leasehold_web.view_paths import SHELL_PATHS, login_path, view_path
 
 DOORS: Final = web.AppKey("doors", Doors)
 Files: TypeAlias = dict[str, tuple[bytes, str, str]]
+PLACES: Final = web.AppKey("places", LoginPlaces)
 FILES: Final = web.AppKey("files", Files)
 """Content, type and tag of each file, by name."""
-
-LOGIN_LIMIT: Final = 16
-"""Most logins under way."""
 
 REFUSAL_S: Final = 0.5
 """How long a refused login is held back."""
 
 TOKEN_LIMIT: Final = 8_192
 FIELD_LIMIT: Final = 8
-
-SHELL_PATHS: Final = (
-    "/",
-    "/timeline",
-    "/workloads",
-    "/workloads/{id}",
-    "/commands",
-    "/commands/{id}",
-    "/workers/{id}",
-)
-"""Paths of the views, which our scripts draw."""
 
 _TYPES: Final = {
     ".css": "text/css",
@@ -73,7 +62,7 @@ async def get_file(request: web.Request) -> web.Response:
 async def get_shell(request: web.Request) -> web.Response:
     """The page, in which our scripts draw the view of its path."""
     if await session_of(request) is None:
-        raise web.HTTPSeeOther("/login")
+        raise web.HTTPSeeOther(login_path(request))
     return web.Response(body=request.app[FILES]["page.html"][0], content_type="text/html", charset="utf-8")
 
 
@@ -96,7 +85,8 @@ async def get_favicon(request: web.Request) -> web.Response:
 
 async def get_login(request: web.Request) -> web.Response:
     """The login form."""
-    return _login_page(request, "")
+    refusal = "the login has ended, or its credential is not valid any more: log in again"
+    return _login_page(request, request.query.get("next", ""), refusal if "ended" in request.query else "")
 
 
 async def post_login(request: web.Request) -> web.Response:
@@ -105,14 +95,15 @@ async def post_login(request: web.Request) -> web.Response:
         # Not request.post(), which takes any charset and parts of files.
         fields = dict(parse_qsl((await request.read()).decode(), max_num_fields=FIELD_LIMIT))
     except ValueError:  # too many, or no UTF-8
-        return _login_page(request, "the login is not that of this page: load the page again", 400)
+        return _login_page(request, "", "the login is not that of this page: load the page again", 400)
+    view = fields.get("next", "")
     by_certificate = fields.get("method") == "certificate"
     try:
         entry = await _enter(request, fields.get("token", "").strip(), by_certificate=by_certificate)
     except LoginRefusedError as error:
-        return _login_page(request, str(error), status=403)
+        return _login_page(request, view, str(error), status=403)
     session_id = await request.app[SESSIONS].open(entry)
-    response = web.HTTPSeeOther("/")
+    response = web.HTTPSeeOther(view_path(view))
     response.set_cookie(
         request.app[COOKIE],
         session_id,
@@ -143,12 +134,9 @@ async def _enter(request: web.Request, token: str, *, by_certificate: bool) -> E
     Raises:
         LoginRefusedError: The credential is missing or not valid, or too many log in at once.
     """
-    places = request.app[_PLACES]
-    if places.locked():
-        raise LoginRefusedError("too many logins are under way: try again in a moment")
-    async with places:
+    address = request.remote or "unknown"
+    async with request.app[PLACES].taken(address):
         began_s = time.monotonic()
-        address = request.remote or "unknown"
         try:
             if by_certificate:
                 der = peer_certificate(request)
@@ -166,14 +154,6 @@ async def _enter(request: web.Request, token: str, *, by_certificate: bool) -> E
             raise
 
 
-_PLACES: Final = web.AppKey("places", asyncio.Semaphore)
-
-
-def add_login_places(app: web.Application) -> None:
-    """Adds the bound on logins under way."""
-    app[_PLACES] = asyncio.Semaphore(LOGIN_LIMIT)
-
-
 def peer_certificate(request: web.Request) -> bytes | None:
     """The client certificate of a connection, as DER. None: it presents none."""
     ssl_object = request.get_extra_info("ssl_object")
@@ -181,7 +161,15 @@ def peer_certificate(request: web.Request) -> bytes | None:
     return found if isinstance(found, bytes) else None
 
 
-def _login_page(request: web.Request, refusal: str, status: int = 200) -> web.Response:
+def _login_page(request: web.Request, view: str, refusal: str, status: int = 200) -> web.Response:
+    """The login form.
+
+    Args:
+        request: The request.
+        view: Where the login leads, as the browser says.
+        refusal: Why there is no login. Empty: nobody has tried.
+        status: The HTTP status.
+    """
     text = request.app[FILES]["login.html"][0].decode()
     text = text.replace("{{hint}}", html.escape(request.app[DOORS].hint))
     text = text.replace(
@@ -189,11 +177,13 @@ def _login_page(request: web.Request, refusal: str, status: int = 200) -> web.Re
     )
     has_certificate = peer_certificate(request) is not None
     text = text.replace("{{certificate}}", _CERTIFICATE_FORM if has_certificate else "")
+    text = text.replace("{{next}}", html.escape(view_path(view)))
     return web.Response(text=text, content_type="text/html", status=status)
 
 
 _CERTIFICATE_FORM: Final = (
     '<form method="post" action="/login"><input type="hidden" name="method" value="certificate">'
+    '<input type="hidden" name="next" value="{{next}}">'
     '<button class="wide">Log in with the certificate of this browser</button></form>'
 )
 

@@ -14,7 +14,8 @@ from aiohttp import web
 from leasehold_web import api, pages, streams, tables
 from leasehold_web.entries import Doors
 from leasehold_web.feed import Feeds
-from leasehold_web.guards import COOKIE, SESSIONS, add_headers, guard, require_session
+from leasehold_web.guards import COOKIE, SESSIONS, add_headers, guard, require_session, set_headers
+from leasehold_web.login_places import LoginPlaces
 from leasehold_web.sessions import Sessions
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class WebServer:
         app[pages.FILES] = await asyncio.to_thread(pages.read_files)
         app[streams.FEEDS] = self._feeds
         app[streams.OPEN] = Counter()
-        pages.add_login_places(app)
+        app[pages.PLACES] = LoginPlaces()
         for module in (pages, api, streams, tables):
             app.add_routes(module.routes())
         app.on_response_prepare.append(add_headers)
@@ -86,7 +87,6 @@ class WebServer:
             app,
             access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=IDLE_S,
             shutdown_timeout=STOP_S,
         )
         await self._runner.setup()
@@ -111,7 +111,12 @@ class WebServer:
         server = self._runner.server if self._runner is not None else None
         if server is None or len(server.connections) >= CONNECTION_LIMIT:
             return _Refusal()
-        return server()
+        return _Connection(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=IDLE_S,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp's runner passes it too: no log
+        )
 
     async def stop(self) -> None:
         """Ends all connections within seconds."""
@@ -123,6 +128,32 @@ class WebServer:
         await self._feeds.stop()
         if self._runner is not None:
             await self._runner.cleanup()
+
+
+@final
+class _Connection(web.RequestHandler):
+    """A connection, whose malformed requests get answers with the headers of all others."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to a request that can't be parsed, or whose handler has failed. It ends the connection.
+
+        A malformed request is not logged: anybody can send one.
+        """
+        if status < 500 and request.writer.output_size == 0:
+            response: web.StreamResponse = web.Response(status=status, text=message)
+            response.force_close()
+        else:
+            response = super().handle_error(request, status, exc, message)
+        set_headers(response)
+        return response
 
 
 @final

@@ -17,8 +17,9 @@ from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
 from leasehold_web.documents import enum_name
 from leasehold_web.entries import Api, LoginRefusedError
-from leasehold_web.guards import session_of
+from leasehold_web.guards import SESSION
 from leasehold_web.refusals import refusal, status_of
+from leasehold_web.view_paths import TABLE_PREFIX
 
 CALL_TIMEOUT_S: Final = 10.0
 PAGE_SIZE: Final = 200
@@ -29,9 +30,7 @@ Row = Sequence[str]
 
 async def get_table(request: web.Request) -> web.Response:
     """A page of one table."""
-    session = await session_of(request)
-    if session is None:
-        raise web.HTTPSeeOther("/login")
+    session = request[SESSION]
     kind, token = request.match_info["kind"], request.query.get("page_token", "")
     if kind not in _TABLES:
         raise web.HTTPNotFound(text="no table has this name")
@@ -187,4 +186,4 @@ def _time(moment: Timestamp) -> str:
 
 def routes() -> list[web.RouteDef]:
     """The routes of this module."""
-    return [web.get("/plain/{kind}", get_table)]
+    return [web.get(TABLE_PREFIX + "{kind}", get_table)]

@@ -70,7 +70,7 @@ class DemoFleet:
 
     @property
     def web_url(self) -> str:
-        """URL of the web page, which logs in with the token of the folder.
+        """URL of the web page, with the token of the folder for its login form.
 
         Browsers send the part after # to nobody.
         """

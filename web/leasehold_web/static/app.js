@@ -67,7 +67,9 @@ function showContact() {
   replace(who);
   append(who, [h("b", {}, user ? `${identity} for ${user}` : identity), ` · ${role ? lower(role) : "no role"}`]);
   let text = "";
-  if (!live.isConnected && live.seenAt) {
+  if (live.refused) {
+    text = `The coordinator refuses this login now: ${live.refused.message}. The page shows the state of ${clock(live.seenAt)}, and tries again by itself.`;
+  } else if (!live.isConnected && live.seenAt) {
     text = `No contact since ${clock(live.seenAt)}. The page shows the state of that time, and connects again by itself.`;
   } else if (live.lost) {
     text = `The coordinator does not answer: ${live.lost.message}`;

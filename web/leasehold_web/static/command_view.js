@@ -2,7 +2,7 @@
 import { h } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
 import { workerName, workloadName } from "/static/live.js";
-import { ago, bytes, CONCLUDED, lower, operationOf, seconds, workloadsOf } from "/static/words.js";
+import { ago, bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from "/static/words.js";
 
 export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const workloads = workloadsOf(command);
@@ -39,9 +39,5 @@ export function phases(result) {
     part.style.flexBasis = "0";
     return part;
   }));
-  return h("div", {}, bar, h("ul", { class: "phase-list" }, list.map((one) => h("li", {}, h("i", { class: kind(one) }), h("b", {}, one.phase + (one.rollback ? " (rollback)" : "")), ` ${seconds(one.duration ?? 0)}`, one.moved_bytes ? ` · ${bytes(one.moved_bytes)} · ${rate(one)}` : "", one.failed ? " · failed" : ""))));
-}
-
-function rate(one) {
-  return one.duration ? `${(one.moved_bytes / one.duration / 1e9).toFixed(1)} GB/s` : "";
+  return h("div", {}, bar, h("ul", { class: "phase-list" }, list.map((one) => h("li", {}, h("i", { class: kind(one) }), h("b", {}, one.phase + (one.rollback ? " (rollback)" : "")), ` ${seconds(one.duration ?? 0)}`, one.moved_bytes ? ` · ${bytes(one.moved_bytes)} · ${rate(one.moved_bytes, one.duration)}` : "", one.failed ? " · failed" : ""))));
 }

@@ -3,6 +3,7 @@ import { append, ask, h, replace } from "/static/dom.js";
 import { commandActions } from "/static/actions.js";
 import { commandView } from "/static/command_view.js";
 import { live, onChange, workloadName } from "/static/live.js";
+import { learnFromHistory } from "/static/names.js";
 import { CONCLUDED, operationOf, workloadsOf } from "/static/words.js";
 
 export function show(main, id) {
@@ -20,6 +21,7 @@ function showAll(main) {
     h("div", { class: "page stack" }, problem, h("section", { class: "card", "aria-label": "Under way" }, h("h2", {}, "Under way"), going), h("section", { class: "card", "aria-label": "Past" }, h("h2", {}, "Past"), past), h("p", { class: "actions" }, more))]);
   const listed = new Map();
   let token = "";
+  let isOver = false;
 
   async function load() {
     more.disabled = true;
@@ -29,6 +31,7 @@ function showAll(main) {
       token = page.next_page_token;
       more.hidden = !token;
       problem.hidden = true;
+      learnFromHistory(page.commands).then(() => !isOver && draw());
     } catch (error) {
       problem.textContent = error.message;
       problem.hidden = false;
@@ -54,7 +57,10 @@ function showAll(main) {
   const end = onChange((changes) => (changes.has("command") || changes.has("workload")) && draw());
   search.addEventListener("input", draw);
   load();
-  return end;
+  return () => {
+    isOver = true;
+    end();
+  };
 }
 
 function showOne(main, id) {
@@ -68,6 +74,7 @@ function showOne(main, id) {
   ask(`/api/commands/${encodeURIComponent(id)}`).then((found) => {
     listed = found;
     draw();
+    learnFromHistory([found]).then(draw);
   }).catch((error) => replace(card, h("p", { class: "box bad", role: "alert" }, error.message)));
   return onChange((changes) => changes.get("command")?.has(id) && draw());
 }

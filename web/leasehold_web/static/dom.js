@@ -55,7 +55,7 @@ export async function ask(path, { body, signal } = {}) {
   }
   const found = await answer.json().catch(() => ({}));
   if (answer.ok) return found;
-  if (answer.status === 401) location.assign("/login");
+  if (answer.status === 401) location.assign(`/login?ended&next=${encodeURIComponent(location.pathname + location.search)}`);
   throw new Refusal(answer.status, found);
 }
 

@@ -1,5 +1,6 @@
 // The stored history for a time: spans, commands and events, asked for when the time is looked at.
 import { ask } from "/static/dom.js";
+import { learnName } from "/static/names.js";
 
 const SPAN_LIMIT = 20000;
 const OVERLAP_MS = 3000; // what was asked for last is asked for again, since a span may have ended since
@@ -51,7 +52,10 @@ export class History {
     const time = `start=${Math.max(0, Math.floor(from))}&end=${Math.ceil(to)}`;
     const [leases, marks] = await Promise.all([ask(`/api/history?${time}${this.query}`), this.query ? { commands: [], events: [] } : ask(`/api/marks?${time}`)]);
     if (!this.known && this.spans.size > SPAN_LIMIT) this.spans.clear();
-    for (const one of leases.spans) this.spans.set(one.span_id, one);
+    for (const one of leases.spans) {
+      this.spans.set(one.span_id, one);
+      learnName(one.workload_id, one.workload_name);
+    }
     for (const one of marks.commands) this.commands.set(one.command_id, one);
     for (const one of marks.events) this.events.set(one.event_id, one);
     this.isTruncated = leases.is_truncated || Boolean(marks.is_truncated);

@@ -1,5 +1,6 @@
 // The live view: what the server streams, kept in maps, and who is told of changes.
 import { ask } from "/static/dom.js";
+import { knownName, learnFromCommand, learnName } from "/static/names.js";
 
 export const live = {
   workers: new Map(),
@@ -13,6 +14,7 @@ export const live = {
   isLoading: true,
   isConnected: false,
   lost: null, // why the server has no contact with the coordinator
+  refused: null, // why the coordinator refuses this login now
   seenAt: 0, // when the last message came
 };
 
@@ -20,6 +22,7 @@ const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
 const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
 const KEPT = 512; // events and ended commands that the page keeps
 const SILENT_MS = 25000;
+const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
 const HIDDEN_MS = 30000; // how long a hidden window keeps its connection
 const listeners = new Set();
 let changed = new Map();
@@ -92,6 +95,13 @@ function reopen() {
   retryMs = Math.min(retryMs * 2, 4000);
 }
 
+// A login without a role may get one again. One that has ended is told so by the answer for the session.
+function refuse() {
+  retryMs = REFUSED_MS;
+  reopen();
+  ask("/api/session").catch(() => {});
+}
+
 function take(message) {
   live.seenAt = Date.now();
   if (!live.isConnected) {
@@ -106,7 +116,9 @@ function take(message) {
   }
   if (message.state) {
     live.isLoading = message.state.is_loading;
-    live.lost = message.state.refused ?? message.state.lost ?? null;
+    live.lost = message.state.lost ?? null;
+    live.refused = message.state.refused ?? null;
+    if (live.refused) refuse();
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }
@@ -128,6 +140,9 @@ function put(kind, id, row) {
   const before = map.get(id);
   if (row === null) map.delete(id);
   else map.set(id, kind === "gpu" && before?.sample && !row.sample ? { ...row, sample: before.sample } : row);
+  if (row && kind === "workload") learnName(id, row.name);
+  if (row && kind === "event") learnName(row.workload_id, row.workload_name);
+  if (row && kind === "command") learnFromCommand(row);
   if (kind === "gpu") index(live.gpusOf, before, row, id, (one) => live.gpus.get(one).slot);
   if (kind === "workload") index(live.workloadsOf, before, row, id, null);
   if (kind === "event" && map.size > KEPT) map.delete(map.keys().next().value);
@@ -184,7 +199,7 @@ export function workerName(id) {
 }
 
 export function workloadName(id) {
-  return live.workloads.get(id)?.name ?? id;
+  return live.workloads.get(id)?.name ?? knownName(id) ?? id;
 }
 
 // HOST/SLOT of a GPU, as the command line writes it.

@@ -1,13 +1,14 @@
-// Logs in with the token of a link that a program printed: its part after # never reaches a server or a log.
+// Fills the form from the link that a program printed: its part after # never reaches a server or a log.
 const field = document.getElementById("token");
 const found = /^#token=([\w.~+/=-]{1,8192})$/.exec(location.hash);
 
 if (found) {
-  history.replaceState(null, "", "/login");
+  history.replaceState(null, "", location.pathname + location.search);
   field.value = found[1];
-  document.getElementById("login").requestSubmit();
+  // The user presses the button: any site could link here with the token of somebody else.
+  document.querySelector("#login button").focus();
 } else if (!document.querySelector(".refusal")) {
-  // A link from another site comes without the cookie, which is strict. The session may be there all the same.
+  // A link from another site comes without the cookie, which is strict. The session may still be there.
   const answer = await fetch("/api/session", { headers: { Accept: "application/json" } }).catch(() => null);
-  if (answer?.ok) location.replace("/");
+  if (answer?.ok) location.replace(document.getElementById("next").value);
 }

@@ -60,7 +60,7 @@ export function miniTimeline(workload) {
     history.want(begin(), Date.now());
   };
   const endChanges = onChange((changes) => {
-    if (changes.get("workload")?.has(workload)) setTimeout(load, 150);
+    if (changes.get("workload")?.has(workload)) setTimeout(load, 30);
   });
   const sizes = new ResizeObserver(draw);
   sizes.observe(element);

@@ -12,6 +12,10 @@ export function bytes(value) {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
 }
 
+export function rate(value, duration) {
+  return duration ? `${bytes(value / duration)}/s` : UNKNOWN;
+}
+
 export function gib(value) {
   if (value === undefined) return "?";
   const found = value / 2 ** 30;

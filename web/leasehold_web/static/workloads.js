@@ -10,7 +10,7 @@ export function show(main) {
   const body = h("tbody", {});
   const more = h("button", { type: "button", onclick: () => load() }, "Show older ones");
   const problem = h("p", { class: "box bad", role: "alert", hidden: true });
-  const table = h("table", {}, h("thead", {}, h("tr", {}, ["Workload", "State", "Where", "Owner", "Created"].map((one) => h("th", { scope: "col" }, one)))), body);
+  const table = h("table", { class: "fitting" }, h("thead", {}, h("tr", {}, ["Workload", "State", "Where", "Owner", "Created"].map((one, at) => h("th", { scope: "col", class: at > 2 ? "lesser" : "" }, one)))), body);
   append(main, [h("div", { class: "head" }, h("h1", {}, "Workloads"), counts, h("div", { class: "spacer" }), search),
     h("div", { class: "page" }, h("div", { class: "card" }, problem, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Workloads" }, table)), h("p", { class: "actions" }, more))]);
   const listed = new Map();
@@ -52,8 +52,8 @@ export function show(main) {
     const gpus = status.lease?.gpu_uuids ?? [];
     const where = gpus.length ? gpus.map(placeOf).join(", ") : tier ? `${workerName(one.worker_id)}: ${size === undefined ? "" : `${bytes(size)} in `}${tier}` : workerName(one.worker_id);
     return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)),
-      h("td", { class: "nowrap" }, glyph(status.state), lower(status.state), status.ready_time && status.state === "RUNNING" ? " and ready" : "", one.out_of_contact ? h("span", { class: "muted" }, " (last known)") : ""),
-      h("td", {}, where), h("td", {}, one.owner ?? ""), h("td", { class: "nowrap muted" }, ago(one.create_time)));
+      h("td", {}, glyph(status.state), lower(status.state), status.ready_time && status.state === "RUNNING" ? " and ready" : "", one.out_of_contact ? h("span", { class: "muted" }, " (last known)") : ""),
+      h("td", {}, where), h("td", { class: "lesser" }, one.owner ?? ""), h("td", { class: "nowrap muted lesser" }, ago(one.create_time)));
   }
 
   const end = onChange((changes) => {
@@ -62,7 +62,7 @@ export function show(main) {
     setTimeout(() => {
       isScheduled = false;
       draw();
-    }, 60);
+    }, 30);
   });
   search.addEventListener("input", draw);
   load();

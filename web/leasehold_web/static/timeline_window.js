@@ -1,0 +1,58 @@
+// The time in sight of the timeline: its length, its end, and whether it follows now. Times in ms.
+
+const MINUTE = 60000;
+const LEAST = 10000;
+const MOST = 8 * 1440 * MINUTE;
+const AHEAD = 0.02; // the part of the picture that is ahead of now while it follows
+
+export const RANGES = [["1 min", MINUTE], ["5 min", 5 * MINUTE], ["15 min", 15 * MINUTE], ["1 h", 60 * MINUTE], ["6 h", 360 * MINUTE], ["1 d", 1440 * MINUTE], ["1 w", 10080 * MINUTE]];
+
+export class TimeWindow {
+  constructor(range) {
+    this.range = range >= LEAST && range <= MOST ? range : 5 * MINUTE;
+    this.follow();
+  }
+
+  get start() {
+    return this.end - this.range;
+  }
+
+  // Goes to now, and on with it.
+  follow() {
+    this.isFollowing = true;
+    this.end = Date.now() + this.range * AHEAD;
+  }
+
+  rest() {
+    this.isFollowing = false;
+  }
+
+  // Shows another length of time. The time "around" stays where it is in the picture.
+  zoomTo(range, around = null) {
+    const next = Math.min(MOST, Math.max(LEAST, range));
+    const fixed = around ?? (this.isFollowing ? this.end : this.end - this.range / 2);
+    this.end = fixed + ((this.end - fixed) / this.range) * next;
+    this.range = next;
+    const latest = Date.now() + next * AHEAD;
+    if (this.isFollowing || this.end > latest) this.end = latest;
+  }
+
+  // Moves in time. Once it comes back to now, it follows again.
+  pan(milliseconds) {
+    this.isFollowing = false;
+    this.end += milliseconds;
+    if (milliseconds > 0 && this.end >= Date.now()) this.follow();
+  }
+
+  // How times lie in a picture with this width, right of the labels.
+  scale(width) {
+    const labels = width < 600 ? 44 : 64;
+    const times = Math.max(1, width - labels);
+    return {
+      labels,
+      xOf: (time) => labels + ((time - this.start) / this.range) * times,
+      timeAt: (x) => this.start + ((x - labels) / times) * this.range,
+      perPixel: this.range / times,
+    };
+  }
+}

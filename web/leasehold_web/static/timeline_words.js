@@ -1,0 +1,37 @@
+// What the timeline shows, as text: for tips, for screen readers and for its table.
+import { workerName, workloadName } from "/static/live.js";
+import { clock, lower, moment, operationOf, seconds, workloadsOf } from "/static/words.js";
+
+export function nameOf(span) {
+  return span.workload_name || (span.workload_id ? workloadName(span.workload_id) : lower(span.state));
+}
+
+export function placeOfSpan(span) {
+  return `${span.worker_name}/${span.slot ?? 0}`;
+}
+
+export function lengthOf(span) {
+  return seconds(((span.end_time ?? Date.now()) - span.begin_time) / 1000);
+}
+
+// Tells items apart, also after they are loaded again.
+export function keyOf({ span, joint, command, event }) {
+  return span?.span_id ?? command?.command_id ?? event?.event_id ?? `${joint.from.span_id} ${joint.kind}`;
+}
+
+// Title and text of a span, joint, command or event.
+export function textOf({ span, joint, command, event }) {
+  if (span) return [nameOf(span), `${lower(span.state)} ${placeOfSpan(span)} from ${clock(span.begin_time)} ${span.end_time ? `to ${clock(span.end_time)}` : "until now"}, ${lengthOf(span)}${span.owner ? `. Owner: ${span.owner}` : ""}`];
+  if (joint) return textOfJoint(joint);
+  if (command) {
+    const length = command.end_time ? `, ${seconds((command.end_time - command.create_time) / 1000)}` : "";
+    return [`${operationOf(command)} of ${workloadsOf(command).map(workloadName).join(", ") || workerName(command.worker_id)}`, `${lower(command.state)}, ${moment(command.create_time)}${length}${command.error ? `: ${command.error.message}` : ""}`];
+  }
+  return [moment(event.time), event.message || lower(event.kind)];
+}
+
+function textOfJoint({ from, to, kind }) {
+  if (kind === "move") return [`${nameOf(from)} moved`, `from ${placeOfSpan(from)} to ${placeOfSpan(to)} at ${clock(to.begin_time)}`];
+  if (!to) return [`${nameOf(from)} was parked`, `since ${clock(from.end_time)}`];
+  return [`${nameOf(from)} was parked`, `from ${clock(from.end_time)} to ${clock(to.begin_time)}, ${seconds((to.begin_time - from.end_time) / 1000)}; then restored on ${placeOfSpan(to)}`];
+}

@@ -113,8 +113,8 @@ class AsyncReader:
     async def list_gpus(self, *, filter: str = "", order_by: str = "") -> ListGpusResponse:
         """The GPUs of the workers that have reported, and the ids of the other workers.
 
-        A lease is as of its worker's last report, which comes within about 100 ms of a change. So just after the
-        outcome of a command, it may still be the old one.
+        A lease is as of its worker's last report, which comes within about 100 ms of a change. So just after
+        the outcome of a command, it may still be the old one.
 
         Args:
             filter: As of :meth:`workers`, such as ``gpu_name:H100 AND state = FREE``.

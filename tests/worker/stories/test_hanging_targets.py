@@ -49,7 +49,7 @@ def test_ranks_that_hold_up_each_others_calls_run_on(
     operation.lock_timeout.FromSeconds(1)
     outcome = session.run("c2", "w1", suspend=operation)
     assert outcome.state == command_pb2.COMMAND_STATE_FAILED
-    # The peers hold up the second lock, or on a slow machine the reading of the first one's state after its lock.
+    # The peers hold up the second lock, or on a slow machine the reading of the first one's state.
     reasons = (errors_pb2.ERROR_REASON_DRIVER_TIMEOUT, errors_pb2.ERROR_REASON_DRIVER_ERROR)
     assert outcome.error.reason in reasons
     assert [process.state for process in counters(host)] == [ProcessState.RUNNING] * 2

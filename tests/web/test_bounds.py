@@ -157,7 +157,7 @@ def test_slow_logins_of_one_address_keep_no_other_out() -> None:
         await asyncio.sleep(0.2)
         reader, writer = await begin_login(port, "x")
         assert b" 403 " in await reader.readline()
-        assert b"logins of 127.0.0.1 are under way" in await reader.read()
+        await reader.readuntil(b"logins of 127.0.0.1 are under way")
         writer.close()
         reader, writer = await begin_login(port, "x", address="127.0.0.2")
         assert b" 303 " in await reader.readline()
@@ -179,7 +179,7 @@ def test_a_slow_login_gives_its_place_to_one_that_waits(monkeypatch: Any) -> Non
         writer.close()
         for one, other in slow:
             assert b" 403 " in await one.readline()
-            assert b"the login took too long" in await one.read()
+            await one.readuntil(b"the login took too long")
             other.close()
 
     on_server(story)

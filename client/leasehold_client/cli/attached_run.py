@@ -69,6 +69,7 @@ class _Interrupts:
         self._client = client
         self._workload = workload
         self._is_stopping = False
+        self._has_left = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -83,6 +84,7 @@ class _Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = self._workload.name
         if self._is_stopping:
+            self._has_left = True
             echo_error(f"leasehold: left; `leasehold get workloads {name}` shows its state")
             raise ProgramExit(EXIT_INTERRUPTED)
         self._is_stopping = True
@@ -93,5 +95,5 @@ class _Interrupts:
         try:
             self._client.stop(self._workload.workload_id)
         except LeaseholdError as error:
-            if error.reason != "WRONG_STATE":  # it has just ended
+            if error.reason != "WRONG_STATE" and not self._has_left:  # WRONG_STATE: it has just ended
                 echo_error(error_line(error.message, error.reason))

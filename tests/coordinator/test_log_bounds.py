@@ -13,6 +13,7 @@ from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker
 
 
+@pytest.mark.long
 def test_frames_that_are_ignored_are_not_all_logged(
     coordinator: CoordinatorProcess, worker: ScriptedWorker
 ) -> None:

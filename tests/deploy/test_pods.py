@@ -138,6 +138,7 @@ def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(folder:
             assert done.stdout.startswith("leasehold-join-"), done.stderr
 
 
+@pytest.mark.long
 def test_a_worker_starts_with_the_capabilities_of_its_container_and_no_others(folder: Path) -> None:
     only = container("DaemonSet", "worker")
     given = ",".join(f"+{name.lower()}" for name in texts(only["securityContext"]["capabilities"]["add"]))

@@ -59,6 +59,7 @@ def tokens(fleet: Fleet) -> dict[str, Any]:
     return {token["identity"]: token for token in listed}
 
 
+@pytest.mark.long
 def test_a_token_is_created_listed_and_deleted(fleet: Fleet) -> None:
     ticket = read_ticket(fleet.cli("token", "create", "--worker", "gpu-*", "--uses", "3").stdout.strip())
     host, _, port = ticket.address.rpartition(":")

@@ -123,6 +123,7 @@ def test_the_programs_of_the_page(fleet: Fleet) -> None:
     assert printed[5] == "['alpha']\n"
 
 
+@pytest.mark.long
 def test_the_cell_of_a_notebook(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     (cell,) = (program for program in PROGRAMS if re.search("^async with", program, re.MULTILINE))
     code = compile(cell, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

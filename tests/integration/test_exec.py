@@ -98,6 +98,7 @@ def test_the_command_inherits_no_signal_and_no_descriptor_of_ours(local_host: Lo
     assert local_host.run("--", "sh", "-c", PRINT_SIGNALS) == direct
 
 
+@pytest.mark.long
 def test_the_command_inherits_no_locale_of_python(local_host: LocalHost) -> None:
     """Which Python sets for itself where there is none."""
     unset = ["-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE"]
@@ -108,6 +109,7 @@ def test_the_command_inherits_no_locale_of_python(local_host: LocalHost) -> None
     assert "LC_CTYPE=C.UTF-8" in kept
 
 
+@pytest.mark.long
 def test_arguments_of_any_length_and_bytes_reach_the_command(local_host: LocalHost) -> None:
     many = ["x" * 1000] * 1000
     assert local_host.run("--", "sh", "-c", 'echo "$#"', "sh", *many) == "1000\n"
@@ -381,6 +383,7 @@ def test_a_name_belongs_to_one_workload_that_has_not_ended(local_host: LocalHost
     assert local_host.run("--name", "one", "--", "echo", "again") == "again\n"
 
 
+@pytest.mark.long
 def test_what_is_no_command_waits_for_nothing(local_host: LocalHost, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("text")

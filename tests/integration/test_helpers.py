@@ -55,6 +55,7 @@ def test_a_helper_is_suspended_for_others_and_woken_afterwards(local_host: Local
     local_host.wait_counting(helper)
 
 
+@pytest.mark.long
 def test_a_helper_is_stopped_for_others_if_it_said_so(local_host: LocalHost) -> None:
     terms = ["--helper", "stop", "--yield-grace", "0"]
     helper = local_host.exec("--gpus", "2", *terms, "--", *COUNTING)

@@ -86,6 +86,7 @@ def test_a_client_with_tls_is_told_the_address(insecure: Fleet) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_worker_with_tls_is_told_the_address(insecure: Fleet) -> None:
     insecure.start_lost_worker("beta", insecure.worker_address.removeprefix("insecure:"))
     insecure.wait(lambda: f"write --coordinator {insecure.worker_address} if" in insecure.log("beta"))

@@ -180,6 +180,7 @@ def test_an_unreadable_configuration(empty_fleet: Fleet, tmp_path: Path) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_port_in_use(empty_fleet: Fleet, tmp_path: Path) -> None:
     options = ["--listen", empty_fleet.address, "--database", str(tmp_path / "other.sqlite3")]
     done = empty_fleet.cli("coordinator", *options, code=2)

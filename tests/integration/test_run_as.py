@@ -54,6 +54,7 @@ def uid_of(fleet: Fleet, name: str) -> int | None:
     return account.uid if account is not None else None
 
 
+@pytest.mark.long
 def test_a_workload_is_its_owners_from_the_run_to_the_deletion(fleet: Fleet, worker: UserWorker) -> None:
     fleet.run_counter("one")
     assert uid_of(fleet, "one") == ALICE_UID

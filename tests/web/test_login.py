@@ -46,6 +46,7 @@ def test_an_address_that_is_no_view_leads_to_the_fleet(text: str) -> None:
     assert view_path(text) == "/"
 
 
+@pytest.mark.long
 def test_a_login_leads_to_the_wanted_view_and_to_no_other_site(web_fleet: WebFleet) -> None:
     client = Client(web_fleet.url)
     assert client.get("/timeline?range=60000").headers["Location"] == ("/login?next=/timeline?range%3D60000")
@@ -61,6 +62,7 @@ def test_a_login_leads_to_the_wanted_view_and_to_no_other_site(web_fleet: WebFle
     assert 'name="next" value="/commands"' in answer.body  # after a wrong token, too
 
 
+@pytest.mark.long
 def test_a_deep_link_survives_the_login(browser: Browser, web_fleet: WebFleet) -> None:
     context = browser.new_context()
     try:
@@ -84,6 +86,7 @@ def test_a_deep_link_survives_the_login(browser: Browser, web_fleet: WebFleet) -
         context.close()
 
 
+@pytest.mark.long
 def test_a_link_with_a_token_fills_the_form_and_waits_for_its_user(
     browser: Browser, web_fleet: WebFleet
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_wheel_has_the_wire_contract(installed: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_wheel_says_who_made_it_and_what_it_is_about(installed: Path) -> None:
     facts = metadata(installed)
     assert facts["Author"] == "The Leasehold authors"

@@ -141,6 +141,7 @@ def test_a_plan_with_refusals_can_not_be_confirmed(fleet: ScriptedFleet) -> None
     play(fleet, steps, width=120)
 
 
+@pytest.mark.long
 def test_a_refused_call_shows_its_message_and_reason(fleet: ScriptedFleet) -> None:
     fleet.scripted.answers["StopWorkload"] = lambda request, context: refuse(
         context, grpc.StatusCode.FAILED_PRECONDITION, "WORKLOAD_BUSY", "one is busy: wait for c-1"

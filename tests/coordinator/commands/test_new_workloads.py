@@ -72,6 +72,7 @@ def nothing(coordinator: CoordinatorProcess) -> bool:
     return not workloads and not coordinator.commands.ListCommands(ListCommandsRequest()).commands
 
 
+@pytest.mark.long
 def test_a_rule_that_only_the_worker_knows_refuses_the_request(
     coordinator: CoordinatorProcess, checker: ScriptedWorker, aside: ThreadPoolExecutor
 ) -> None:

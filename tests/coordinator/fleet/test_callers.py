@@ -145,6 +145,7 @@ def test_one_connection_has_a_bounded_number_of_streams(
         over.set()
 
 
+@pytest.mark.long
 def test_pages_that_no_client_reads_are_bounded(coordinator: CoordinatorProcess) -> None:
     """A client that never reads keeps the page of each list in the coordinator's memory."""
     path = "/leasehold.v1.CommandService/ListCommands"

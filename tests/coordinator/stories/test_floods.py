@@ -83,6 +83,7 @@ SLOW = "from leasehold_coordinator.fleet import hello_bounds; hello_bounds.HELLO
 """The allowance of sessions does not grow within a test."""
 
 
+@pytest.mark.long
 def test_a_worker_that_reconnects_in_a_loop_is_refused_before_its_hello_is_stored(tmp_path: Path) -> None:
     coordinator = CoordinatorProcess(tmp_path, prelude=SLOW)
     coordinator.start()

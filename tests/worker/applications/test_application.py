@@ -97,6 +97,7 @@ async def test_without_resuming_it_stays_at_rest_until_it_is_told_to_go_on(serve
     assert len(served.store.scan(kernel.workload.workload_id)) == 2
 
 
+@pytest.mark.long
 async def test_an_application_that_does_not_know_its_size_saves_itself(served: Served) -> None:
     _, kernel = await served.serve("unsized")
     assert await kernel.size_estimate() is None
@@ -358,6 +359,7 @@ async def test_a_workload_has_one_kernel(served: Served) -> None:
     assert served.kernel() is kernel
 
 
+@pytest.mark.long
 async def test_a_stranger_can_not_speak_for_a_workload(served: Served) -> None:
     _, kernel = await served.serve()
     stranger = served.start(STRANGER, kernel.workload.workload_id)

@@ -96,6 +96,7 @@ def test_a_host_with_nothing_wrong(
     assert "ptrace_scope" in results["trace_permission"][1]
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.parametrize(
     ("capabilities", "permission"),
@@ -137,6 +138,7 @@ def test_the_table_ends_with_the_count(host: SimulatedHost, configure: Callable[
     assert lines[0].split()[:2] == ["kernel", "ok"]
 
 
+@pytest.mark.long
 def test_a_host_without_any_driver(configure: Callable[..., Path]) -> None:
     results = examine(None, configure(), code=1)
     assert refused(results) == ["libcuda", "nvml"]

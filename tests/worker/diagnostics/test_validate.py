@@ -62,6 +62,7 @@ def test_without_an_equal_gpu_nothing_is_moved(tmp_path: Path, options: dict[str
     assert document["notes"][0].startswith("not moved: no other NVIDIA H100")
 
 
+@pytest.mark.long
 def test_a_driver_without_pairs_is_validated_as_far_as_it_goes(tmp_path: Path) -> None:
     document = validate(make_host(tmp_path, gpus=2, driver_version="575.57.08"))
     assert len(document["steps"]) == 5
@@ -85,6 +86,7 @@ validate.WorkerConfig = lambda: WorkerConfig(proof_timeout_s=1.0)
 """What is not as it must be is not waited for as long as for a real NVML."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "fault", "steps", "expected"),
     [
@@ -130,6 +132,7 @@ def test_a_driver_that_hides_what_processes_take(tmp_path: Path) -> None:
     assert validate(host)["error"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", grid([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 @pytest.mark.parametrize("call", grid(["checkpoint", "restore"], "restore"))
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, call: str) -> None:

@@ -200,6 +200,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.long
 def test_the_ledger_agrees_with_its_model() -> None:
     run_machine(Ledger, settings=SETTINGS)
 

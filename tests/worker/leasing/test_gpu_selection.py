@@ -158,6 +158,7 @@ sets_of_gpus = st.lists(
 )
 
 
+@pytest.mark.long
 @PATIENT
 @given(sets_of_gpus, requests)
 def test_what_is_chosen_suffices_and_is_found_if_there_is_any(

@@ -38,6 +38,7 @@ def wait(prober: Prober, status: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_checks_tell_of_the_worker_and_of_its_session(
     start_worker: Callable[..., WorkerProcess],
     host: SimulatedHost,

@@ -82,6 +82,7 @@ def newest_load(session: Session) -> WorkerLoad:
     return loads[-1] if loads else WorkerLoad()
 
 
+@pytest.mark.long
 def test_a_plan_has_a_step_of_hooks_only_if_any_is_called(session: Session) -> None:
     asked = SuspendOperation(policy=EvictionPolicy(weight_strategy=WEIGHT_STRATEGY_RETAIN))
     hook = Hook(name="down", phase=HOOK_PHASE_BEFORE_SUSPEND, command=CommandHook(arguments=["true"]))
@@ -123,6 +124,7 @@ def calls(host: SimulatedHost, pid: int) -> Mapping[str, int]:
     return process.calls
 
 
+@pytest.mark.long
 def test_a_suspend_that_is_cancelled_during_the_lock_is_undone(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     host.set_fault("lock", pid, delay_s=0.3, times=1)
@@ -138,6 +140,7 @@ def test_a_suspend_that_is_cancelled_during_the_lock_is_undone(session: Session,
     wait_counting(session, "w1")
 
 
+@pytest.mark.long
 def test_a_suspend_that_is_cancelled_later_is_finished_and_says_so(
     session: Session, host: SimulatedHost
 ) -> None:
@@ -214,6 +217,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.long
 def test_a_move_of_a_workload_that_has_loaded_nccl_warns(
     session: Session, host: SimulatedHost, tmp_path: Path
 ) -> None:

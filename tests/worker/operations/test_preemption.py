@@ -285,6 +285,7 @@ async def still_waiting(host: Host, requests: Sequence[GpuRequest], asked: Seque
     return waiting
 
 
+@pytest.mark.long
 @settings(PATIENT, max_examples=200, derandomize=True)
 @given(cases)
 def test_all_are_served_whom_helpers_can_serve(case: Case) -> None:

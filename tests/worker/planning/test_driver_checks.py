@@ -87,6 +87,7 @@ def test_a_host_with_nothing_wrong(session: Session, host: SimulatedHost) -> Non
     assert "assumed" in plan.estimate.basis
 
 
+@pytest.mark.long
 def test_a_plan_of_a_move_has_the_completed_pairs(session: Session, host: SimulatedHost) -> None:
     start(session, "w1")
     plan = plan_of(session, "", remap=remap_to(host, 1))
@@ -277,6 +278,7 @@ def test_another_user_mode_driver(session: Session, host: SimulatedHost, tmp_pat
     assert str(tmp_path / "compat") in plan.refusals[0].message
 
 
+@pytest.mark.long
 def test_too_little_host_memory_beyond_the_reserve(connect: Connect, host: SimulatedHost) -> None:
     session = connect(host, f"host_memory_reserve_bytes = {2**60}")
     start(session, "w1")

@@ -192,6 +192,7 @@ def test_memory_that_nvml_does_not_tell_by_process_is_known_from_the_gpu(
     wait_counting(session, "w1", second)
 
 
+@pytest.mark.long
 def test_members_of_unknown_size_are_not_parked(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
     host.set_readings(0, hides_process_memory=True)

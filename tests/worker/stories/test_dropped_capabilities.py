@@ -49,6 +49,7 @@ def host(tmp_path: Path) -> SimulatedHost:
     return SimulatedHost.create(tmp_path / "host", gpus=4, chip="H100", timing=Timing.instant())
 
 
+@pytest.mark.long
 def test_a_worker_without_root_drops_what_it_does_not_need(
     host: SimulatedHost, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:

@@ -195,6 +195,7 @@ def test_a_restore_takes_a_hold_too(
     poll(got.exists)  # on the other GPU
 
 
+@pytest.mark.long
 def test_a_suspend_that_frees_nothing_makes_no_hold(
     start_worker: Start, coordinator: ScriptedCoordinator, host: SimulatedHost
 ) -> None:

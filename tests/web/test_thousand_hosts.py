@@ -176,7 +176,7 @@ def test_a_thousand_hosts(browser: Browser, web_fleet: WebFleet) -> None:
         # Told, and not required: the machine may be busy.
         print(
             f"first row after {first_s:.2f} s, all GPUs after {complete_s:.2f} s; scrolling: a frame of "
-            f"{found['median']:.1f} ms, {busy_ms:.1f} ms of it scripts and layout; a lease change on the page "
+            f"{found['median']:.1f} ms, {busy_ms:.1f} ms are scripts and layout; a lease change on the page "
             f"after {statistics.median(changes_ms):.0f} ms (median of {CHANGES}, {min(changes_ms):.0f} to "
             f"{max(changes_ms):.0f} ms)"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
-from leasehold.v1 import workload_pb2
+from leasehold.v1 import errors_pb2, workload_pb2
 from leasehold_worker.host.processes import identify
 from leasehold_worker.workloads.states import RUNNING, SUSPENDED, UNKNOWN
 
@@ -30,7 +30,8 @@ class Act:
         problems: What is wrong.
         left_locked: Members that were left LOCKED.
         miscounted: The driver was called more or less often than the operation says.
-        lost_by_driver: Two workloads may have overwritten each other: see `CaseFault.misplaces`.
+        misplaced: The driver may have another GPU in mind than it said: see `CaseFault.misplaces`.
+        lost_by_driver: So two workloads may have overwritten each other.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Act:
     problems: list[str]
     left_locked: list[int]
     miscounted: bool
+    misplaced: bool = False
     lost_by_driver: bool = False
 
 
@@ -138,7 +140,8 @@ async def act(
     problems += doubled
     if outcome.error is not None and not may_fail and all(fault.is_harmless for fault, _ in faults):
         problems.append(f"failed although nothing was wrong: {outcome.error}")
-    lost_by_driver = len(stage.actors) > 1 and any(fault.misplaces for fault, _ in faults)
+    misplaced = any(fault.misplaces for fault, _ in faults)
+    lost_by_driver = misplaced and len(stage.actors) > 1
     if lost_by_driver:
         problems = _but_for_bytes(problems)
     return Act(
@@ -147,6 +150,7 @@ async def act(
         problems,
         locked(arena, stage),
         miscounted=bool(doubled),
+        misplaced=misplaced,
         lost_by_driver=lost_by_driver,
     )
 
@@ -156,7 +160,9 @@ async def recovered(arena: Arena, stage: Stage, kind: Kind, done: Act) -> Act:
     problems = list(done.problems)
     for actor in stage.actors:
         is_parked_as_wanted = kind is Kind.SUSPEND and done.succeeded
-        if not is_parked_as_wanted and (problem := await _not_recovered(arena, actor)):
+        if not is_parked_as_wanted and (
+            problem := await _not_recovered(arena, actor, misplaced=done.misplaced)
+        ):
             problems.append(f"{problem}; {describe(arena, stage)}")
     problems += wrong_places(arena, stage)
     return replace(done, problems=_but_for_bytes(problems) if done.lost_by_driver else problems)
@@ -180,12 +186,15 @@ async def _wait_deaths(stage: Stage) -> None:
                 await actor.running.ended.wait()
 
 
-async def _not_recovered(arena: Arena, actor: Actor) -> str | None:
+async def _not_recovered(arena: Arena, actor: Actor, *, misplaced: bool) -> str | None:
     """Wakes what was left parked or unknown, now that nothing is in the way. What is wrong still, if so."""
     workload = actor.running
     if workload.state in (SUSPENDED, UNKNOWN) and workload.returncode is None:
         was = workload_pb2.WorkloadState.Name(workload.state)
         error = await arena.wake(actor)
+        if misplaced and error is not None and error.reason == errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED:
+            # NVML has told by now where the driver restores it, so the next attempt succeeds, as the error says.
+            error = await arena.wake(actor)
         if error is not None:
             return f"{actor.name} was {was} and can't be restored: {error}"
     if workload.state == RUNNING and workload.returncode is None and not await arena.progresses(actor):

@@ -63,6 +63,8 @@ async def play_sequence(
         check(done.problems, [] if stubborn else done.left_locked)
         if done.lost_by_driver:
             return  # corrupt workloads are replaced before the next sequence
+        if done.misplaced:
+            break
     done = await recovered(arena, stage, Kind.RESTORE, done)
     check(done.problems, locked(arena, stage))
 

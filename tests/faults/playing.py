@@ -191,9 +191,9 @@ async def _not_recovered(arena: Arena, actor: Actor, *, misplaced: bool) -> str 
     workload = actor.running
     if workload.state in (SUSPENDED, UNKNOWN) and workload.returncode is None:
         was = workload_pb2.WorkloadState.Name(workload.state)
-            # NVML has told by now where the driver restores it, so that the next attempt succeeds.
+        error = await arena.wake(actor)
         if misplaced and error is not None and error.reason == errors_pb2.ERROR_REASON_REMAP_NOT_APPLIED:
-            # NVML has told by now where the driver restores it, so the next attempt succeeds, as the error says.
+            # NVML has told by now where the driver restores it, so that the next attempt succeeds.
             error = await arena.wake(actor)
         if error is not None:
             return f"{actor.name} was {was} and can't be restored: {error}"

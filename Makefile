@@ -29,7 +29,7 @@ prepared: $(VENV)/.installed
 test: prepared
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-# Samples of what is too large to play whole: other ones each day, by a seed that is printed.
+# What takes long, and samples of what is too large to play whole: other ones each day, by a seed that is printed.
 # The same samples again: make test-long LEASEHOLD_TEST_SEED=20000.
 test-long: prepared
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m long $(PYTEST_ARGS)

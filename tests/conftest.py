@@ -37,11 +37,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = str(folder / "p")  # short, because the names of sockets are bounded
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives long tests a longer limit than the others have."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the cases that a sample lacks, and gives long tests a longer limit than the others have."""
+    if config.option.markexpr == "long" and not any("::" in argument for argument in config.args):
+        left_out = {item for item in items if _is_long_case(item) and not environment.is_sampled(item.nodeid)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))
+
+
+def _is_long_case(item: pytest.Item) -> bool:
+    return hasattr(item, "callspec") and item.get_closest_marker("long") is not None
 
 
 def pytest_report_header() -> str:

@@ -7,6 +7,7 @@ reports what was left behind.
 
 import contextlib
 import os
+import random
 import re
 import resource
 import shutil
@@ -48,6 +49,11 @@ _DESCRIPTORS: Final = 4096
 def seed() -> int:
     """The seed of this run's samples."""
     return int(os.environ[SEED])
+
+
+def is_sampled(case: str) -> bool:
+    """Whether a case of a grid belongs to the half that this run plays."""
+    return random.Random(f"{seed()} {case}").random() < 0.5
 
 
 def selects_gpus(markers: str) -> bool:

@@ -32,6 +32,19 @@ def test_a_process_and_a_file_that_are_left_are_reported(
     assert file == f"file {tmp_path / 't/forgotten'}"
 
 
+def test_a_sample_has_about_half_of_the_cases_and_the_same_ones_for_a_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = [f"tests/test_grid.py::test[{number}]" for number in range(1_000)]
+
+    def sample(seed: str) -> list[str]:
+        monkeypatch.setenv(environment.SEED, seed)
+        return [case for case in cases if environment.is_sampled(case)]
+
+    assert 400 < len(sample("20000")) < 600
+    assert sample("20000") == sample("20000") != sample("20001")
+
+
 @pytest.mark.long
 def test_what_somebody_installed_or_set_is_not_seen(tmp_path: Path) -> None:
     """Runs pytest with the settings of an odd shell, and has it look."""

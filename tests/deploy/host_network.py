@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,10 +12,28 @@ from tests.deploy.systemd_host import SystemdHost, systemd_host
 
 BRIDGE: Final = "lh-deploy"
 NET: Final = "10.173.92"
+TURN_TIMEOUT_S: Final = 600
+POLL_S: Final = 0.5
 
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], capture_output=True, check=True)
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Waits until no other process has a network of hosts. The kernel frees the name when a process dies."""
+    deadline = time.monotonic() + TURN_TIMEOUT_S
+    with socket.socket(socket.AF_UNIX) as lock:
+        while True:
+            try:
+                lock.bind(f"\0{BRIDGE}")
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
+        yield
 
 
 @contextmanager
@@ -26,8 +45,9 @@ def joined_hosts(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Syste
         names: Their names.
     """
     with ExitStack() as stack:
-        lock = stack.enter_context(socket.socket(socket.AF_UNIX))
-        lock.bind(f"\0{BRIDGE}")
+        stack.enter_context(_turn())
+        # Nobody else has a bridge now, so this one was left by a run that was killed.
+        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
         _ip("link", "add", BRIDGE, "type", "bridge")
         stack.callback(_ip, "link", "del", BRIDGE)
         _ip("link", "set", BRIDGE, "up")

@@ -5,11 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests import environment
+from tests.worker.unix_users import open_to_others
 
 ODD_PROGRAM = "leasehold-odd-program"
 
@@ -30,6 +32,17 @@ def test_a_process_and_a_file_that_are_left_are_reported(
         process.kill()
     assert program.startswith(f"process {process.pid}: ")
     assert file == f"file {tmp_path / 't/forgotten'}"
+
+
+def test_the_runner_of_a_grid_opens_its_folder_to_other_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(environment.MARK)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "leasehold-chaos"
+    folder.mkdir(mode=0o700)
+    open_to_others(folder)
+    assert folder.stat().st_mode & 0o777 == 0o711
 
 
 def test_a_sample_has_about_half_of_the_cases_and_the_same_ones_for_a_seed(

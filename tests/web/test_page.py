@@ -294,6 +294,24 @@ def test_the_keyboard_alone_suffices(browser: Browser, fleet: WebFleet) -> None:
         expect_state(page, 0, "FREE")
 
 
+@pytest.mark.long
+def test_the_focus_outlives_a_change(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        expect_state(page, 3, "FREE")
+        host = page.locator(".host-name a")
+        host.focus()
+        fleet.fleet.cli("cordon", "alpha/3", "--reason", "a fan")
+        expect_state(page, 3, "CORDONED")
+        expect(host).to_be_focused()
+        page.click('nav a:text-is("Workloads")')
+        workload = page.locator("tbody a").first
+        workload.focus()
+        page.evaluate("document.querySelector('tbody tr').dataset.former = ''")
+        fleet.fleet.cli("uncordon", "alpha/3")
+        expect(page.locator("tbody tr").first).not_to_have_attribute("data-former", "")
+        expect(workload).to_be_focused()
+
+
 @contextlib.contextmanager
 def fleet_of_an_issuer(folder: Path) -> Iterator[tuple[WebFleet, dict[str, str]]]:
     """A fleet with users of an OpenID Connect issuer, and a token of each role. A newcomer has none."""

@@ -20,9 +20,18 @@ export function append(element, children) {
   }
 }
 
+// Draws the content of an element anew. The focus stays on the part with the same purpose, if there is exactly one.
 export function replace(element, ...children) {
+  const focused = element !== document.activeElement && element.contains(document.activeElement) ? document.activeElement : null;
   element.replaceChildren();
   append(element, children);
+  if (!focused) return;
+  const [same, ...others] = [...element.querySelectorAll(focused.localName)].filter((one) => purpose(one) === purpose(focused));
+  if (!others.length) same?.focus({ preventScroll: true });
+}
+
+function purpose(element) {
+  return element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
 }
 
 export function announce(text) {

@@ -15,13 +15,11 @@ export function drawerFor(uuid, onClose) {
       return;
     }
     const workload = live.workloads.get(gpu.workload_id);
-    // Rebuilt only when something in it has changed, so that the focus stays.
+    // Rebuilt only when something in it has changed.
     const now = JSON.stringify([gpu, workload?.status, live.workers.get(gpu.worker_id)?.state]);
     if (now === before) return;
     before = now;
-    const focused = element.contains(document.activeElement) ? document.activeElement.textContent : null;
     replace(element, ...content(gpu, workload, onClose));
-    if (focused) [...element.querySelectorAll("button, a")].find((one) => one.textContent === focused)?.focus();
   }
   update();
   return { element, update, close: onClose, end: () => element.remove() };

@@ -132,10 +132,8 @@ export function show(main) {
 
   function fill(element, id) {
     const worker = live.workers.get(id);
-    const focused = element.contains(document.activeElement) ? document.activeElement.dataset.uuid : null;
     element.setAttribute("aria-label", `Host ${worker.name}`);
     replace(element, hostName(worker), h("div", { class: "slots" }, (live.gpusOf.get(id) ?? []).map((uuid) => tile(live.gpus.get(uuid)))), parkedColumn(id));
-    if (focused) element.querySelector(`[data-uuid="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
 
   function hostName(worker) {

@@ -26,7 +26,6 @@ export function show(main, id) {
   function draw() {
     const worker = live.workers.get(found.worker.worker_id) ?? found.worker;
     document.title = `${worker.name} · Leasehold`;
-    const focused = page.contains(document.activeElement) ? document.activeElement.textContent : null;
     const scrolled = page.scrollTop;
     replace(page,
       h("div", { class: "title-line" }, h("h1", {}, glyph(worker.state), worker.name), h("span", { class: "badge" }, lower(worker.state)), worker.cordon && h("span", { class: "badge" }, glyph("CORDONED"), `cordoned${worker.cordon.reason ? `: ${worker.cordon.reason}` : ""}`), h("div", { class: "actions" }, workerActions(worker))),
@@ -38,7 +37,6 @@ export function show(main, id) {
         h("section", { class: "card", "aria-label": "Capabilities" }, h("h2", {}, "Capabilities"), capabilities(worker)),
         h("section", { class: "card", "aria-label": "Events" }, h("h2", {}, "Events"), eventsView(merged(found.events, live.events.values(), (one) => one.worker_id === worker.worker_id)))));
     page.scrollTop = scrolled;
-    if (focused) [...page.querySelectorAll("button, a")].find((one) => one.textContent === focused)?.focus({ preventScroll: true });
   }
 
   load();

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,8 @@ class ChaosFleet:
         self.worker_options: list[str] = []
         self.coordinator_options: list[str] = []
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.starts_of = Counter[str]()
+        """How often each process was started, since somebody cleared it."""
         self.hosts = {
             name: SimulatedHost.create(
                 folder / f"{name}-host",
@@ -78,6 +81,7 @@ class ChaosFleet:
         """Starts the coordinator or a worker, unless it lives."""
         if self.is_alive(name):
             return
+        self.starts_of[name] += 1
         if name == "coordinator":
             environment = {}
             code = COORDINATOR

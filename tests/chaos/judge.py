@@ -73,6 +73,7 @@ class Seen:
         counts: What it has printed.
         last_gpu: The GPU that it printed last.
         calls: How often each call of the checkpoint API came for its process. None: it is gone.
+        worker_starts: How often its worker was started anew meanwhile.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Seen:
     counts: Sequence[int] = ()
     last_gpu: str = ""
     calls: Mapping[str, int] | None = None
+    worker_starts: int = 0
 
 
 @dataclass
@@ -156,11 +158,12 @@ def _judge_commands(seen: Seen, verdict: Verdict) -> None:
 def _judge_calls(seen: Seen, verdict: Verdict) -> None:
     """Compares the driver's calls with the commands: those that succeeded account for each of them.
 
-    A command that was undone or interrupted may have made calls too, and some more on the way back.
+    A command that was undone or interrupted may have made calls too, and some more on the way back. A worker
+    that died in a call makes it again when it settles the command, which may succeed.
     """
     if seen.calls is None:
         return
-    needed, spare, state = Counter[str](), 0, RUNNING
+    needed, spare, state = Counter[str](), seen.worker_starts, RUNNING
     for asked in sorted(seen.asked, key=lambda asked: asked.ended_at):
         if asked.state != SUCCEEDED:
             spare += CALLS_OF_WHAT_FAILS if asked.state in UNDONE else 0

@@ -322,6 +322,7 @@ def look(fleet: ChaosFleet, lives: list[Life], worker: str) -> list[Seen]:
                 counts=tuple(fleet.counts(life.workload_id)),
                 last_gpu=fleet.last_gpu(life.workload_id),
                 calls=None if process is None or ended else dict(process.calls),
+                worker_starts=fleet.starts_of[worker],
             )
         )
     return found

@@ -53,6 +53,7 @@ def play(
         for number in range(CLIENTS_PER_WORKER)
     ]
     claimers = [Claimer(fleet.folder / worker / "worker.sock", seed) for worker in WORKERS if claims]
+    fleet.starts_of.clear()
     for client in clients:
         client.start()
     try:

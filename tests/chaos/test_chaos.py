@@ -157,8 +157,9 @@ def test_the_judge_finds_nothing_where_all_is_well() -> None:
         memory=frozenset(),
         calls={"lock": 1, "checkpoint": 1, "restore": 0, "unlock": 0},
     )
-    verdict = judge([WHOLE, parked])
-    assert (verdict.wrong, verdict.asked, verdict.done_once) == ([], 3, 3)
+    repeated = replace(WHOLE, calls={**dict.fromkeys(STEPS, 0), "unlock": 1}, worker_starts=1)
+    verdict = judge([WHOLE, parked, repeated])
+    assert (verdict.wrong, verdict.asked, verdict.done_once) == ([], 4, 4)
 
 
 @pytest.mark.parametrize(

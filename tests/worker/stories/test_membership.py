@@ -30,9 +30,15 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def start_two(session: Session, host: SimulatedHost, go: Path) -> None:
+def start_two(
+    session: Session,
+    host: SimulatedHost,
+    go: Path,
+    order: workload_pb2.MemberOrder.ValueType = workload_pb2.MEMBER_ORDER_UNSPECIFIED,
+) -> None:
     """A workload of one counter, which another one joins once a file is there."""
     run = counter_run("w1")
+    run.spec.member_order = order
     script = '"$@" & while [ ! -e "$GO" ]; do sleep 0.02; done; "$@"; exit'
     run.spec.arguments[:] = ["/bin/sh", "-c", script, "sh", *run.spec.arguments]
     run.spec.environment["GO"] = str(go)

@@ -52,7 +52,7 @@ def seed() -> int:
 
 
 def is_sampled(case: str) -> bool:
-    """Whether a case of a grid belongs to the half that this run plays."""
+    """Whether a case of a parametrized test belongs to the half that this run plays."""
     return random.Random(f"{seed()} {case}").random() < 0.5
 
 

@@ -42,7 +42,7 @@ class LeaseholdError(Exception):
 
     @property
     def remedy(self) -> str:
-        """What to do about the reason, as in docs/errors.md. The message may be more specific.
+        """The remedy of the reason, as in docs/errors.md. The message may be more specific.
 
         Empty: there is nothing to do, or the reason is unknown to this version.
         """

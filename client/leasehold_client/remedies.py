@@ -1,4 +1,4 @@
-"""What to do about each reason of an error: docs/errors.md without its links. A test compares the two."""
+"""The remedy of each reason of an error: docs/errors.md without its links. A test compares the two."""
 
 from typing import Final
 

@@ -57,7 +57,7 @@ class ChaosFleet:
         self.coordinator_options: list[str] = []
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.starts_of = Counter[str]()
-        """How often each process was started, since somebody cleared it."""
+        """Starts of each process in this round. :func:`tests.chaos.runner.play` clears them."""
         self.hosts = {
             name: SimulatedHost.create(
                 folder / f"{name}-host",

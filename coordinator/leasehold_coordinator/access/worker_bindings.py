@@ -11,7 +11,7 @@ from leasehold_coordinator.errors import FleetError
 
 @dataclass(frozen=True, slots=True)
 class WorkerBinding:
-    """What belongs to the identity ``worker/NAME``.
+    """The worker id and the GPUs that belong to the identity ``worker/NAME``.
 
     Attributes:
         name: The name of the identity.

@@ -96,7 +96,7 @@ class Authentication:
         return self.web.find(headers[0])
 
     def web_token_holder(self, token: str, address: str) -> Caller | None:
-        """Who logs in to the web page with a token. None: it is not the token of clients."""
+        """The caller who logs in to the web page with a token. None: it is not the token of clients."""
         return self._token_holder(address) if is_bearer(SCHEME + token, self._tokens.client) else None
 
     def web_certificate_holder(self, pem: bytes, address: str) -> Caller:
@@ -108,7 +108,7 @@ class Authentication:
         return self._holder(pem, address, _CLIENT_KINDS)
 
     def web_again(self, caller: Caller) -> Caller:
-        """Who logged in to the web page of an earlier run of the coordinator.
+        """The caller who logged in to the web page of an earlier run of the coordinator.
 
         Raises:
             FleetError: UNAUTHENTICATED, the credential is not valid any more.

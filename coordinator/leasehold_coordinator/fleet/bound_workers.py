@@ -1,4 +1,4 @@
-"""What a hello may claim: the worker id, the GPUs and the epoch that belong to the worker's identity."""
+"""The bounds of a hello: the worker id, the GPUs and the epoch that belong to the worker's identity."""
 
 from typing import Final
 

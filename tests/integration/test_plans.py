@@ -63,9 +63,12 @@ def test_two_workloads_swap_their_gpus(fleet: Fleet) -> None:
 def test_a_command_is_cancelled_while_its_members_are_being_locked(fleet: Fleet) -> None:
     fleet.run_counter("one")
     pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
-    fleet.hosts["alpha"].set_fault("lock", pid, delay_s=4, times=1)
+    fault = fleet.hosts["alpha"].set_fault("lock", pid, hang=True, times=1)
     command_id = fleet.json("suspend", "one", "--no-wait")["command_id"]
     fleet.wait(lambda: fleet.client.command(command_id).phase == "lock")
+    assert "cancellation requested" in fleet.cli("cancel", "--no-wait", command_id).stdout
+    fleet.cli("suspend", "one", "--dry-run", code=1)  # the worker reads it after the cancellation
+    fleet.hosts["alpha"].clear_faults(fault_id=fault.id)
     assert "CANCELLED" in fleet.cli("cancel", command_id).stdout
     assert fleet.leases() == {"alpha/0": "one"}
     fleet.wait_counting("one")

@@ -165,11 +165,12 @@ def test_logs_follow_until_the_end_and_survive_a_new_coordinator(fleet: Fleet) -
 def test_a_command_goes_on_while_the_coordinator_is_replaced(fleet: Fleet) -> None:
     fleet.run_counter("one")
     root_pid = fleet.json("get", "workloads", "one")["status"]["root_pid"]
-    fleet.hosts["alpha"].set_fault("checkpoint", root_pid, delay_s=1.0, times=1)
+    fault = fleet.hosts["alpha"].set_fault("checkpoint", root_pid, hang=True, times=1)
     with fleet.start_verb("suspend", "-o", "json", "one") as suspend:
         fleet.wait(lambda: fleet.json("get", "commands")["commands"][0].get("phase") == "checkpoint")
         fleet.kill_coordinator()
         fleet.start_coordinator()
+        fleet.hosts["alpha"].clear_faults(fault_id=fault.id)
         output, _ = suspend.communicate(timeout=30)
     assert suspend.returncode == 0
     assert json.loads(output)["state"] == "COMMAND_STATE_SUCCEEDED"

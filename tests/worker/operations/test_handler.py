@@ -21,8 +21,8 @@ from leasehold.v1.operation_pb2 import (
     StopOperation,
     SuspendOperation,
 )
-from leasehold.worker.v1.session_pb2 import ConnectResponse, PlanQuery, WorkerLoad
-from leasehold_simgpu import ProcessState, SimulatedHost, Timing
+from leasehold.worker.v1.session_pb2 import CommandSpec, ConnectResponse, PlanQuery, WorkerLoad
+from leasehold_simgpu import Fault, ProcessState, SimulatedHost, Timing
 from leasehold_worker.host.processes import identify
 from leasehold_worker.host.shared_libraries import loaded_library
 
@@ -59,6 +59,14 @@ def start(session: Session, workload_id: str, gpu_count: int = 1) -> int:
     assert started.state == SUCCEEDED
     wait_counting(session, workload_id)
     return started.workloads[0].status.root_pid
+
+
+def cancel(session: Session, command: CommandSpec) -> None:
+    """Cancels a command, and returns when the worker, which reads frames in order, knows it."""
+    session.send(command, cancel=True)
+    plan_id = f"after-{command.command_id}"
+    session.down.put(ConnectResponse(plan_query=PlanQuery(plan_id=plan_id)))
+    session.wait(lambda f: f.plan_answer.plan_id == plan_id)
 
 
 def move(workload_id: str, old: str, new: str) -> Move:
@@ -106,32 +114,41 @@ def test_a_plan_has_a_step_of_hooks_only_if_any_is_called(session: Session) -> N
 def test_the_driver_is_asked_nothing_twice(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
 
-    def calls_of(command_id: str, **operation: object) -> dict[str, int]:
-        before = Counter(calls(host, pid))
+    def calls_during(command_id: str, **operation: object) -> dict[str, int]:
+        before = Counter(calls_of(host, pid))
         assert session.run(command_id, "w1", **operation).state == SUCCEEDED
-        return dict(Counter(calls(host, pid)) - before)
+        return dict(Counter(calls_of(host, pid)) - before)
 
     # Each state once where a plan needs it, and once after each call that changes it.
-    suspended = calls_of("c2", suspend=SuspendOperation())
+    suspended = calls_during("c2", suspend=SuspendOperation())
     assert suspended == {"get_restore_thread_id": 1, "get_state": 3, "lock": 1, "checkpoint": 1}
-    assert calls_of("c3", restore=RestoreOperation()) == {"get_state": 2, "restore": 1, "unlock": 1}
+    assert calls_during("c3", restore=RestoreOperation()) == {"get_state": 2, "restore": 1, "unlock": 1}
 
 
-def calls(host: SimulatedHost, pid: int) -> Mapping[str, int]:
+def calls_of(host: SimulatedHost, pid: int) -> Mapping[str, int]:
     """How often each driver call came for a process."""
     process = host.process(pid)
     assert process is not None
     return process.calls
 
 
+def wait_until_met(host: SimulatedHost, fault: Fault) -> None:
+    """Waits until a call has come that a fault of one call holds."""
+    deadline = time.monotonic() + 30
+    while fault.id in {active.id for active in host.faults()}:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.long
 def test_a_suspend_that_is_cancelled_during_the_lock_is_undone(session: Session, host: SimulatedHost) -> None:
     pid = start(session, "w1")
-    host.set_fault("lock", pid, delay_s=0.3, times=1)
+    fault = host.set_fault("lock", pid, hang=True, times=1)
     command = make_command("c2", "w1", suspend=SuspendOperation())
     session.send(command)
     session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "lock")
-    session.send(command, cancel=True)
+    cancel(session, command)
+    host.clear_faults(fault_id=fault.id)
     outcome = session.outcome("c2")
     assert outcome.state == CANCELLED
     assert "rolled back" in outcome.error.message
@@ -145,11 +162,12 @@ def test_a_suspend_that_is_cancelled_later_is_finished_and_says_so(
     session: Session, host: SimulatedHost
 ) -> None:
     pid = start(session, "w1")
-    host.set_fault("checkpoint", pid, delay_s=0.3, times=1)
+    fault = host.set_fault("checkpoint", pid, hang=True, times=1)
     command = make_command("c2", "w1", suspend=SuspendOperation())
     session.send(command)
     session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
-    session.send(command, cancel=True)
+    cancel(session, command)
+    host.clear_faults(fault_id=fault.id)
     outcome = session.outcome("c2")
     assert outcome.state == SUCCEEDED
     assert any("after the point of no return" in warning for warning in outcome.result.warnings)
@@ -254,12 +272,13 @@ def test_a_workload_of_a_swap_takes_no_other_command(session: Session, host: Sim
     pid = start(session, "w1")
     start(session, "w2")
     first, second = uuids(host)[:2]
-    host.set_fault("lock", pid, delay_s=0.4, times=1)
+    fault = host.set_fault("lock", pid, hang=True, times=1)
     swap = RemapOperation(moves=[move("w1", first, second), move("w2", second, first)])
     session.send(make_command("c3", "w1", remap=swap))
     session.wait(lambda f: f.command_update.command_id == "c3" and f.command_update.phase == "lock")
     busy = session.run("c4", "w2", suspend=SuspendOperation())
     assert busy.error.reason == errors_pb2.ERROR_REASON_WORKLOAD_BUSY
+    host.clear_faults(fault_id=fault.id)
     assert session.outcome("c3").state == SUCCEEDED
 
 
@@ -309,10 +328,11 @@ def test_a_member_that_can_not_be_asked_is_unknown_and_a_restore_finds_it_again(
 def test_a_member_that_failed_on_a_lost_gpu_keeps_that_gpu(session: Session, host: SimulatedHost) -> None:
     """NVML says nothing of a lost GPU, which may have the memory of the member."""
     pid = start(session, "w1")
-    host.set_fault("checkpoint", pid, state=ProcessState.FAILED, delay_s=0.3)
+    fault = host.set_fault("checkpoint", pid, state=ProcessState.FAILED, hang=True, times=1)
     session.send(make_command("c2", "w1", suspend=SuspendOperation()))
-    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
+    wait_until_met(host, fault)
     host.lose_gpu(0)
+    host.clear_faults(fault_id=fault.id)
     outcome = session.outcome("c2")
     assert outcome.workloads[0].status.state == workload_pb2.WORKLOAD_STATE_WEDGED
     assert not outcome.result.released_gpu_uuids
@@ -408,23 +428,14 @@ def test_a_member_that_leaves_cuda_while_it_is_suspended_for_a_kill_is_killed(
     session.run("c2", "w1", suspend=SuspendOperation())
     session.run("c3", "w1", restore=RestoreOperation())
     wait_counting(session, "w1")
-    host.set_fault("lock", pid, error=1, delay_s=0.5, times=1)
-    locks = calls_of(host, pid)["lock"]
+    fault = host.set_fault("lock", pid, error=1, hang=True, times=1)
     session.send(make_command("c4", "w1", stop=StopOperation(grace=duration_pb2.Duration())))
-    deadline = time.monotonic() + 30
-    while calls_of(host, pid)["lock"] == locks:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until_met(host, fault)
     os.kill(pid, signal.SIGUSR1)
+    host.clear_faults(fault_id=fault.id)
     outcome = session.outcome("c4")
     assert outcome.state == SUCCEEDED, outcome
     assert outcome.workloads[0].status.exit.signal_number == signal.SIGKILL
-
-
-def calls_of(host: SimulatedHost, pid: int) -> Mapping[str, int]:
-    process = host.process(pid)
-    assert process is not None
-    return process.calls
 
 
 def test_a_result_has_the_timings_of_every_phase(session: Session, host: SimulatedHost) -> None:
@@ -466,11 +477,12 @@ def test_a_foreign_process_on_the_destination_stops_a_move_in_the_middle(
     """Memory that is taken between the check and the restore: the workload goes back, and nothing wedges."""
     pid = start(session, "w1")
     first, second = uuids(host)[:2]
-    host.set_fault("checkpoint", pid, delay_s=0.4, times=1)
+    fault = host.set_fault("checkpoint", pid, hang=True, times=1)
     command = make_command("c2", "w1", remap=RemapOperation(moves=[move("w1", first, second)]))
     session.send(command)
     session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
     host.hog(second, host.gpus[1].memory_bytes)
+    host.clear_faults(fault_id=fault.id)
     outcome = session.outcome("c2")
     assert outcome.state == FAILED
     assert outcome.error.reason == errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY

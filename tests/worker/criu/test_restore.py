@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import trio
@@ -247,6 +249,31 @@ async def test_a_pid_that_is_taken_is_refused_before_anything_is_done(
         await bring_back(make_criu(""), image, os.getpid(), folder)
     assert caught.value.reason == errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE
     assert os.listdir(folder) == []
+
+
+async def test_the_id_of_a_thread_that_is_taken_is_refused(
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path
+) -> None:
+    """CRIU says of it: Unable to create a thread: -17."""
+    ids: Queue[int] = Queue()
+    done = threading.Event()
+
+    def run() -> None:
+        ids.put(threading.get_native_id())
+        done.wait(30)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        taken = ids.get(timeout=30)
+        (image / f"core-{taken}.img").touch()
+        with pytest.raises(OperationError, match=f"pid {taken} .* or thread") as caught:
+            await bring_back(make_criu(""), image, pid, folder)
+    finally:
+        done.set()
+        thread.join()
+    assert caught.value.reason == errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE
+    assert (os.listdir(folder), os.listdir(image.parent)) == ([], ["i-1"])
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
@@ -24,28 +25,45 @@ RESTORE_TIMEOUT_S: Final = 1800.0
 _LOG: Final = "restore.log"
 _LOG_LEVEL: Final = 2
 
+_THREAD_FILE: Final = re.compile(r"core-(\d{1,10})\.img")
+"""CRIU's file for each thread of an image. A process is its first thread."""
+
 
 def taken_pids(pids: Iterable[int]) -> list[int]:
     """The pids that are in use now, as a process or a thread."""
     return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
-def check_pids_free(pids: Iterable[int]) -> None:
-    """Checks that the processes of an image can have their pids again.
+def thread_ids(images: int) -> set[int]:
+    """The ids of all threads of an image, which has one file of CRIU for each, by a descriptor of its folder.
 
     Raises:
-        OperationError: CHECKPOINT_INCOMPATIBLE, a pid is in use.
+        SwrkError: The folder can't be read.
     """
-    if taken := taken_pids(pids):
-        pid = taken[0]
+    try:
+        names = os.listdir(images)
+    except OSError as error:
+        raise SwrkError(f"its folder can't be read ({error})") from error
+    return {int(found[1]) for name in names if (found := _THREAD_FILE.fullmatch(name))}
+
+
+def check_pids_free(images: int, pids: Iterable[int]) -> None:
+    """Checks that the processes of an image and their threads can have their ids again.
+
+    Raises:
+        OperationError: CHECKPOINT_INCOMPATIBLE, an id is in use.
+        SwrkError: The image can't be read.
+    """
+    if taken := taken_pids({*pids, *thread_ids(images)}):
+        pid = min(taken)
         if is_zombie(pid):
             why = "is used by a zombie that nobody reaps"
             remedy = "start the container of the worker with an init that reaps zombies (docker run --init)"
         else:
-            why, remedy = "is used by another process", "try again when that process has ended"
+            why, remedy = "is used by another process or thread", "try again when that has ended"
         raise OperationError(
             errors_pb2.ERROR_REASON_CHECKPOINT_INCOMPATIBLE,
-            f"pid {pid} of the image {why}, and CRIU restores processes with their pids: {remedy}",
+            f"pid {pid} of the image {why}, and CRIU restores processes and threads with their ids: {remedy}",
             {"pid": str(pid)},
         )
 
@@ -80,13 +98,13 @@ async def restore(
         Identity of the first process: the same pid, with another start time.
 
     Raises:
-        OperationError: CHECKPOINT_INCOMPATIBLE, a pid is taken. CRIU_FAILED: no process of the tree runs.
+        OperationError: CHECKPOINT_INCOMPATIBLE, an id of the image is taken. CRIU_FAILED: no process of it runs.
     """
-    check_pids_free(pids)
     work = working_directory(image)
     await _remove(work)  # left by a worker that was killed
     try:
         with open_directories(image, work) as (images, logs, errors):
+            await trio.to_thread.run_sync(check_pids_free, images, pids)
             # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
             fcntl.flock(images, fcntl.LOCK_SH)
             return await relaunch(

@@ -98,7 +98,7 @@ async def restore(
         Identity of the first process: the same pid, with another start time.
 
     Raises:
-        OperationError: CHECKPOINT_INCOMPATIBLE, an id of the image is taken. CRIU_FAILED: no process of it runs.
+        OperationError: CHECKPOINT_INCOMPATIBLE, an id is taken. CRIU_FAILED: no process of it runs.
     """
     work = working_directory(image)
     await _remove(work)  # left by a worker that was killed

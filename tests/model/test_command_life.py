@@ -475,7 +475,7 @@ def test_every_command_ends_once_as_the_world_says() -> None:
 
 @pytest.mark.long
 def test_a_large_sample_ends_once_as_the_world_says() -> None:
-    run_machine(seed(environment.seed())(CommandLife), settings=settings(SETTINGS, max_examples=2000))
+    run_machine(seed(environment.seed())(CommandLife), settings=settings(SETTINGS, max_examples=1000))
 
 
 def tells_before_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,4 +174,4 @@ def test_the_registry_agrees_with_its_model() -> None:
 
 @pytest.mark.long
 def test_the_registry_agrees_with_its_model_in_a_large_sample() -> None:
-    run_machine(seed(environment.seed())(WorkloadLife), settings=settings(SETTINGS, max_examples=3000))
+    run_machine(seed(environment.seed())(WorkloadLife), settings=settings(SETTINGS, max_examples=1500))

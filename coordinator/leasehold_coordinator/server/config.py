@@ -20,7 +20,7 @@ from leasehold_coordinator.fleet.caller_bounds import CallerLimits
 from leasehold_coordinator.log_format import LogFormat
 from leasehold_coordinator.server.own_pki import PkiFiles
 from leasehold_coordinator.server.ports import INSECURE_SCHEME
-from leasehold_coordinator.server.settings_keys import require_known
+from leasehold_coordinator.server.settings_keys import explain, require_known
 
 SYSTEM_FILE: Final = Path("/etc/leasehold/coordinator.toml")
 DEFAULT_LISTEN: Final = "127.0.0.1:7400"
@@ -319,5 +319,7 @@ def _read(path: Path) -> CoordinatorConfig:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"
         ) from error
+    except msgspec.ValidationError as error:
+        raise StartError(f"the configuration {path} has an invalid value of {explain(error)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StartError(f"the configuration {path} is not valid: {error}") from error
+        raise StartError(f"the configuration {path} is malformed: {error}") from error

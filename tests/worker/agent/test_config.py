@@ -25,13 +25,19 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("coordinator = 5", "Expected `str`, got `int`"),
+        (
+            "coordinator = 5",
+            "invalid value of coordinator: expected text, got a whole number",
+        ),
+        ("memory_limit = [1]", "of memory_limit: expected a whole number or text, got a list"),
+        ('log_format = "xml"', "of log_format: not one of its values: 'xml'"),
+        ("state_dir = 3", "of state_dir: 3 is not a path: write a string"),
         (
             'coordinater = "a:1"',
             r"worker\.toml has the unknown key 'coordinater': did you mean 'coordinator'\?",
         ),
         ("zzz = 1", r"the unknown key 'zzz': remove it \(docs/cli.md#settings lists the keys\)"),
-        ("= nonsense", "invalid"),
+        ("= nonsense", "is malformed"),
         ('coordinator = "nowhere"', "HOST:PORT"),
         ('coordinator = "host:99999"', "HOST:PORT"),
         ('name = "rack/1"', "invalid worker name"),

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from leasehold_worker.agent.settings_keys import require_known
+from leasehold_worker.agent.settings_keys import explain, require_known
 from leasehold_worker.applications.timeouts import DEFAULT_TIMEOUTS, START_TIMEOUT_S
 from leasehold_worker.byte_sizes import parse_size
 from leasehold_worker.driver.helper_pool import CALL_FLOOR_S
@@ -343,8 +343,10 @@ def _read(path: Path) -> tuple[WorkerConfig, frozenset[str]]:
         raise StartError(
             f"the configuration {path} can't be read: {error.strerror}; give another with --config"
         ) from error
+    except msgspec.ValidationError as error:
+        raise StartError(f"the configuration {path} has an invalid value of {explain(error)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StartError(f"the configuration {path} is invalid: {error}") from error
+        raise StartError(f"the configuration {path} is malformed: {error}") from error
 
 
 def _decode_path(wanted: type, value: object) -> Path:

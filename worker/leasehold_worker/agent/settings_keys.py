@@ -1,9 +1,25 @@
-"""Unknown keys of a settings file."""
+"""Unknown keys of a settings file, and values of another type."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from leasehold_worker.errors import StartError
+
+_TYPE: Final = re.compile(r"`([^`]*)`")
+_TYPES: Final = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "nothing",
+    "object": "a table",
+    "str": "text",
+}
+"""Types of msgspec as people say them."""
 
 
 def require_known(path: Path, keys: Iterable[str], known: Iterable[str]) -> None:
@@ -28,3 +44,11 @@ def require_known(path: Path, keys: Iterable[str], known: Iterable[str]) -> None
                 f"the configuration {path} has the unknown key {key[:100]!r}: {remedy} "
                 "(docs/cli.md#settings lists the keys)"
             )
+
+
+def explain(fault: msgspec.ValidationError) -> str:
+    """A value of another type: its key, and the types as people say them."""
+    what, _, place = str(fault).partition(" - at `$.")
+    what = what.replace("Invalid enum value", "not one of its values:")
+    said = _TYPE.sub(lambda found: " or ".join(_TYPES.get(one, one) for one in found[1].split(" | ")), what)
+    return f"{place.removesuffix('`')}: {said[0].lower()}{said[1:]} (see docs/cli.md#settings)"

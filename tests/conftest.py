@@ -38,11 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the cases that a sample lacks, and gives long tests a longer limit than the others have."""
+    """Leaves out the cases that a sample lacks, and begins with what takes minutes."""
     if config.option.markexpr == "long" and not any("::" in argument for argument in config.args):
         left_out = {item for item in items if _is_long_case(item) and not environment.is_sampled(item.nodeid)}
         config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+        played = [item for item in items if item.get_closest_marker("long") and item not in left_out]
+        first = [item for item in played if item.get_closest_marker("minutes")]
+        others = [item for item in played if item not in first]
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        short = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [*environment.begin_with(first, others, workers), *short]
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_LIMIT_S))

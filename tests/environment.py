@@ -15,11 +15,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from _pytest.mark.expression import Expression
+
+T = TypeVar("T")
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -54,6 +57,21 @@ def seed() -> int:
 def is_sampled(case: str) -> bool:
     """Whether a case of a parametrized test belongs to the half that this run plays."""
     return random.Random(f"{seed()} {case}").random() < 0.5
+
+
+def begin_with(first: Sequence[T], others: Sequence[T], workers: int) -> list[T]:
+    """The order of tests in which each of pytest-xdist's workers begins with its share of some of them.
+
+    ``--dist worksteal`` gives each worker a contiguous part of the tests, of equal length, and moves tests
+    from the end of a part to workers that have none left. What takes long must not be at the end of a part.
+    """
+    order: list[T] = []
+    rest = deque(others)
+    for worker in range(workers):
+        share = (len(first) + len(others) - len(order)) // (workers - worker)
+        own = first[worker::workers]
+        order += [*own, *(rest.popleft() for _ in range(min(len(rest), share - len(own))))]
+    return [*order, *rest]
 
 
 def selects_gpus(markers: str) -> bool:

@@ -58,6 +58,13 @@ def test_a_sample_has_about_half_of_the_cases_and_the_same_ones_for_a_seed(
     assert sample("20000") == sample("20000") != sample("20001")
 
 
+def test_each_worker_of_xdist_begins_with_its_share_of_what_takes_minutes() -> None:
+    order = environment.begin_with("ABCD", "123456", workers=3)
+    assert ["".join(order[:3]), "".join(order[3:6]), "".join(order[6:])] == ["AD1", "B23", "C456"]
+    assert environment.begin_with("AB", "1", workers=1) == ["A", "B", "1"]
+    assert sorted(environment.begin_with("ABCDEFG", "1", workers=2)) == sorted("ABCDEFG1")
+
+
 @pytest.mark.long
 def test_what_somebody_installed_or_set_is_not_seen(tmp_path: Path) -> None:
     """Runs pytest with the settings of an odd shell, and has it look."""

@@ -66,6 +66,7 @@ def test_programs_that_are_killed_lose_and_double_nothing(fleet: ChaosFleet) -> 
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 @pytest.mark.timeout(900)
 def test_a_sample_that_changes_each_day_loses_and_doubles_nothing() -> None:
     done = subprocess.run(

@@ -31,5 +31,6 @@ def test_pool_ledger_nvml_and_coordinator_agree_after_every_step() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 def test_pool_ledger_nvml_and_coordinator_agree_after_every_step_of_the_day() -> None:
     play_alone(LONG_STEPS, seed())

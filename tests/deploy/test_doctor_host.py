@@ -67,6 +67,7 @@ class Installed:
             return self.findings(succeeds=False)
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(400)
 def test_each_finding_has_the_command_that_mends_it(tmp_path: Path) -> None:
     with systemd_host(tmp_path) as host:

@@ -49,6 +49,7 @@ def hosts(tmp_path: Path) -> Iterator[dict[str, SystemdHost]]:
         yield started
 
 
+@pytest.mark.minutes
 def test_the_commands_of_the_page(hosts: dict[str, SystemdHost], tmp_path: Path) -> None:
     head, gpu_01 = hosts["head"], hosts["gpu-01"]
     brought = release(ROOT, tmp_path / "release")
@@ -150,6 +151,7 @@ def commands(head: SystemdHost, expression: str) -> dict[str, str]:
     return {one["command_id"]: one["state"].removeprefix("COMMAND_STATE_") for one in found}
 
 
+@pytest.mark.minutes
 @needs_older_release
 def test_upgrades_while_counters_run(hosts: dict[str, SystemdHost], tmp_path: Path) -> None:
     head, gpu_01 = hosts["head"], hosts["gpu-01"]

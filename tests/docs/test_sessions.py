@@ -79,6 +79,7 @@ def test_the_session_on_a_gpu_host(checkout: Path, gpu_host: dict[str, str]) -> 
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 def test_the_installation_on_a_gpu_host(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
@@ -94,6 +95,7 @@ def test_the_installation_on_a_gpu_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 def test_the_tour(checkout: Path) -> None:
     check(blocks(TOUR.read_text()), checkout, 600, {})
 

@@ -100,6 +100,7 @@ def test_what_goes_wrong_leaves_a_workload_as_before_or_as_asked(
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 @grid_is_local
 def test_a_sample_that_changes_each_day_leaves_workloads_as_before_or_as_asked(empty_fleet: Fleet) -> None:
     play(empty_fleet, sample(LONG_CASES, seed()))

@@ -219,6 +219,7 @@ COMMANDS = 100
 ROTATION_TIMEOUT_S = 400.0
 
 
+@pytest.mark.minutes
 def test_certificates_and_the_authority_are_replaced_while_commands_run(tmp_path: Path) -> None:
     with three_hosts(tmp_path, SHORT_LIVES) as hosts:
         hosts.login("alice", "user")

@@ -39,6 +39,7 @@ def check(folder: Path, *defines: str) -> tuple[int, int]:
     return int(errors[1]), int(states[1])
 
 
+@pytest.mark.minutes
 def test_every_order_of_events_keeps_the_promises(tmp_path: Path) -> None:
     errors, states = check(tmp_path)
     assert errors == 0

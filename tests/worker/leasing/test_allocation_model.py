@@ -206,5 +206,6 @@ def test_the_ledger_agrees_with_its_model() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 def test_the_ledger_agrees_with_its_model_in_a_large_sample() -> None:
     run_machine(seed(environment.seed())(Ledger), settings=settings(SETTINGS, max_examples=1500))

@@ -865,5 +865,6 @@ def test_the_pool_agrees_with_its_model() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.minutes
 def test_the_pool_agrees_with_its_model_in_a_large_sample() -> None:
     run_machine(seed(environment.seed())(PoolMachine), settings=settings(SETTINGS, max_examples=750))

@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Final, Generic, TypeVar, final
 from weakref import WeakValueDictionary
 
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import CallLimits, counted_caller
 from leasehold_coordinator.storage.write_health import WriteHealth
 
 Created = TypeVar("Created")
+
+BEGUN_LIMIT: Final = 1_024
+"""Most requests that are served at once, with those whose callers have gone."""
 
 
 @final
@@ -39,6 +43,7 @@ class Decisions:
     def __init__(self, health: WriteHealth) -> None:
         self._health = health
         self._deciding = asyncio.Lock()
+        self._begun = CallLimits(BEGUN_LIMIT)
         self._storing: set[asyncio.Future[None]] = set()
         """One for each creation that is decided and not yet on disk."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -58,16 +63,20 @@ class Decisions:
         Args:
             request_id: The id of the request. Empty: the request waits for no other.
             create: Serves the request.
+
+        Raises:
+            FleetError: TOO_MANY_CALLS, STORAGE_UNAVAILABLE, or the refusal of the request.
         """
-        if not request_id:
-            return await self._health.unless_stalled(create())
 
-        async def take_turn() -> Created:
-            turn = self._turns.setdefault(request_id, asyncio.Lock())
-            async with turn:
-                return await create()
+        async def serve() -> Created:
+            with self._begun.entered(counted_caller()):
+                if not request_id:
+                    return await create()
+                turn = self._turns.setdefault(request_id, asyncio.Lock())
+                async with turn:
+                    return await create()
 
-        return await self._health.unless_stalled(take_turn(), is_repeated=request_id in self._turns)
+        return await self._health.unless_stalled(serve(), is_repeated=request_id in self._turns)
 
     async def decide(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Created:
         """Makes a decision, and stores it while later decisions are made.

@@ -10,6 +10,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.operation_rules import check_operation, check_state
 from leasehold_coordinator.core.owner_views import acting
+from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import FleetError, invalid
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.fleet.permissions import (
@@ -84,18 +85,20 @@ async def find_target(fleet: FleetReader, workload: str, operation: Operation) -
         if preempted:
             resolved.restore.preempt[:] = [found.workload_id for found in preempted]
         return Target(resolved, (first,), preempted)
-    workloads = [await fleet.find_workload(move.workload_id) for move in operation.remap.moves]
-    require_own(workloads)
-    seen: set[str] = set()
-    for index, (move, found) in enumerate(zip(resolved.remap.moves, workloads, strict=True)):
-        if found.workload_id in seen:
+    workloads: dict[str, Workload] = {}
+    for index, move in enumerate(resolved.remap.moves):
+        found = await fleet.find_workload(move.workload_id)
+        require_own([found])
+        if found.workload_id in workloads:
             raise invalid(
                 f"operation.moves[{index}].workload_id",
                 f"workload {found.name} has two moves: put all its pairs into one",
             )
-        seen.add(found.workload_id)
+        if len(resolved.remap.moves) > 1 and is_ended(found.status.state):
+            check_state(found, operation)  # at once: each ended workload is a read of the store
+        workloads[found.workload_id] = found
         move.workload_id = found.workload_id
-    return Target(resolved, tuple(workloads))
+    return Target(resolved, tuple(workloads.values()))
 
 
 async def find_preempted(fleet: FleetReader, field: str, names: Sequence[str]) -> tuple[Workload, ...]:
@@ -105,17 +108,18 @@ async def find_preempted(fleet: FleetReader, field: str, names: Sequence[str]) -
         FleetError: UNKNOWN_WORKLOAD; NOT_PERMITTED: another owner has not made one preemptible; WRONG_STATE:
             one can't be suspended; INVALID_ARGUMENT: one is named twice, or they are on several workers.
     """
-    found = [await fleet.find_workload(name) for name in names]
-    require_preemptible(found)
-    for index, workload in enumerate(found):
-        if any(other.workload_id == workload.workload_id for other in found[:index]):
-            raise invalid(field, f"workload {workload.name} is named twice: name it once")
-        if workload.worker_id != found[0].worker_id:
-            raise invalid(
-                field, f"{found[0].name} and {workload.name} are on different workers: name those of one"
-            )
-        check_state(workload, Operation(suspend=SuspendOperation()))
-    return tuple(found)
+    preempted: dict[str, Workload] = {}
+    for name in names:
+        found = await fleet.find_workload(name)
+        require_preemptible([found])
+        first = next(iter(preempted.values()), found)
+        if found.workload_id in preempted:
+            raise invalid(field, f"workload {found.name} is named twice: name it once")
+        if found.worker_id != first.worker_id:
+            raise invalid(field, f"{first.name} and {found.name} are on different workers: name those of one")
+        check_state(found, Operation(suspend=SuspendOperation()))
+        preempted[found.workload_id] = found
+    return tuple(preempted.values())
 
 
 async def find_hold_worker(fleet: FleetReader, hold_id: str) -> str:

@@ -224,18 +224,19 @@ class Store:
             FleetError: STORAGE_DAMAGED, its row is damaged.
         """
         table = schema.workloads
-        rows = await self._readers.select(
+        named = (
             sa.select(table)
             .where(sa.or_(table.c.workload_id == id_or_name, table.c.name == id_or_name))
             .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
-            .limit(NAMESAKE_LIMIT)
         )
+        rows = await self._readers.select(named.limit(1))
         if not rows:
             return None
         newest = self._decoder.decode(Workload, table, rows[0])
         if newest.workload_id == id_or_name or newest.owner == owner:
             return newest
-        others = (self._decoder.decode_if_whole(Workload, table, row) for row in rows[1:])
+        rows = await self._readers.select(named.offset(1).limit(NAMESAKE_LIMIT - 1))
+        others = (self._decoder.decode_if_whole(Workload, table, row) for row in rows)
         return next((one for one in others if one is not None and one.owner == owner), newest)
 
     async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:

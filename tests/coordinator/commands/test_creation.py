@@ -13,6 +13,7 @@ from leasehold.v1.operation_pb2 import CordonOperation, Operation, SuspendOperat
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, SuspendWorkerRequest
 from leasehold.worker.v1.session_pb2 import CommandUpdate
+from leasehold_coordinator.commands import decisions
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.commands.request_keys import RequestKey
@@ -94,6 +95,27 @@ def test_creations_are_decided_while_others_are_stored(tmp_path: Path) -> None:
         assert [frame.command.command.command_id for frame in bench.sent()] == ids
         for command_id in ids:
             await bench.stored(command_id)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_requests_that_wait_for_a_decision_are_bounded_also_without_their_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "BEGUN_LIMIT", 8)
+
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        async with desk.requests.decisions.alone():
+            asked = [desk.run() for _ in range(4)]
+            await asyncio.sleep(0.05)
+            for one in asked:
+                one.cancel()  # the call has ended, and the request waits
+            await asyncio.wait(asked)
+            assert await reason(desk.run()) == errors_pb2.ERROR_REASON_TOO_MANY_CALLS
+        desk.gate.opened.set()
+        await desk.until(lambda: len(bench.sent()) == 4)
+        _, command = await desk.run()
+        assert command is not None
 
     at_desk(tmp_path, scenario)
 

@@ -36,6 +36,7 @@ class FleetError(Exception):
         metadata: Facts for programs.
         retry_after_s: Delay after which the unchanged request may succeed. None: somebody must act first.
         audited: The refusal in the audit, if the caller must not learn it. None: this refusal.
+        cost_requests: What the refusal costs its caller, in requests, in addition to the request itself.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class FleetError(Exception):
         self.metadata = _fitting(metadata)
         self.retry_after_s = retry_after_s or RETRY_AFTER_S.get(reason)
         self.audited: FleetError | None = None
+        self.cost_requests = 0.0
 
     @classmethod
     def from_proto(cls, error: errors_pb2.Error) -> "FleetError":

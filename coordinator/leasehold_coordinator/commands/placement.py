@@ -2,10 +2,12 @@
 
 from collections.abc import Container, Iterable, Iterator
 from heapq import heapify, heappop
+from typing import Final
 
 from leasehold.v1 import lease_pb2
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 
 from leasehold_coordinator.core.client_views import gpu_slots
@@ -15,6 +17,10 @@ from leasehold_coordinator.core.operation_rules import named_gpus
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
 from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu, least_gpus
 from leasehold_coordinator.scheduling.planner import check_named_gpus, choose_worker
+from leasehold_coordinator.scheduling.shortages import Shortage, shortage_at_a_glance
+
+EXPLAINED_LIMIT: Final = 16
+"""Workers with too little room that a refusal looks at in full. Of all others it knows the reason alone."""
 
 
 def place(
@@ -30,20 +36,52 @@ def place(
     Raises:
         FleetError: UNKNOWN_WORKER, WORKER_UNAVAILABLE, or a refusal of the planner.
     """
+    spec = request.spec
+    named_uuids = request.gpu_uuids or spec.resources.gpu_uuids
     if request.worker:
         wanted: Iterable[KnownWorker] = [fleet.registry.find(request.worker)]
         fleet.contact(fleet.registry.find(request.worker).hello.worker_id)
+    elif named_uuids:
+        owners = (fleet.registry.owner(uuid) for uuid in named_uuids)
+        wanted = {known.hello.worker_id: known for known in owners if known is not None}.values()
     else:
         wanted = _most_open_first(fleet)
-    resources = request.spec.resources
-    candidates = (
-        _candidate(fleet, known, for_helper=request.spec.HasField("helper"))
+    wanted = (
+        known
         for known in wanted
         if fleet.is_in_contact(known.hello.worker_id) and (among is None or known.hello.worker_id in among)
     )
+    others: list[Shortage] = []
+    candidates = _described(fleet, wanted, spec, others)
     if request.gpu_uuids:
-        return check_named_gpus(list(candidates), list(request.gpu_uuids), resources)
-    return choose_worker(candidates, resources)
+        return check_named_gpus(list(candidates), list(request.gpu_uuids), spec.resources)
+    return choose_worker(candidates, spec.resources, others)
+
+
+def _described(
+    fleet: FleetReader, wanted: Iterable[KnownWorker], spec: WorkloadSpec, others: list[Shortage]
+) -> Iterator[Candidate]:
+    """Describes workers for the planner. Most of those with too little room are added to ``others`` instead.
+
+    A glance at a worker costs a fraction of its description.
+    """
+    left_to_explain = EXPLAINED_LIMIT
+    for known in wanted:
+        if (shortage := _glance(fleet, known, spec.resources)) is not None:
+            if not left_to_explain:
+                others.append(shortage)
+                continue
+            left_to_explain -= 1
+        yield _candidate(fleet, known, for_helper=spec.HasField("helper"))
+
+
+def _glance(fleet: FleetReader, known: KnownWorker, resources: Resources) -> Shortage | None:
+    open_gpus = known.open_gpus
+    if open_gpus < least_gpus(resources) <= len(known.leases):
+        leased = (lease for lease in known.leases if lease.state == lease_pb2.SLOT_STATE_LEASED)
+        open_gpus += sum(_is_lent(fleet, lease) for lease in leased)
+    gpus = known.hello.gpus if known.reported else ()
+    return shortage_at_a_glance(known.hello.name, known.cordon, gpus, open_gpus, known.resources, resources)
 
 
 def _most_open_first(fleet: FleetReader) -> Iterator[KnownWorker]:

@@ -142,6 +142,12 @@ class CallerBounds:
         for key in _keys(caller):
             self._bytes.of(key, now).charge(size_bytes, now)
 
+    def charge_refusal(self, caller: Caller, refusal: FleetError) -> None:
+        """Counts what a refusal cost. A caller with a debt is not admitted."""
+        now = time.monotonic()
+        for key in _keys(caller):
+            self._requests.of(key, now).charge(refusal.cost_requests, now)
+
     def open_stream(self, caller: Caller) -> Callable[[], None]:
         """Counts a response stream. The returned function ends the count.
 

@@ -20,6 +20,10 @@ _REMEDIES: Final[dict[ErrorReason.ValueType, str]] = {
 }
 """The remedy by reason. If workers have different shortages, the first of these reasons is reported."""
 
+DESCRIBED_PER_REQUEST: Final = 30
+GLANCED_PER_REQUEST: Final = 100
+"""Workers that a refusal may look at, in full or by a glance, for the cost of one request to its caller."""
+
 HEALTH_TEXT_LIMIT: Final = 256
 """Most characters of a GPU's health reason in a refusal."""
 
@@ -31,13 +35,16 @@ _NOT_FREE: Final[dict[SlotState.ValueType, ErrorReason.ValueType]] = {
 """The reasons for GPUs that are neither leased nor free, by state."""
 
 
-def choose_worker(candidates: Iterable[Candidate], resources: Resources) -> Candidate:
+def choose_worker(
+    candidates: Iterable[Candidate], resources: Resources, others: Sequence[Shortage] = ()
+) -> Candidate:
     """The candidate with the most free matching GPUs among those that satisfy the request, then by name.
 
     Args:
         candidates: Either in any order, or by :attr:`Candidate.most`, most first, and then by name. Ordered
             candidates are read only as far as the choice needs.
         resources: The requested resources.
+        others: Workers with too little room that are no candidates. Reading the candidates may add some.
 
     Raises:
         FleetError: UNKNOWN_GPU. WORKER_UNAVAILABLE, there is no candidate. CORDONED, all candidates are
@@ -46,7 +53,7 @@ def choose_worker(candidates: Iterable[Candidate], resources: Resources) -> Cand
     """
     if resources.gpu_uuids:
         candidates = list(candidates)
-        if candidates and not any(uuid in one.gpus for one in candidates for uuid in resources.gpu_uuids):
+        if not any(uuid in one.gpus for one in candidates for uuid in resources.gpu_uuids):
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNKNOWN_GPU,
                 f"no connected worker has {resources.gpu_uuids[0]}: `leasehold get gpus` lists them",
@@ -72,7 +79,10 @@ def choose_worker(candidates: Iterable[Candidate], resources: Resources) -> Cand
             errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
             "no worker is connected: start one with `leasehold worker`",
         )
-    raise _refusal(sorted(shortages, key=lambda shortage: shortage.worker), resources)
+    explained = sorted(shortages, key=lambda shortage: shortage.worker)
+    refusal = _refusal([*explained, *others], resources)
+    refusal.cost_requests = len(explained) / DESCRIBED_PER_REQUEST + len(others) / GLANCED_PER_REQUEST
+    raise refusal
 
 
 def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:

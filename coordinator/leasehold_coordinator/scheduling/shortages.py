@@ -1,13 +1,14 @@
 """The reasons why a worker can't take a workload, in words. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from leasehold.v1 import errors_pb2, lease_pb2
 from leasehold.v1.errors_pb2 import ErrorReason
-from leasehold.v1.lease_pb2 import SlotState
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.lease_pb2 import Cordon, SlotState
 from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources
 
@@ -57,6 +58,38 @@ def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
     if candidate.machine is not None and (lacks := list(_machine_lacks(candidate.machine, resources))):
         reason = errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
         return Shortage(candidate.name, reason, ", ".join(lacks), _is_too_small(candidate.machine, resources))
+    return None
+
+
+def shortage_at_a_glance(
+    worker: str,
+    cordon: Cordon | None,
+    gpus: Sequence[Gpu],
+    open_gpus: int,
+    machine: MachineResources | None,
+    resources: Resources,
+) -> Shortage | None:
+    """A shortage of a worker, without words. None: only :func:`shortage_of` can tell.
+
+    Args:
+        worker: The worker's name.
+        cordon: The cordon of the worker. None: not cordoned.
+        gpus: Its GPUs.
+        open_gpus: Most of them that a workload may get, of whatever kind.
+        machine: Total and free resources of its host. None: unknown.
+        resources: The requested resources.
+    """
+    if cordon is not None:
+        return Shortage(worker, errors_pb2.ERROR_REASON_CORDONED, "")
+    least = least_gpus(resources)
+    if least:
+        is_particular = resources.gpu_name or resources.gpu_memory_bytes or resources.gpu_uuids
+        suitable = sum(suits(gpu, resources) for gpu in gpus) if is_particular else len(gpus)
+        if min(open_gpus, suitable) < least:
+            return Shortage(worker, errors_pb2.ERROR_REASON_NO_FREE_GPU, "", for_good=suitable < least)
+    if machine is not None and any(_machine_lacks(machine, resources)):
+        for_good = _is_too_small(machine, resources)
+        return Shortage(worker, errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, "", for_good)
     return None
 
 

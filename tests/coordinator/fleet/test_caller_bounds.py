@@ -55,6 +55,19 @@ def refused(bounds: CallerBounds, caller: Caller) -> FleetError:
     return error.value
 
 
+def test_a_costly_refusal_counts_as_many_requests(clock: Clock) -> None:
+    bounds = CallerBounds(CallerLimits())
+    costly = FleetError(errors_pb2.ERROR_REASON_NO_FREE_GPU, "no room")
+    costly.cost_requests = 250
+    for caller in (BATCH, ADMIN):
+        bounds.charge_refusal(caller, costly)
+    assert admitted(bounds, ALICE) == 0
+    assert admitted(bounds, BOB) == 200
+    assert admitted(bounds, ADMIN) == 1_000
+    clock.served_s += 2
+    assert admitted(bounds, ALICE) == 50
+
+
 def test_requests_have_a_burst_and_a_rate(clock: Clock) -> None:
     bounds = CallerBounds(CallerLimits())
     assert admitted(bounds, ALICE) == 200

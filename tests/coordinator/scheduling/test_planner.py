@@ -13,6 +13,7 @@ from leasehold.v1.workload_pb2 import Resources
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.scheduling.candidates import Candidate
 from leasehold_coordinator.scheduling.planner import check_named_gpus, choose_worker
+from leasehold_coordinator.scheduling.shortages import shortage_at_a_glance, shortage_of
 
 from tests.coordinator.candidates import candidate, of_gpus, one_gpu
 
@@ -91,6 +92,39 @@ def refusal(resources: Resources, *candidates: Candidate) -> tuple[ErrorReason.V
     with pytest.raises(FleetError) as error:
         choose_worker(candidates, resources)
     return error.value.reason, error.value.message
+
+
+def test_a_glance_sees_no_shortage_that_a_worker_does_not_have() -> None:
+    dice = random.Random(1)
+    states = [lease_pb2.SLOT_STATE_FREE, LEASED, CORDONED, UNHEALTHY, FOREIGN]
+    seen = 0
+    for number in range(500):
+        gpus = [
+            one_gpu(
+                f"GPU-{slot}",
+                state := dice.choice(states),
+                memory_gib=dice.choice([40, 80]),
+                awaited=dice.random() < 0.1,
+                lent=state == LEASED and dice.random() < 0.5,
+            )
+            for slot in range(dice.randint(0, 4))
+        ]
+        cordon = REPAIR if dice.random() < 0.1 else None
+        machine = SMALL if dice.random() < 0.5 else None
+        one = replace(of_gpus(f"n{number}", *gpus, cordon=cordon), machine=machine)
+        resources = Resources(
+            gpu_count=dice.randint(0, 3),
+            gpu_memory_bytes=dice.choice([0, 50 * GIB]),
+            cpu_millicores=dice.choice([0, 2000]),
+            allow_foreign=dice.random() < 0.5,
+        )
+        most = sum(gpu.lent or gpu.state in (lease_pb2.SLOT_STATE_FREE, FOREIGN) for gpu in gpus)
+        facts = [gpu.gpu for gpu in gpus]
+        glance = shortage_at_a_glance(one.name, cordon, facts, most, machine, resources)
+        if glance is not None:
+            seen += 1
+            assert shortage_of(one, resources) is not None
+    assert 100 < seen < 500
 
 
 def test_the_most_room_wins_and_then_the_name() -> None:

@@ -126,9 +126,11 @@ def _health_change(before: GpuLease, after: GpuLease) -> str:
 def _foreign_changes(before: Sequence[ForeignProcess], after: Sequence[ForeignProcess]) -> Iterator[str]:
     known, now = {process.pid for process in before}, {process.pid for process in after}
     if come := [process for process in after if process.pid not in known]:
-        for workload_id, name in dict.fromkeys((each.workload_id, each.workload_name) for each in come):
-            some = [process for process in come if process.workload_id == workload_id]
-            name = name[:TEXT_LIMIT]
+        by_workload: dict[str, list[ForeignProcess]] = {}
+        for process in come:
+            by_workload.setdefault(process.workload_id, []).append(process)
+        for workload_id, some in by_workload.items():
+            name = some[0].workload_name[:TEXT_LIMIT]
             whose = f"of workload {name}, which does not lease it: suspend and restore {name}"
             held_by = foreign_text(GpuLease(foreign_processes=some))
             yield f"is held by {held_by}, {whose if workload_id else 'which belongs to no workload'}"

@@ -9,6 +9,7 @@ from typing import Final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
+from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import ListCheckpointsRequest, ListCheckpointsResponse
 from leasehold.worker.v1.session_pb2 import CheckpointQuery
 
@@ -143,10 +144,16 @@ async def _set_owners(fleet: FleetReader, checkpoints: list[Checkpoint]) -> None
     """
     ids = {one.workload_id for one in checkpoints if one.workload_id}
     owners = {one: fleet.workloads[one].owner for one in ids if one in fleet.workloads}
-    for workload in await fleet.store.find_workloads([one for one in ids if one not in owners]):
+    others = [one for one in ids if one not in owners]
+    for workload in await fleet.store.find_workloads(others, _with_owner):
         owners[workload.workload_id] = workload.owner
     for one in checkpoints:
         one.owner = owners.get(one.workload_id, one.owner)
+
+
+def _with_owner(record: Workload) -> Workload:
+    """The id and the owner of a workload. Workers choose of how many workloads these are asked."""
+    return Workload(workload_id=record.workload_id, owner=record.owner)
 
 
 async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> list[Checkpoint] | None:

@@ -102,7 +102,7 @@ class Fleet:
         self.enrolling = asyncio.Lock()
         """Held by each change of join tokens and bindings, so that one is made at a time."""
         self._unstored: set[str] = set()
-        """Ids of workers that lost GPUs to other workers, and whose loss was not stored by a failed write."""
+        """Ids of workers that lost GPUs to other workers by a hello whose write failed."""
 
     async def load(self) -> None:
         """Loads from the store what has not ended, the workers, join tokens and bindings."""
@@ -160,8 +160,8 @@ class Fleet:
                 stores the losses of GPUs.
         """
         lost, self._unstored = self._unstored | {known.hello.worker_id for known in robbed}, set()
-        lost.discard(hello.worker_id)
-        others = [known for worker_id in lost if (known := self.registry.get(worker_id)) is not None]
+        found = map(self.registry.get, lost - {hello.worker_id})
+        others = [known for known in found if known is not None]
         rows: list[Change] = [worker_row(known.epoch, known.hello) for known in others]
         if binding is not None:
             rows += [binding_row(binding), *binding_rows(binding, address)]

@@ -245,6 +245,8 @@ def test_the_loss_of_gpus_whose_write_was_refused_is_stored_by_the_next_hello(tm
             with pytest.raises(FleetError, match="the disk is full"):
                 await bench.service._welcome(first := session_of(bench))
             bench.service._forget(first)
+            with pytest.raises(FleetError, match="the disk is full"):
+                await bench.fleet.save_worker(bench.fleet.registry.find("old").hello, 2)
         await bench.service._welcome(Session(make_hello()))
         stored = {one.hello.name: [gpu.uuid for gpu in one.hello.gpus] for one in await bench.store.workers()}
         assert stored == {"old": ["GPU-old-1"], "alpha": ["GPU-alpha-0", "GPU-alpha-1"]}

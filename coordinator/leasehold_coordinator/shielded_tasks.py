@@ -21,9 +21,11 @@ _UNDER_WAY: Final[set[asyncio.Task[Any]]] = set()
 SETTLE_TIMEOUT_S: Final = 10.0
 
 
-def start(work: Coroutine[Any, Any, None]) -> None:
-    """Starts work in the background. The work must end by itself."""
-    _begun(work).add_done_callback(_end_unheard)
+def start(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Starts work in the background. The work must end by itself. A caller may await it, with a shield."""
+    task = _begun(work)
+    task.add_done_callback(_end_unheard)
+    return task
 
 
 def _begun(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:

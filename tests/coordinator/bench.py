@@ -120,9 +120,11 @@ class Bench:
         """Whoever looks for a workload waits for a gate."""
         gate, find_now = Gate(), self.store.find_workloads
 
-        async def find(workload_ids: Sequence[str]) -> list[Workload]:
+        async def find(
+            workload_ids: Sequence[str], keep: Callable[[Workload], Workload] = lambda record: record
+        ) -> list[Workload]:
             await gate()
-            return await find_now(workload_ids)
+            return await find_now(workload_ids, keep)
 
         monkeypatch.setattr(self.store, "find_workloads", find)
         return gate

@@ -1,6 +1,7 @@
 """The worker id and the GPUs that belong to the identity of each enrolled worker. Pure."""
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -57,6 +58,28 @@ class WorkerBindings:
             for uuid in binding.gpu_uuids:
                 self._by_gpu.pop(uuid, None)
         return binding
+
+    @contextmanager
+    def being_stored(self, binding: WorkerBinding | None) -> Iterator[None]:
+        """The context of a write of a binding, which counts from the beginning, and not after a failure.
+
+        Only one change of bindings may be made at a time.
+
+        Args:
+            binding: The new binding of its name. None: the write has none.
+        """
+        if binding is None:
+            yield
+            return
+        before = self.get(binding.name)
+        self.put(binding)
+        try:
+            yield
+        except FleetError:
+            self.remove(binding.name)
+            if before is not None:
+                self.put(before)
+            raise
 
     def get(self, name: str) -> WorkerBinding | None:
         """The binding of a name."""

@@ -66,14 +66,17 @@ class EventService(EventServiceServicer):
 
         def wants(response: WatchEventsResponse) -> bool:
             event = response.event
-            is_of_parents = worker_id in (None, event.worker_id) and workload_id in (None, event.workload_id)
-            return is_of_parents and matches(wanted, views.event(event))
+            return worker_id in (None, event.worker_id) and workload_id in (None, event.workload_id)
+
+        def passes(response: WatchEventsResponse) -> bool:
+            return matches(wanted, views.event(response.event))
 
         responses = watch(
             self.fleet.event_hub,
             WatchEventsResponse,
             request.resume_token,
             wants=wants,
+            passes=passes,
             scope=views.scope,
             view=view,
         )

@@ -28,6 +28,7 @@ from leasehold.worker.v1.session_pb2_grpc import SessionServiceServicer
 from leasehold_coordinator import __version__, metrics
 from leasehold_coordinator.access.callers import Caller
 from leasehold_coordinator.access.identities import Identity
+from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.api.authentication import Authentication, is_encrypted
 from leasehold_coordinator.api.error_statuses import abort
 from leasehold_coordinator.commands.dispatcher import Dispatcher
@@ -199,8 +200,12 @@ class SessionService(SessionServiceServicer):
         await self._wait_for_older(session.hello)
         turn = self._turns.setdefault(session.hello.worker_id, asyncio.Lock())
         async with turn:
-            if not session.ended.done():
-                await self._let_in(session)
+            hello, is_certified = session.hello, session.is_certified
+            async with self._fleet.new_binding(hello, is_certified=is_certified) as binding:
+                if session.ended.done():
+                    return
+                await self._let_in(session, binding)
+            await self._compare(session)
 
     async def _wait_for_older(self, hello: Hello) -> None:
         """Waits for the stream of a killed instance to end."""
@@ -208,10 +213,9 @@ class SessionService(SessionServiceServicer):
         if older is not None and self._fleet.registry.is_taken(hello, time.monotonic()):
             await asyncio.wait({older.ended}, timeout=TAKEOVER_WAIT_S)
 
-    async def _let_in(self, session: Session) -> None:
-        """Stores the new epoch, ends the worker's older stream, and compares the hello with the records."""
+    async def _let_in(self, session: Session, binding: WorkerBinding | None) -> None:
+        """Ends the worker's older stream, and stores the new epoch and binding."""
         fleet, hello = self._fleet, session.hello
-        binding = fleet.check_binding(hello, is_certified=session.is_certified)
         fleet.registry.check_newcomer(hello, time.monotonic())
         _check_own(fleet, hello)
         crash_point("hello-received")
@@ -223,7 +227,7 @@ class SessionService(SessionServiceServicer):
             hello, session.epoch, session.session_id, time.monotonic(), time.time_ns()
         )
         session.known.is_encrypted = session.is_encrypted
-        # The welcome is queued before any other frame, and sent once the rest of this method is stored.
+        # The welcome is queued before any other frame, and sent once all changes by the hello are stored.
         session.send(ConnectResponse(welcome=self._welcome_frame(session)))
         if len(self._authentication.certificates.authorities.members) > 1:
             tell_authorities(self._authentication.certificates, session)
@@ -235,13 +239,15 @@ class SessionService(SessionServiceServicer):
         crash_point("epoch-stored")
         metrics.SESSIONS.inc()
         logger.info("worker %s (%s) connected, epoch %d", hello.name, hello.worker_id, session.epoch)
-        await self._dispatcher.reconcile_workloads(session, hello.workloads)
+
+    async def _compare(self, session: Session) -> None:
+        """Compares the hello of a worker that was let in with the records of its workloads and commands."""
+        await self._dispatcher.reconcile_workloads(session, session.hello.workloads)
         await self._dispatcher.welcome(session)
-        session.hello = session.known.hello  # frees the volatile fields, which are kept elsewhere by now
-        for known in robbed:
-            fleet.worker_news.publish(known)
-        if fleet.reader.is_current(session):
-            fleet.worker_news.publish(session.known)
+        if session.known is not None:
+            session.hello = session.known.hello  # frees the volatile fields, which are kept elsewhere by now
+            if self._fleet.reader.is_current(session):
+                self._fleet.worker_news.publish(session.known)
         crash_point("welcomed")
 
     def _welcome_frame(self, session: Session) -> Welcome:
@@ -385,12 +391,14 @@ class SessionService(SessionServiceServicer):
         check_hello(hello)
         if session.identity is not None:
             _check_name(hello, session.identity)
-        binding = self._fleet.check_binding(hello, is_certified=session.is_certified)
-        self._fleet.registry.check_unique(hello, time.monotonic())
-        _check_own(self._fleet, hello)
-        robbed = self._fleet.registry.take_gpus(hello)
-        self._fleet.registry.describe(session.known, hello)
-        await self._fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
+        async with self._fleet.new_binding(hello, is_certified=session.is_certified) as binding:
+            if not self._fleet.reader.is_current(session):
+                return
+            self._fleet.registry.check_unique(hello, time.monotonic())
+            _check_own(self._fleet, hello)
+            robbed = self._fleet.registry.take_gpus(hello)
+            self._fleet.registry.describe(session.known, hello)
+            await self._fleet.save_worker(hello, session.epoch, robbed, binding, session.address)
         if self._fleet.reader.is_current(session):
             self._fleet.worker_news.publish(session.known)
 

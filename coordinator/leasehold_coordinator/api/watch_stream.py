@@ -1,6 +1,7 @@
 """The responses of a watch: a snapshot, then changes and deletions, with bookmarks and resume tokens."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 
+from leasehold_coordinator.fleet import change_hub
 from leasehold_coordinator.fleet.change_hub import Hub
 
 Response = TypeVar(
@@ -25,6 +27,7 @@ async def watch(
     *,
     key: str | None = None,
     wants: Callable[[Response], bool] | None = None,
+    passes: Callable[[Response], bool] = lambda _: True,
     scope: str = "",
     view: Callable[[Response], Response] = lambda response: response,
     shown: Callable[[Response], Response] = lambda response: response,
@@ -41,7 +44,9 @@ async def watch(
         resume_token: The changes after this token. Empty: a snapshot first.
         snapshot: The entries with their keys, some at a time. Each item is built when it is asked for.
         key: Only changes of this key. None: of all keys.
-        wants: Whether a response is for this watcher. None: each is.
+        wants: Whether a response is for this watcher. None: each is. It runs in the turn of the publisher,
+            once for each watcher, so it must be cheap.
+        passes: Whether a wanted response passes the filter. It runs in the turn of the watcher.
         scope: Distinguishes the tokens of different views.
         view: The part of a response that this watcher may see.
         shown: The view as this watcher gets it: itself, or the deletion of an entry that does not match.
@@ -52,7 +57,9 @@ async def watch(
     with hub.subscribe(key, wants) as subscription:
         if resume_token:
             for change in hub.since(resume_token, scope):
-                if subscription.is_for_watcher(change):
+                if not (subscription.is_for_watcher(change) and passes(change.message)):
+                    await asyncio.sleep(0)
+                else:
                     yield _with_token(kind, shown(view(change.message)), hub.token(change.revision, scope))
         else:
             for entries in snapshot:
@@ -65,14 +72,22 @@ async def watch(
                 await asyncio.sleep(0)  # a filter may match no entry, and the fleet may be large
             complete = hub.revision
             for change in subscription.until(complete):
-                yield shown(view(change.message))
+                if passes(change.message):
+                    yield shown(view(change.message))
             yield kind(bookmark=Bookmark(snapshot_end=True), resume_token=hub.token(complete, scope))
+        told_s = time.monotonic()
         async for next_change in subscription.changes():
-            if next_change is not None:
+            if next_change is None:  # no change waits, so all up to now were delivered
+                yield kind(bookmark=Bookmark(), resume_token=hub.token(hub.revision, scope))
+            elif passes(next_change.message):
                 seen = shown(view(next_change.message))
                 yield _with_token(kind, seen, hub.token(next_change.revision, scope))
-            else:  # no change waits, so all up to now were delivered
-                yield kind(bookmark=Bookmark(), resume_token=hub.token(hub.revision, scope))
+            else:
+                await asyncio.sleep(0)  # a thousand changes may wait, and none may pass
+                if time.monotonic() - told_s < change_hub.BOOKMARK_INTERVAL_S:
+                    continue
+                yield kind(bookmark=Bookmark(), resume_token=hub.token(next_change.revision, scope))
+            told_s = time.monotonic()
 
 
 def _with_token(kind: type[Response], shared: Response, token: str) -> Response:

@@ -3,17 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final
 
 from leasehold.v1 import errors_pb2
 from leasehold.v1.checkpoint_pb2 import Checkpoint
+from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import ListCheckpointsRequest, ListCheckpointsResponse
 from leasehold.worker.v1.session_pb2 import CheckpointQuery
 
 from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.checkpoint_listings import Listed
 from leasehold_coordinator.fleet.filter_reader import read_filter
 from leasehold_coordinator.fleet.fleet_reader import NAMED_LIMIT, FleetReader
 from leasehold_coordinator.fleet.permissions import disguised, is_operator, is_own, require_own
@@ -33,20 +35,6 @@ LIST_LIMIT_BYTES: Final = 3_500_000
 """Most bytes of an answer, and of one worker's checkpoints. By default, clients of gRPC accept 4 MiB."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """The answers of several workers.
-
-    Attributes:
-        checkpoints: Newest first.
-        unreachable: Ids of the workers that did not answer. Their checkpoints are unknown.
-    """
-
-    checkpoints: tuple[Checkpoint, ...]
-    unreachable: tuple[str, ...]
-
-
 async def list_checkpoints(fleet: FleetReader, request: ListCheckpointsRequest) -> ListCheckpointsResponse:
     """The newest checkpoints of the workers that are in contact, of users their own.
 
@@ -58,14 +46,14 @@ async def list_checkpoints(fleet: FleetReader, request: ListCheckpointsRequest) 
         FleetError: UNKNOWN_WORKER, UNKNOWN_WORKLOAD, NOT_PERMITTED for another owner's workload, or
             INVALID_ARGUMENT for the filter.
     """
-    workers = [fleet.registry.find(request.worker)] if request.worker else fleet.registry.all()
+    worker = fleet.registry.find(request.worker) if request.worker else None
     workload_id = ""
     if request.workload:
         workload = await fleet.find_workload(request.workload)
         require_own([workload])
         workload_id = workload.workload_id
     wanted = await read_filter(fleet, request.filter, list_fields.CHECKPOINTS)
-    listed = await _ask_all(fleet, workers, workload_id)
+    listed = await _list(fleet, worker, workload_id)
     response = ListCheckpointsResponse(unreachable=listed.unreachable)
     found = [one for one in listed.checkpoints if is_own(one.owner) and matches(wanted, one)]
     response.checkpoints.extend(page_within(found, LIST_LIMIT, LIST_LIMIT_BYTES - response.ByteSize()))
@@ -78,7 +66,7 @@ async def find_holders(fleet: FleetReader, checkpoint_id: str) -> set[str]:
     Raises:
         FleetError: UNKNOWN_CHECKPOINT, no worker has the checkpoint, or it belongs to another owner.
     """
-    listed = await _ask_all(fleet, fleet.registry.all(), "")
+    listed = await _list(fleet)
     return _holders(fleet, listed, checkpoint_id)
 
 
@@ -96,7 +84,7 @@ async def require_own_checkpoints(fleet: FleetReader, worker: str, checkpoint_id
     wanted = [checkpoint_id for checkpoint_id in checkpoint_ids if checkpoint_id]
     if not wanted or is_operator():
         return
-    listed = await _ask_all(fleet, [fleet.registry.find(worker)] if worker else fleet.registry.all(), "")
+    listed = await _list(fleet, fleet.registry.find(worker) if worker else None)
     for checkpoint_id in wanted:
         _holders(fleet, listed, checkpoint_id)
 
@@ -122,8 +110,24 @@ def _holders(fleet: FleetReader, listed: Listed, checkpoint_id: str) -> set[str]
     return holders
 
 
-async def _ask_all(fleet: FleetReader, workers: list[KnownWorker], workload_id: str) -> Listed:
-    """Asks workers concurrently. A failed worker does not delay the others."""
+async def _list(fleet: FleetReader, worker: KnownWorker | None = None, workload_id: str = "") -> Listed:
+    """The checkpoints of a worker or of all, and of a workload or of all."""
+    if worker is not None:
+        return await _ask_all(fleet, workload_id, [worker])
+    listings = fleet.checkpoint_listings
+    list_now = listings.of_workload if workload_id else listings.whole
+    return await list_now(partial(_ask_all, fleet, workload_id))
+
+
+async def _ask_all(fleet: FleetReader, workload_id: str, some: Sequence[KnownWorker] | None = None) -> Listed:
+    """Asks workers concurrently. A failed worker does not delay the others.
+
+    Args:
+        fleet: The fleet.
+        workload_id: The workload. Empty: all.
+        some: The workers. None: all.
+    """
+    workers = fleet.registry.all() if some is None else some
     answers = await asyncio.gather(*(_try(fleet, known, workload_id) for known in workers))
     found = [one for answer in answers if answer is not None for one in answer]
     await _set_owners(fleet, found)
@@ -140,10 +144,16 @@ async def _set_owners(fleet: FleetReader, checkpoints: list[Checkpoint]) -> None
     """
     ids = {one.workload_id for one in checkpoints if one.workload_id}
     owners = {one: fleet.workloads[one].owner for one in ids if one in fleet.workloads}
-    for workload in await fleet.store.find_workloads([one for one in ids if one not in owners]):
+    others = [one for one in ids if one not in owners]
+    for workload in await fleet.store.find_workloads(others, _with_owner):
         owners[workload.workload_id] = workload.owner
     for one in checkpoints:
         one.owner = owners.get(one.workload_id, one.owner)
+
+
+def _with_owner(record: Workload) -> Workload:
+    """The id and the owner of a workload. Workers choose of how many workloads these are asked."""
+    return Workload(workload_id=record.workload_id, owner=record.owner)
 
 
 async def _try(fleet: FleetReader, known: KnownWorker, workload_id: str) -> list[Checkpoint] | None:

@@ -3,8 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2
@@ -147,7 +146,7 @@ class Enrolment:
             event = self._fleet.events.joined(identity, token.token.join_token_id, request.worker_id)
             rows.append(event_row(event))
             rows += audited
-            with self._bound(binding):
+            with self._fleet.bindings.being_stored(binding):
                 issued = await self._certificates.issue(signed.key, identity, replaced=live, rows=rows)
             self._fleet.join_tokens.put(used)
             self._fleet.events.publish(event)
@@ -162,22 +161,6 @@ class Enrolment:
         if self._certificates.registry.is_revoked(creator):  # blocked
             return None
         return stored if stored.token.creator_claimed or self._is_admin(creator) else None
-
-    @contextmanager
-    def _bound(self, binding: WorkerBinding | None) -> Iterator[None]:
-        """The context of a write of a binding, which counts from the beginning, and not after a failure."""
-        bindings = self._fleet.bindings
-        before = bindings.get(binding.name) if binding is not None else None
-        if binding is not None:
-            bindings.put(binding)
-        try:
-            yield
-        except FleetError:
-            if binding is not None:
-                bindings.remove(binding.name)
-            if before is not None:
-                bindings.put(before)
-            raise
 
     def _issued_before(
         self, token: StoredJoinToken, identity: Identity, digest: bytes, request: bytes

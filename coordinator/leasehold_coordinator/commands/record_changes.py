@@ -118,7 +118,7 @@ class RecordChanges:
         """
 
         async def delete() -> DeleteWorkerResponse:
-            async with self._changing, self._decisions.alone():
+            async with self._changing, self._decisions.alone(), self._fleet.enrolling:
                 bound = self._fleet.bindings.get(request.worker)
                 if bound is not None and self._fleet.registry.get(bound.worker_id) is None:
                     return await self._delete_binding(bound)

@@ -11,7 +11,7 @@ TIME_LIMIT_S: Final = 7 * 86_400
 """One week. The longest timeout of a command, and of anything within a command."""
 
 TEXT_LIMIT: Final = 256
-"""Most characters of a cordon's reason and of its author's name."""
+"""Most characters of a cordon's reason, of its author's name, and of the reason of a GPU's bad health."""
 
 GPU_LIMIT: Final = 256
 """Most GPUs of one worker, and most entries of a list that names or describes GPUs."""

@@ -9,6 +9,7 @@ from leasehold.v1.event_pb2 import EventKind
 from leasehold.v1.gpu_pb2 import GpuHealth
 from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease, SlotState
 
+from leasehold_coordinator.core.field_rules import TEXT_LIMIT
 from leasehold_coordinator.core.gpu_texts import cordon_text, foreign_text
 
 HEALTHY: Final = frozenset({gpu_pb2.GPU_HEALTH_UNSPECIFIED, gpu_pb2.GPU_HEALTH_OK})
@@ -118,14 +119,18 @@ def _health_change(before: GpuLease, after: GpuLease) -> str:
         return ""
     if after.health in HEALTHY:
         return "is OK again"
-    return f"is {health_name(after.health)}{f': {after.health_reason}' if after.health_reason else ''}"
+    reason = after.health_reason[:TEXT_LIMIT]
+    return f"is {health_name(after.health)}{f': {reason}' if reason else ''}"
 
 
 def _foreign_changes(before: Sequence[ForeignProcess], after: Sequence[ForeignProcess]) -> Iterator[str]:
     known, now = {process.pid for process in before}, {process.pid for process in after}
     if come := [process for process in after if process.pid not in known]:
-        for workload_id, name in dict.fromkeys((each.workload_id, each.workload_name) for each in come):
-            some = [process for process in come if process.workload_id == workload_id]
+        by_workload: dict[str, list[ForeignProcess]] = {}
+        for process in come:
+            by_workload.setdefault(process.workload_id, []).append(process)
+        for workload_id, some in by_workload.items():
+            name = some[0].workload_name[:TEXT_LIMIT]
             whose = f"of workload {name}, which does not lease it: suspend and restore {name}"
             held_by = foreign_text(GpuLease(foreign_processes=some))
             yield f"is held by {held_by}, {whose if workload_id else 'which belongs to no workload'}"

@@ -4,7 +4,8 @@ Leases and loads are soft state, rebuilt from hello and worker_load after a star
 of a worker that has not reported are unknown.
 """
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Collection, Iterator
 from typing import Final, NewType, final
 
 from leasehold.v1 import errors_pb2, lease_pb2, worker_pb2
@@ -137,10 +138,10 @@ class Registry:
         if len(found := connected or list(named)) == 1:
             return found[0]
         if named:
-            ids = _some(sorted(known.hello.worker_id for known in named))
+            ids = _some([known.hello.worker_id for known in named])
             message = f"{len(named)} workers are named {id_or_name!r}: give an id, one of {ids}"
         else:
-            names = _some([known.hello.name for known in self.all()]) or "none"
+            names = _some(self._by_name) or "none"
             message = f"no worker has the id or name {id_or_name[:64]!r}: the known workers are {names}"
         raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_WORKER, message, field="worker")
 
@@ -371,6 +372,7 @@ def _has_other_gpus(known: Hello, hello: Hello) -> bool:
     return bool(before and now) and not before & now
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Collection[str]) -> str:
+    """The first few names in order, and the number of the others. Never sorts all: a fleet may be large."""
     more = len(names) - NAMED_LIMIT
-    return ", ".join(names[:NAMED_LIMIT]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(heapq.nsmallest(NAMED_LIMIT, names)) + (f" and {more} more" if more > 0 else "")

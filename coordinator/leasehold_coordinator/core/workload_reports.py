@@ -45,6 +45,11 @@ def is_presumed(workload: Workload) -> bool:
     )
 
 
+def is_revived(ended: Workload, reported: Workload) -> bool:
+    """Whether a report shows that an end was wrongly presumed."""
+    return is_presumed(ended) and not is_presumed(reported)
+
+
 def is_concluded(error: errors_pb2.Error) -> bool:
     """Whether the coordinator concluded an end that no worker has reported."""
     return error.metadata.get("concluded_by") == "coordinator"

@@ -10,7 +10,7 @@ Refusals for lack of a right have places and entries of their own: nobody hides 
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto, unique
 from operator import attrgetter, itemgetter
@@ -25,6 +25,7 @@ from leasehold_coordinator.access.methods import CHANGES
 from leasehold_coordinator.core.allowance import Allowance
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.audit_entries import TEXT_LIMIT, audited_text
+from leasehold_coordinator.shielded_tasks import finish
 from leasehold_coordinator.storage.rows import AuditRow
 from leasehold_coordinator.storage.store import Store
 from leasehold_coordinator.timestamps import now_timestamp
@@ -236,7 +237,7 @@ class AuditRefusals:
         return counted
 
     async def flush(self, *, is_last: bool = False) -> None:
-        """Stores the entries that are due.
+        """Stores the entries that are due. If the caller is cancelled, the write goes on.
 
         Args:
             is_last: All of them are due, since the coordinator stops.
@@ -254,8 +255,17 @@ class AuditRefusals:
                 rows.append(AuditRow(counted.entry))
                 due.append((counted, counted.count, counted.resources))
                 counted.count, counted.due_s, counted.resources = 0, now + PERIOD_S, {}
-        if not rows:
-            return
+        if rows:
+            await finish(self._write(due, rows))
+
+    async def _write(
+        self, due: Sequence[tuple[_Counted, int, dict[str, None]]], rows: Sequence[AuditRow]
+    ) -> None:
+        """Writes entries. If the write fails, their counts wait for the next flush.
+
+        A cancellation must not give them back, as :meth:`Events.flush` does: the write may yet succeed, and a
+        second write of an entry would count its refusals twice.
+        """
         try:
             await self._store.write(*rows)
         except FleetError:

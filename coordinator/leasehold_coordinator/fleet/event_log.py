@@ -43,6 +43,9 @@ WORKLOAD_EVENT_BURST: Final = 8_192
 """Most events of the workloads of one worker, in the long run and at once: four changes of 2,048 workloads. A
 worker may report 200 changes per second, which fill the history of 8 GiB within days."""
 
+MESSAGE_LIMIT: Final = 1_024
+"""Most characters of an event's message. Workers write parts of messages, such as the error of a command."""
+
 _OF_WORKERS: Final = {
     worker_pb2.WORKER_STATE_CONNECTED: (event_pb2.EVENT_KIND_WORKER_CONNECTED, "is in contact"),
     worker_pb2.WORKER_STATE_STALE: (event_pb2.EVENT_KIND_WORKER_STALE, "is silent"),
@@ -200,6 +203,8 @@ class Events:
         self, kind: EventKind.ValueType, message: str, worker_id: str = "", worker_name: str = ""
     ) -> Event:
         now_ns = time.time_ns()
+        if len(message) > MESSAGE_LIMIT:
+            message = f"{message[: MESSAGE_LIMIT - 1]}…"
         return Event(
             event_id=f"{event_id_at(now_ns)}-{next(self._numbers) % 10_000:04d}",
             time=timestamp(now_ns),

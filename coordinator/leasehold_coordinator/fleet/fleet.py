@@ -7,8 +7,8 @@ Everything here runs on the event loop's thread.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2, workload_pb2
@@ -101,6 +101,8 @@ class Fleet:
         self.bindings = WorkerBindings()
         self.enrolling = asyncio.Lock()
         """Held by each change of join tokens and bindings, so that one is made at a time."""
+        self._unstored: set[str] = set()
+        """Ids of workers that lost GPUs to other workers by a hello whose write failed."""
 
     async def load(self) -> None:
         """Loads from the store what has not ended, the workers, join tokens and bindings."""
@@ -115,15 +117,22 @@ class Fleet:
         for binding in await read_bindings(self.store):
             self.bindings.put(binding)
 
-    def check_binding(self, hello: Hello, *, is_certified: bool) -> WorkerBinding | None:
-        """Checks a hello against the bindings.
+    @asynccontextmanager
+    async def new_binding(self, hello: Hello, *, is_certified: bool) -> AsyncIterator[WorkerBinding | None]:
+        """The context in which a hello is checked and saved, with its new binding. None: nothing changes.
 
-        Returns:
-            The new binding, for :meth:`save_worker`. None: nothing changes.
+        No other binding changes in the context of a new binding. Other hellos do not wait.
 
         Raises:
             FleetError: As :func:`leasehold_coordinator.fleet.bound_workers.find_binding`.
         """
+        if self._find_binding(hello, is_certified=is_certified) is None:
+            yield None
+            return
+        async with self.enrolling:
+            yield self._find_binding(hello, is_certified=is_certified)  # it may have changed meanwhile
+
+    def _find_binding(self, hello: Hello, *, is_certified: bool) -> WorkerBinding | None:
         restored = self.is_store_restored
         return find_binding(
             self.bindings, self.registry, hello, is_certified=is_certified, is_restored=restored
@@ -137,22 +146,34 @@ class Fleet:
         binding: WorkerBinding | None = None,
         address: str = "",
     ) -> None:
-        """Stores a worker's epoch, hello and binding, and the workers that lost GPUs to it.
+        """Stores a worker's epoch, hello and binding, and the workers that lost GPUs, and publishes those.
 
         Args:
             hello: The hello.
             epoch: The epoch.
-            robbed: The workers that lost GPUs.
-            binding: The new binding. None: it stays.
+            robbed: The workers that lost GPUs to the worker.
+            binding: The new binding, in its context :meth:`new_binding`. None: it stays.
             address: The worker's host, for the audit of the binding.
+
+        Raises:
+            FleetError: STORAGE_UNAVAILABLE. The binding stays as before, and the next call for any worker
+                stores the losses of GPUs.
         """
-        others = [worker_row(known.epoch, known.hello) for known in robbed]
-        bound: list[Change] = []
+        lost, self._unstored = self._unstored | {known.hello.worker_id for known in robbed}, set()
+        found = map(self.registry.get, lost - {hello.worker_id})
+        others = [known for known in found if known is not None]
+        rows: list[Change] = [worker_row(known.epoch, known.hello) for known in others]
         if binding is not None:
-            bound = [binding_row(binding), *binding_rows(binding, address)]
-        if binding is not None:
-            self.bindings.put(binding)
-        await self.store.write(worker_row(epoch, hello), *others, *bound)
+            rows += [binding_row(binding), *binding_rows(binding, address)]
+        try:
+            with self.bindings.being_stored(binding):
+                await self.store.write(worker_row(epoch, hello), *rows)
+        except (FleetError, asyncio.CancelledError):
+            self._unstored |= lost
+            raise
+        for known in others:
+            if self.registry.get(known.hello.worker_id) is known:
+                self.worker_news.publish(known)
 
     async def apply_workload(self, reported: Workload, session: Session) -> None:
         """Applies a worker's report of one of its workloads, if the report is newer than the record.
@@ -353,7 +374,8 @@ class Fleet:
     async def delete_worker(self, known: KnownWorker) -> list[str]:
         """Deletes the record of a worker that is not connected, and fails its workloads and commands.
 
-        If the worker connects again, it counts as a new worker, and reports its live workloads again.
+        If the worker connects again, it counts as a new worker, and reports its live workloads again. The
+        caller holds :attr:`enrolling`.
 
         Returns:
             Ids of the workloads that became FAILED.
@@ -389,9 +411,9 @@ class Fleet:
             for step in reversed(steps):
                 self.ledger.revert(step)
             raise
+        if bound is not None:
+            self.bindings.remove(bound.name)
         if self.registry.get(worker_id) is None:  # it has not connected meanwhile
-            if bound is not None:
-                self.bindings.remove(bound.name)
             self.worker_news.publish_deleted(known)
         return [workload.workload_id for workload in workloads]
 

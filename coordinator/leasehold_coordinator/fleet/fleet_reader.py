@@ -20,6 +20,7 @@ from leasehold_coordinator.core.worker_registry import Registry
 from leasehold_coordinator.errors import LONG_AWAY_RETRY_S, FleetError
 from leasehold_coordinator.fleet.callers import owner
 from leasehold_coordinator.fleet.change_hub import Hub
+from leasehold_coordinator.fleet.checkpoint_listings import CheckpointListings
 from leasehold_coordinator.fleet.live_workloads import LiveWorkloads
 from leasehold_coordinator.fleet.permissions import is_operator
 from leasehold_coordinator.fleet.recent_commands import RecentCommands
@@ -56,6 +57,7 @@ class FleetReader:
         """Unfinished commands."""
         self.recent = RecentCommands()
         self.report_bounds = ReportBounds()
+        self.checkpoint_listings = CheckpointListings()
         self.output_readers: Counter[str] = Counter()
         """Number of readers of output, by worker id."""
         self.fleet_hub: Hub[WatchFleetResponse] = Hub()

@@ -9,7 +9,7 @@ from leasehold.v1.workload_pb2 import Workload
 
 from leasehold_coordinator.core.hello_rules import WORKLOAD_LIMIT, check_workload
 from leasehold_coordinator.core.operation_rules import creates_workload
-from leasehold_coordinator.core.workload_reports import failed, is_presumed, registered, reported_again
+from leasehold_coordinator.core.workload_reports import failed, is_revived, registered, reported_again
 from leasehold_coordinator.core.workload_states import is_ended
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
@@ -27,19 +27,38 @@ GONE: Final = FleetError(
 """The error of a workload that a worker's hello lacks. The end is only presumed: see :func:`is_presumed`."""
 
 
+REVIVED_LIMIT_BYTES: Final = 16 * 2**20
+"""Most bytes of the records that the reports of one frame make live again."""
+
+
 async def find_ended(reader: FleetReader, reports: Sequence[Workload]) -> dict[str, Workload | None]:
     """The records of reported workloads that have ended, by id. None: it was deleted.
+
+    A hello may name thousands of large records. So only a record that its report makes live again is whole,
+    up to :data:`REVIVED_LIMIT_BYTES`. Of the others, id and worker are known.
 
     Raises:
         FleetError: PROTOCOL_VIOLATION, a report is invalid. STORAGE_UNAVAILABLE.
     """
     for reported in reports:
         check_workload(reported)
-    unknown = [one.workload_id for one in reports if one.workload_id not in reader.workloads]
+    unknown = {one.workload_id: one for one in reports if one.workload_id not in reader.workloads}
     if not unknown:
         return {}
-    deleted = dict.fromkeys(await reader.store.find_deletions(unknown))
-    return deleted | {one.workload_id: one for one in await reader.store.find_workloads(unknown)}
+    left_bytes = REVIVED_LIMIT_BYTES
+
+    def keep(record: Workload) -> Workload:
+        nonlocal left_bytes
+        if is_revived(record, unknown[record.workload_id]):
+            left_bytes -= record.ByteSize()
+            if left_bytes >= 0:
+                return record
+            logger.warning("workload %s stays ended until its next report: too many live again", record.name)
+        return Workload(workload_id=record.workload_id, worker_id=record.worker_id)
+
+    ids = list(unknown)
+    deleted = dict.fromkeys(await reader.store.find_deletions(ids))
+    return deleted | {one.workload_id: one for one in await reader.store.find_workloads(ids, keep)}
 
 
 def news(
@@ -85,7 +104,7 @@ def news(
             continue  # a client deleted it
         elif owner is None:
             unknown.append(registered(reported, session.hello, now))
-        elif is_presumed(owner) and not is_presumed(reported):
+        elif is_revived(owner, reported):
             logger.warning("workload %s had not ended: its worker reported it again", owner.workload_id)
             changed.append(reported_again(owner, reported))
     new = sum(not is_ended(one.status.state) for one in unknown)

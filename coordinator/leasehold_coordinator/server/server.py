@@ -220,6 +220,7 @@ async def serve(config: CoordinatorConfig, on_listening: Callable[[Addresses], N
                 await enrolment.stop()
             if listeners is not None:
                 await listeners.stop()
+                await settle()  # a flush under way may fail, and then its entries wait for the last one
                 with suppress(FleetError):  # the log has the cause
                     await fleet.audit.flush(is_last=True)
             await settle()

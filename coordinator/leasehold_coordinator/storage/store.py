@@ -1,7 +1,8 @@
 """The store: workers, workloads, commands and events that survive a restart, in SQLite."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, final
 
 import sqlalchemy as sa
@@ -239,15 +240,28 @@ class Store:
         others = (self._decoder.decode_if_whole(Workload, table, row) for row in rows)
         return next((one for one in others if one is not None and one.owner == owner), newest)
 
-    async def find_workloads(self, workload_ids: Sequence[str]) -> list[Workload]:
-        """The workloads with these ids. Damaged rows are skipped, since reports of workers replace them."""
+    async def find_workloads(
+        self, workload_ids: Sequence[str], keep: Callable[[Workload], Workload] = lambda record: record
+    ) -> list[Workload]:
+        """The workloads with these ids. Damaged rows are skipped, since reports of workers replace them.
+
+        Args:
+            workload_ids: The ids. A peer may choose them.
+            keep: Reduces a record to what its reader needs, in the thread that reads. Records are read one
+                by one, so no other part of them takes memory.
+        """
         table = schema.workloads
-        found: list[Workload | None] = []
+
+        def read(connection: sa.Connection, keys: Sequence[str]) -> list[Workload]:
+            rows = connection.execute(sa.select(table).where(table.c.workload_id.in_(keys)))
+            found = (self._decoder.decode_if_whole(Workload, table, row) for row in rows)
+            return [keep(record) for record in found if record is not None]
+
+        found: list[Workload] = []
         for first in range(0, len(workload_ids), KEY_LIMIT):
             keys = workload_ids[first : first + KEY_LIMIT]
-            rows = await self._readers.select(sa.select(table).where(table.c.workload_id.in_(keys)))
-            found += [self._decoder.decode_if_whole(Workload, table, row) for row in rows]
-        return [workload for workload in found if workload is not None]
+            found += await self._readers.read(partial(read, keys=keys))
+        return found
 
     async def find_deletions(self, workload_ids: Sequence[str]) -> list[str]:
         """The ids, among these, of workloads whose records a client deleted."""

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import WatchCommandsRequest, WatchCommandsResponse
-from leasehold.v1.event_pb2 import Event
-from leasehold.v1.event_service_pb2 import ListEventsRequest, WatchEventsRequest
+from leasehold.v1.event_pb2 import EVENT_KIND_CORDON, Event
+from leasehold.v1.event_service_pb2 import ListEventsRequest, WatchEventsRequest, WatchEventsResponse
 from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.fleet_service_pb2 import (
     DeleteWorkerRequest,
@@ -29,6 +29,8 @@ from leasehold.v1.workload_service_pb2 import (
     WatchWorkloadsResponse,
 )
 from leasehold.worker.v1.session_pb2 import ConnectRequest, Goodbye, WorkerLoad, WorkloadEvent
+from leasehold_coordinator.api import event_service
+from leasehold_coordinator.api.event_service import EventService
 from leasehold_coordinator.api.rpc_errors import Context
 from leasehold_coordinator.api.watch_stream import watch
 from leasehold_coordinator.api.workload_service import WorkloadService
@@ -39,6 +41,7 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet import change_hub
 from leasehold_coordinator.fleet.change_hub import Hub
 from leasehold_coordinator.fleet.retention import prune
+from leasehold_coordinator.lists.filters import Filter, matches
 from leasehold_coordinator.storage import schema
 
 from tests.channels import open_channel
@@ -506,3 +509,63 @@ def test_commands_and_events_are_filtered(coordinator: CoordinatorProcess, worke
     opened.cancel()
     ended_well.cancel()
     events.cancel()
+
+
+def event_watch(bench: Bench, text: str) -> AsyncGenerator[WatchEventsResponse]:
+    service = EventService(bench.fleet.reader, bench.fleet.events, bench.fleet.lease_history)
+    watching = service.WatchEvents(WatchEventsRequest(filter=text), cast("Context", None))
+    return cast("AsyncGenerator[WatchEventsResponse]", watching)
+
+
+def test_the_filter_of_a_watch_runs_in_the_turn_of_its_watcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's report has thousands of events, and clients have hundreds of watches with long filters."""
+    looked_at = 0
+
+    def count(wanted: Filter[Event], event: Event) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return matches(wanted, event)
+
+    async def scenario(bench: Bench) -> None:
+        monkeypatch.setattr(event_service, "matches", count)
+        watching = event_watch(bench, "kind = CORDON")
+        assert (await anext(watching)).bookmark.snapshot_end
+        following = asyncio.ensure_future(anext(watching))
+        await asyncio.sleep(0)
+        other, cordon = Event(event_id="e-1"), Event(event_id="e-2", kind=EVENT_KIND_CORDON)
+        for event in (other, cordon):
+            bench.fleet.events.publish(event)
+        assert looked_at == 0
+        assert (await asyncio.wait_for(following, 20)).event == cordon
+        assert looked_at == 2
+        await watching.aclose()
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_watch_of_which_no_change_passes_has_bookmarks_and_leaves_the_loop_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_hub, "BOOKMARK_INTERVAL_S", 0.001)
+
+    async def scenario(bench: Bench) -> None:
+        hub = bench.fleet.reader.event_hub
+        watching = event_watch(bench, "kind = CORDON")
+        assert (await anext(watching)).bookmark.snapshot_end
+        following = asyncio.ensure_future(anext(watching))
+        published = 0
+        while not following.done():  # a change always waits, so the watch is never quiet
+            for _ in range(2):
+                published += 1
+                bench.fleet.events.publish(Event(event_id=f"e-{published}"))
+            await asyncio.sleep(0)
+        marked = await following
+        assert marked.HasField("bookmark")
+        left = [change.message.event.event_id for change in hub.since(marked.resume_token)]
+        assert left, "the token covers only changes that were looked at"
+        assert left[-1] == f"e-{published}"
+        await watching.aclose()
+
+    on_bench(tmp_path, scenario)

@@ -7,9 +7,14 @@ import pytest
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
 from leasehold.v1.worker_pb2 import HostFacts
 from leasehold.worker.v1.session_pb2 import CommandUpdate, Hello
+from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.audit_entries import CONNECT
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.audit_chain import Link
+from leasehold_coordinator.storage.enrolment_rows import read_bindings
+from leasehold_coordinator.storage.rows import worker_row
 
 from tests.coordinator.bench import FULL, Bench, on_bench, workload
 from tests.coordinator.scripted_worker import make_hello
@@ -200,5 +205,81 @@ def test_an_outcome_that_is_being_stored_is_acknowledged_once_it_is(
         acknowledged = [frame.command_ack.command_id for frame in bench.sent(newer)]
         assert set(acknowledged) == {"c-1"}
         assert (await bench.stored()).state == SUCCEEDED
+
+    on_bench(tmp_path, scenario)
+
+
+def certified(bench: Bench) -> Session:
+    """A stream with a certificate, on which only the hello has come."""
+    session = session_of(bench)
+    session.is_certified = True
+    return session
+
+
+def test_a_binding_whose_write_was_refused_is_stored_by_the_next_hello(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            bench.fail_writes(monkeypatch)
+            with pytest.raises(FleetError, match="the disk is full"):
+                await bench.service._welcome(first := certified(bench))
+            bench.service._forget(first)
+        assert bench.fleet.bindings.get("alpha") is None
+        await bench.service._welcome(certified(bench))
+        assert await read_bindings(bench.store) == [bench.fleet.bindings.get("alpha")]
+        entries = await bench.store.audit_after(Link(0, b""), 10)
+        assert [one.method for one in entries or []] == [CONNECT]
+
+    on_bench(tmp_path, scenario)
+
+
+def test_the_loss_of_gpus_whose_write_was_refused_is_stored_by_the_next_hello(tmp_path: Path) -> None:
+    old = make_hello("old")
+    old.gpus[0].uuid = "GPU-alpha-0"
+
+    async def scenario(bench: Bench) -> None:
+        bench.fleet.registry._started -= 3600  # the old worker counts as LOST
+        bench.fleet.registry.add_stored(old, 1)
+        await bench.store.write(worker_row(1, old))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            bench.fail_writes(monkeypatch)
+            with pytest.raises(FleetError, match="the disk is full"):
+                await bench.service._welcome(first := session_of(bench))
+            bench.service._forget(first)
+            with pytest.raises(FleetError, match="the disk is full"):
+                await bench.fleet.save_worker(bench.fleet.registry.find("old").hello, 2)
+        await bench.service._welcome(Session(make_hello()))
+        stored = {one.hello.name: [gpu.uuid for gpu in one.hello.gpus] for one in await bench.store.workers()}
+        assert stored == {"old": ["GPU-old-1"], "alpha": ["GPU-alpha-0", "GPU-alpha-1"]}
+        assert not bench.fleet._unstored
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_new_binding_waits_for_another_change_of_bindings(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        async with bench.fleet.enrolling:
+            welcoming = asyncio.create_task(bench.service._welcome(certified(bench)))
+            await asyncio.sleep(0.05)
+            beta = WorkerBinding("beta", "worker-beta", frozenset({"GPU-alpha-0"}))
+            bench.fleet.bindings.put(beta)
+        with pytest.raises(FleetError, match="belongs to worker/beta"):
+            await welcoming
+        assert list(bench.fleet.bindings) == [beta]
+        assert bench.fleet.registry.get("worker-alpha") is None
+
+    on_bench(tmp_path, scenario)
+
+
+def test_a_later_hello_with_a_new_binding_waits_too(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.service._welcome(session := certified(bench))
+        async with bench.fleet.enrolling:
+            taking = asyncio.create_task(bench.service._take_hello(session, make_hello(gpu_count=3)))
+            await asyncio.sleep(0.05)
+            bench.fleet.bindings.put(WorkerBinding("beta", "worker-beta", frozenset({"GPU-alpha-2"})))
+        with pytest.raises(FleetError, match="belongs to worker/beta"):
+            await taking
+        assert session.known is not None
+        assert len(session.known.hello.gpus) == 2
 
     on_bench(tmp_path, scenario)

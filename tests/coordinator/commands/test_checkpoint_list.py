@@ -1,7 +1,9 @@
 """Checkpoints: asked of every worker, made and deleted by commands, and begun with."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -35,13 +37,18 @@ from leasehold.v1.workload_service_pb2 import (
 )
 from leasehold.worker.v1.session_pb2 import (
     CheckpointAnswer,
+    CheckpointQuery,
     ConnectRequest,
     PlanAnswer,
     WorkerLoad,
     WorkloadEvent,
 )
+from leasehold_coordinator.commands.checkpoint_list import find_holders, list_checkpoints
+from leasehold_coordinator.fleet.checkpoint_listings import WORKLOAD_LISTINGS
+from leasehold_coordinator.fleet.session import Session
 
 from tests.coordinator.api.test_command_service import SPEC, refusal, reported, start, suspend
+from tests.coordinator.bench import Bench, on_bench, workload
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.fleet.test_event_log import listed
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
@@ -378,3 +385,59 @@ def test_a_worker_that_is_named_looks_itself(coordinator: CoordinatorProcess, wo
     for call in calls:
         assert call().command.operation.run.checkpoint_id == "k-1"
     assert not any(frame.HasField("checkpoint_query") for frame in worker.frames)
+
+
+async def connected(bench: Bench, *names: str) -> list[Session]:
+    """Sessions of workers that were let in."""
+    sessions = [Session(make_hello(name)) for name in names]
+    for session in sessions:
+        await bench.service._welcome(session)
+        bench.sent(session)
+    return sessions
+
+
+async def asked(bench: Bench, session: Session) -> list[CheckpointQuery]:
+    """The questions that a worker has got since the last call, once everything that can begin has begun."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return [one.checkpoint_query for one in bench.sent(session) if one.HasField("checkpoint_query")]
+
+
+def test_requests_share_the_next_listing_of_all_workers(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        alpha, beta = await connected(bench, "alpha", "beta")
+        requests = [asyncio.create_task(find_holders(bench.fleet.reader, "k-1"))]
+        (first,) = await asked(bench, alpha)
+        requests += [asyncio.create_task(find_holders(bench.fleet.reader, "k-2")) for _ in range(20)]
+        assert not await asked(bench, alpha), "the next listing waits for the first"
+        requests[1].cancel()  # it would have begun the listing that the others share
+        alpha.answer_checkpoints(CheckpointAnswer(query_id=first.query_id, checkpoints=[made("k-1")]))
+        (other,) = await asked(bench, beta)
+        beta.answer_checkpoints(CheckpointAnswer(query_id=other.query_id))
+        (second,) = await asked(bench, alpha)
+        made_since = [made("k-1"), made("k-2")]
+        alpha.answer_checkpoints(CheckpointAnswer(query_id=second.query_id, checkpoints=made_since))
+        (other,) = await asked(bench, beta)
+        beta.answer_checkpoints(CheckpointAnswer(query_id=other.query_id))
+        del requests[1]
+        assert await asyncio.gather(*requests) == [{"worker-alpha"}] * 20
+
+    on_bench(tmp_path, scenario)
+
+
+def test_few_listings_of_a_workload_ask_all_workers_at_once(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        workers = await connected(bench, *(f"w{number}" for number in range(10)))
+        await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
+        before, request = len(asyncio.all_tasks()), ListCheckpointsRequest(workload="w-1")
+        requests = [asyncio.create_task(list_checkpoints(bench.fleet.reader, request)) for _ in range(3 * 10)]
+        while any(not one.done() for one in requests):
+            queries = {session: await asked(bench, session) for session in workers}
+            waiting = sum(not one.done() for one in requests)
+            assert len(asyncio.all_tasks()) - before <= waiting + WORKLOAD_LISTINGS * len(workers)
+            for session, some in queries.items():
+                for query in some:
+                    session.answer_checkpoints(CheckpointAnswer(query_id=query.query_id))
+        assert not any(one.result().unreachable for one in requests)
+
+    on_bench(tmp_path, scenario)

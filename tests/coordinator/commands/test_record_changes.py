@@ -10,12 +10,14 @@ from leasehold.v1 import workload_pb2
 from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import DeleteWorkloadRequest, UpdateWorkloadRequest
+from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.decisions import Decision
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.shielded_tasks import settle
 from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage.enrolment_rows import binding_row, read_bindings
 from leasehold_coordinator.storage.rows import Change, workload_row
 
 from tests.coordinator.bench import FULL, Bench, Gate, on_bench, workload
@@ -179,5 +181,23 @@ def test_a_report_and_an_update_that_fail_together_leave_the_workload_as_it_is_o
         await bench.fleet.apply_workload(suspended, bench.session)
         assert bench.fleet.workloads["w-1"] == suspended
         assert await bench.store.find_workload("w-1") == suspended
+
+    on_bench(tmp_path, scenario)
+
+
+def test_the_deletion_of_a_worker_waits_for_another_change_of_bindings(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        creation = CommandCreation(bench.fleet, bench.dispatcher)
+        records = RecordChanges(bench.fleet, creation.decisions)
+        bench.fleet.registry.add_stored(make_hello("gone"), 1)
+        async with bench.fleet.enrolling:
+            deleting = asyncio.create_task(records.delete_worker(DeleteWorkerRequest(worker="gone")))
+            await asyncio.sleep(0.05)
+            bound = WorkerBinding("gone", "worker-gone", frozenset({"GPU-9"}))
+            await bench.store.write(binding_row(bound))
+            bench.fleet.bindings.put(bound)
+        await deleting
+        assert not list(bench.fleet.bindings)
+        assert not await read_bindings(bench.store)
 
     on_bench(tmp_path, scenario)

@@ -119,6 +119,26 @@ def test_changes_in_words() -> None:
     assert list(changes(Conditions(None, {"GPU-a": sick}), Conditions())) == []
 
 
+def test_texts_of_a_worker_are_cut_in_its_conditions() -> None:
+    long = "x" * 250_000
+    stranger = ForeignProcess(pid=7, user=long, command=long, workload_id="w-1", workload_name=long)
+    for after in (
+        entry(health=XID, health_reason=long),
+        entry(cordon=Cordon(reason=long, cordoned_by=long)),
+        entry(foreign_processes=[stranger]),
+    ):
+        (message,) = told(entry(), after)
+        assert len(message) < 1_000
+
+
+def test_many_foreign_processes_are_told_in_one_pass() -> None:
+    """A load of 256 KiB has place for this many, and the event loop waits meanwhile."""
+    many = [ForeignProcess(pid=pid, workload_id=f"{pid}") for pid in range(1, 20_000)]
+    began_s = time.process_time()
+    assert len(told(entry(), entry(foreign_processes=many))) == len(many)
+    assert time.process_time() - began_s < 10, "in the square of their number, it takes minutes"
+
+
 def conditions_told(coordinator: CoordinatorProcess) -> list[Event]:
     """The events of conditions, oldest first."""
     return [event for event in reversed(listed(coordinator)) if event.kind in KINDS]

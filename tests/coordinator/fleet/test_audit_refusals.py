@@ -1,5 +1,6 @@
 """Refusals in the audit: all of them are counted, and nobody can fill the disk with them."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +26,11 @@ from leasehold_coordinator.fleet.audit_refusals import (
     RIGHTS,
     AuditRefusals,
 )
+from leasehold_coordinator.shielded_tasks import settle
+from leasehold_coordinator.storage.rows import Change
 from leasehold_coordinator.storage.store import Store
 
-from tests.coordinator.bench import FULL
+from tests.coordinator.bench import FULL, Gate
 from tests.coordinator.storage.test_audit_chain import is_whole, listed
 from tests.coordinator.storage.test_store import Clock, with_store
 
@@ -179,6 +182,36 @@ def test_a_full_disk_loses_no_count_and_no_resource(tmp_path: Path, monkeypatch:
         await refusals.flush()
         (entry,) = await listed(store)
         assert (entry.count, entry.resource) == (2, "worker/early, worker/late")
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+@pytest.mark.parametrize("error", [None, FULL])
+def test_a_cancelled_flush_loses_no_count_and_counts_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: FleetError | None
+) -> None:
+    async def scenario(store: Store) -> None:
+        refusals, gate, write_now = AuditRefusals(store), Gate(), store.write
+
+        async def write(*rows: Change) -> None:
+            await gate()
+            if error is not None:
+                raise error
+            await write_now(*rows)
+
+        refusals.note(REFUSAL, METHOD, HOST, resources=["worker/early"])
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write", write)
+            flushing = asyncio.create_task(refusals.flush())
+            await gate.reached.wait()
+            flushing.cancel()
+            await asyncio.wait({flushing})
+            assert flushing.cancelled()
+            gate.opened.set()
+            await settle()
+        await refusals.flush(is_last=True)
+        (entry,) = await listed(store)
+        assert (entry.count, entry.resource) == (1, "worker/early")
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

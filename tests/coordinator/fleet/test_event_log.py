@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from leasehold.v1 import command_pb2, errors_pb2, event_pb2, workload_pb2
+from leasehold.v1.command_pb2 import Command
 from leasehold.v1.event_pb2 import Event
 from leasehold.v1.event_service_pb2 import ListEventsRequest
 from leasehold.v1.event_service_pb2_grpc import EventServiceStub
@@ -160,6 +161,24 @@ def messages(path: Path) -> list[str]:
 
 def refusal(message: str) -> FleetError:
     return FleetError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, message)
+
+
+def test_no_text_of_a_worker_makes_an_event_large(tmp_path: Path) -> None:
+    long = FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "x" * 250_000)
+
+    async def scenario(bench: Bench) -> None:
+        events = bench.fleet.events
+        error = errors_pb2.Error(message=long.message)
+        command = Command(command_id="c-1", state=command_pb2.COMMAND_STATE_FAILED, error=error)
+        ended = events.of_command(command, workload_name="one", worker_name="alpha")
+        events.refused(long, "worker-alpha", "alpha")
+        events.protocol_error(long, "worker-alpha", "alpha")
+        for event in [ended, *events._waiting]:
+            assert event is not None
+            assert len(event.message) == events_module.MESSAGE_LIMIT
+            assert event.message.endswith("x…")
+
+    on_bench(tmp_path, scenario)
 
 
 def test_events_are_stored_once_by_whoever_comes_first_and_none_is_lost(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""Bounds of the listings of checkpoints that ask all workers. A listing has a task for each worker."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from leasehold.v1.checkpoint_pb2 import Checkpoint
+
+from leasehold_coordinator.shielded_tasks import start
+
+WORKLOAD_LISTINGS: Final = 2
+"""Most concurrent listings of single workloads. Further listings wait."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The answers of several workers. Several callers may share them.
+
+    Attributes:
+        checkpoints: Newest first.
+        unreachable: Ids of the workers that did not answer. Their checkpoints are unknown.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    unreachable: tuple[str, ...]
+
+
+@final
+class CheckpointListings:
+    """The listings that ask all workers.
+
+    Callers share a listing of all checkpoints: one is under way, and all later callers wait for the next. So
+    a worker that does not answer delays a caller by two listings at most. No caller gets a listing that began
+    before its call: a checkpoint may have been made since then.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[Listed] | None = None
+        """The listing that has not begun. None: nobody waits for one."""
+        self._places = asyncio.Semaphore(WORKLOAD_LISTINGS)
+
+    async def whole(self, ask: Callable[[], Coroutine[Any, Any, Listed]]) -> Listed:
+        """The checkpoints of all workers. A cancelled caller does not end the listing, which others share.
+
+        Args:
+            ask: Asks all workers, with a deadline.
+        """
+        if self._next is None:
+            self._next = start(self._list(ask))
+        return await asyncio.shield(self._next)
+
+    async def _list(self, ask: Callable[[], Coroutine[Any, Any, Listed]]) -> Listed:
+        async with self._turn:
+            self._next = None
+            return await ask()
+
+    async def of_workload(self, ask: Callable[[], Coroutine[Any, Any, Listed]]) -> Listed:
+        """The checkpoints of one workload on all workers.
+
+        Args:
+            ask: Asks all workers for the checkpoints of the workload, with a deadline.
+        """
+        async with self._places:
+            return await ask()

@@ -9,7 +9,7 @@ from leasehold.v1.checkpoint_pb2 import Checkpoint
 
 from leasehold_coordinator.shielded_tasks import start
 
-WORKLOAD_LISTINGS: Final = 2
+WORKLOAD_LISTINGS: Final = 8
 """Most concurrent listings of single workloads. Further listings wait."""
 
 

@@ -1,5 +1,6 @@
 """A coordinator with certificates of a PKI of others."""
 
+import base64
 import datetime
 import signal
 import ssl
@@ -10,6 +11,10 @@ from typing import cast
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
 from leasehold.v1.access_service_pb2 import ROLE_VIEWER, RoleBinding
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
@@ -18,6 +23,7 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_coordinator.access.authority import DEFAULT_RULES, Authority, open_authority
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.http_tls import PkiTls
 from leasehold_coordinator.server.own_pki import OwnPki, PkiFiles
 from leasehold_coordinator.storage.rows import binding_row
 
@@ -166,3 +172,55 @@ def test_a_pair_that_does_not_fit_is_refused(pki: Pki, tmp_path: Path) -> None:
     pki.files.key.chmod(0o644)
     with pytest.raises(StartError, match="every user of this host may read"):
         OwnPki(pki.files)
+
+
+def self_signed(key: rsa.RSAPrivateKey) -> tuple[bytes, bytes]:
+    """A certificate of a server without an authority, and its key, as PEM."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=30))
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), pem
+
+
+def of_unknown_curve(pem: bytes) -> bytes:
+    """A private key on P-256 with the curve's identifier replaced by one that no library knows."""
+    der = serialization.load_pem_private_key(pem, None).private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    text = base64.encodebytes(
+        der.replace(bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d030177"))
+    )
+    return b"-----BEGIN PRIVATE KEY-----\n" + text + b"-----END PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize("kind", ["short", "curve"])
+def test_a_key_that_openssl_refuses_leaves_the_previous_files_in_use(
+    pki: Pki, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    files = OwnPki(pki.files)
+    first = files.content
+    if kind == "short":
+        certificate, key = self_signed(rsa.generate_private_key(65_537, 1_024))
+        pki.files.certificate.write_bytes(certificate)
+        pki.files.key.write_bytes(key)
+        rule = "can't be used for TLS"
+    else:
+        pki.files.key.write_bytes(of_unknown_curve(pki.files.key.read_bytes()))
+        rule = "holds no private key"
+    files.poll()
+    assert files.content is first
+    assert rule in caplog.text
+    with pytest.raises(StartError, match=rule):
+        OwnPki(pki.files)
+    pki.replace(pki.authority)
+    files.poll()
+    assert files.content is not first
+
+
+def test_text_between_certificates_may_be_of_any_encoding(pki: Pki) -> None:
+    pki.files.client_ca.write_bytes("# Főtanúsítvány\n".encode() + pki.authority.pem)
+    files = OwnPki(pki.files)
+    assert len(PkiTls(files).context.get_ca_certs()) == 1

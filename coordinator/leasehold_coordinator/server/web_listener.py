@@ -13,6 +13,7 @@ from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.private_files import replace_file
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
+from leasehold_coordinator.server.channel_options import PAGE_CONNECTIONS, scaled
 from leasehold_coordinator.server.config import is_loopback
 from leasehold_coordinator.server.listeners import Listeners
 from leasehold_coordinator.server.mutual_context import mutual_context
@@ -61,7 +62,11 @@ class WebListener:
             listeners.authentication, audit, listeners.oidc_authentication, listeners.inner_address
         )
         self._server = WebServer(
-            doors, names | frozenset(LOOPBACK_NAMES), listeners.sessions_path, replace_file
+            doors,
+            names | frozenset(LOOPBACK_NAMES),
+            listeners.sessions_path,
+            replace_file,
+            scaled(PAGE_CONNECTIONS),
         )
 
     async def start(self, address: str) -> str:
@@ -98,7 +103,7 @@ class WebListener:
             await asyncio.sleep(POLL_S)
             try:
                 if self._has_tls and (tls := await asyncio.to_thread(self._renew)) is not None:
-                    await self._server.replace_tls(tls)
+                    self._server.replace_tls(tls)
             except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
                 logger.error("the web page keeps its certificate, since the new one can't be used: %s", error)
 

@@ -30,9 +30,13 @@ from leasehold_coordinator.storage.rows import binding_row
 from tests.certificates import Holder, issue, write_rows
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.ports import free_port
 
 ANYWHERE = "0.0.0.0:0"
-OFTEN = "from leasehold_coordinator.server import own_pki; own_pki.POLL_INTERVAL_S = 0.05"
+OFTEN = """
+from leasehold_coordinator.server import own_pki, web_listener
+own_pki.POLL_INTERVAL_S = web_listener.POLL_S = 0.05
+"""
 
 
 class Pki:
@@ -67,8 +71,13 @@ def pki(tmp_path: Path) -> Pki:
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path, pki: Pki) -> Iterator[CoordinatorProcess]:
-    """A coordinator off loopback with the PKI."""
+def page_port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, pki: Pki, page_port: int) -> Iterator[CoordinatorProcess]:
+    """A coordinator off loopback with the PKI, and with the web page."""
     names = ("tls_certificate", "tls_key", "tls_client_ca")
     settings = tmp_path / "coordinator.toml"
     settings.write_text(
@@ -77,7 +86,11 @@ def coordinator(tmp_path: Path, pki: Pki) -> Iterator[CoordinatorProcess]:
     database = tmp_path / "store.sqlite3"
     write_rows(database, binding_row(RoleBinding(identity="user/alice", role=ROLE_VIEWER)))
     started = CoordinatorProcess(
-        tmp_path, ANYWHERE, ANYWHERE, prelude=OFTEN, options=["--config", str(settings)]
+        tmp_path,
+        ANYWHERE,
+        ANYWHERE,
+        prelude=OFTEN,
+        options=["--config", str(settings), "--web", f"0.0.0.0:{page_port}"],
     )
     started.start()
     yield started
@@ -132,19 +145,29 @@ def test_its_certificates_need_no_record_and_can_be_revoked(
 
 
 def test_changed_files_are_read_and_wrong_ones_ignored(
-    coordinator: CoordinatorProcess, pki: Pki, tmp_path: Path
+    coordinator: CoordinatorProcess, pki: Pki, tmp_path: Path, page_port: int
 ) -> None:
     host, _, port = near(coordinator.address).rpartition(":")
 
     def shown() -> str:
         return ssl.get_server_certificate((host, int(port)))
 
+    def shown_by_page() -> str:
+        return ssl.get_server_certificate((host, page_port))
+
     first = shown()
     pki.files.certificate.write_bytes(open_authority(tmp_path).issue_server(["localhost"]).chain)
     wait_until(lambda: "the changed TLS files are ignored" in coordinator.log())
     assert shown() == first
+    certificate, key = self_signed(rsa.generate_private_key(65_537, 1_024))
+    pki.files.key.write_bytes(key)
+    pki.files.certificate.write_bytes(certificate)
+    wait_until(lambda: "can't be used for TLS" in coordinator.log())
+    assert shown() == shown_by_page() == first
+    pki.files.client_ca.write_bytes("# Főtanúsítvány\n".encode() + pki.authority.pem)
     second = pki.replace(pki.authority)
     wait_until(lambda: shown().encode() == second)
+    wait_until(lambda: shown_by_page().encode() == second)
     with pki.issue("user/alice").open_channel(near(coordinator.address)) as channel:
         FleetServiceStub(channel).ListWorkers(ListWorkersRequest(), timeout=20)
 

@@ -2,14 +2,19 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 import uvloop
 from aiohttp import web
-from leasehold_web import guards, login_places, server, streams
+from leasehold_coordinator.access.authority import open_authority
+from leasehold_coordinator.server.mutual_context import mutual_context
+from leasehold_web import connections, guards, login_places, server, streams
 from leasehold_web.entries import Api, Entry
 from leasehold_web.feed import Feed
 from leasehold_web.server import WebServer
@@ -42,14 +47,18 @@ class Doors:
         return await self.by_token("", "")
 
 
-def on_server(story: Callable[[Port, web.Server], Awaitable[None]]) -> None:
+def on_server(
+    story: Callable[[Port, web.Server], Awaitable[None]],
+    tls: ssl.SSLContext | None = None,
+    limit: int = server.CONNECTION_LIMIT,
+) -> None:
     """Runs a story with a server of the page."""
 
     async def run() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
-        page = WebServer(Doors(), ["127.0.0.1"])
-        await page.start(listener, None)
+        page = WebServer(Doors(), ["127.0.0.1"], connection_limit=limit)
+        await page.start(listener, tls)
         try:
             async with asyncio.timeout(2 * TIMEOUT_S):
                 assert page._runner is not None
@@ -199,6 +208,60 @@ def test_the_calls_of_a_session_have_a_bound(path: str, monkeypatch: Any) -> Non
             one[1].close()
 
     on_server(story)
+
+
+def server_tls(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """TLS of a server, and of its browsers."""
+    authority = open_authority(folder)
+    pair = authority.issue_server(["127.0.0.1"])
+    tls = mutual_context(pair.key, pair.chain, authority.pem, ssl.CERT_OPTIONAL)
+    return tls, ssl.create_default_context(cadata=authority.pem.decode())
+
+
+async def open_silent(port: Port) -> socket.socket:
+    """A connection that sends nothing."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+    return connection
+
+
+async def wait_closed(connection: socket.socket) -> None:
+    """Waits until the server closes a connection."""
+    with connection, suppress(ConnectionResetError):
+        assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_connections_are_bounded_before_their_handshake(
+    has_tls: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_LIMIT_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr(connections, "IDLE_S", 2 * TIMEOUT_S)
+
+    async def story(port: Port, _: web.Server) -> None:
+        ends = [asyncio.create_task(wait_closed(await open_silent(port))) for _ in range(40)]
+        await until(lambda: sum(one.done() for one in ends) >= 35)
+        assert not all(one.done() for one in ends)
+        for one in ends:
+            one.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+
+    on_server(story, server_tls(tmp_path)[0] if has_tls else None, limit=5)
+
+
+def test_a_connection_without_a_handshake_gives_its_place_back(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_LIMIT_S", 0.5)
+    tls, browser = server_tls(tmp_path)
+
+    async def story(port: Port, _: web.Server) -> None:
+        await wait_closed(await open_silent(port))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=browser)
+        writer.write(f"GET /login HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        assert b" 200 " in await reader.readline()
+        writer.transport.abort()
+
+    on_server(story, tls, limit=1)
 
 
 MALFORMED = (

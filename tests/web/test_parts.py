@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,34 @@ def test_a_session_ends_with_its_time_and_with_its_credential(tmp_path: Path, mo
         assert await too_late.find(session_id) is None
         path.write_bytes(b"damaged")
         await too_late.load()
+
+    asyncio.run(story())
+
+
+def test_a_logout_whose_browser_leaves_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "sessions"
+
+    async def story() -> None:
+        doors = Doors()
+        leaving, go_on = asyncio.Event(), asyncio.Event()
+
+        async def leave() -> None:
+            leaving.set()
+            await go_on.wait()
+
+        live = Sessions(doors, path, write)
+        session_id = await live.open(replace(doors.entry(), leave=leave))
+        session = await live.find(session_id)
+        assert session is not None
+        logout = asyncio.create_task(live.close(session))
+        await leaving.wait()
+        logout.cancel()
+        await asyncio.gather(logout, return_exceptions=True)
+        go_on.set()
+        await live.stop()
+        later = Sessions(doors, path, write)
+        await later.load()
+        assert await later.find(session_id) is None
 
     asyncio.run(story())
 

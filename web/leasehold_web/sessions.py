@@ -8,7 +8,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +83,8 @@ class Sessions:
         self._earlier: dict[str, _Kept] = {}
         """Sessions of an earlier run that have not been used since."""
         self._writing = asyncio.Lock()
+        self._unfinished: set[asyncio.Task[None]] = set()
+        """Ends of sessions and writes of the file."""
 
     async def load(self) -> None:
         """Reads the sessions of an earlier run. A file that can't be read counts as empty."""
@@ -114,7 +116,7 @@ class Sessions:
             await self.close(of_caller[0])
         while len(self._live) > SESSION_LIMIT:
             await self.close(next(iter(self._live.values())))
-        await self._save()
+        await self._finish(self._save())  # a write that is cancelled could replace a later one
         return session_id
 
     async def find(self, session_id: str) -> Session | None:
@@ -138,14 +140,28 @@ class Sessions:
         return session
 
     async def close(self, session: Session) -> None:
-        """Ends a session, and its streams."""
+        """Ends a session, and its streams.
+
+        The end goes on if this is cancelled, such as by a browser that leaves during its logout.
+        """
         if self._live.pop(session.digest, None) is not None:
             session.ended.set()
-            await session.entry.leave()
-            await self._save()
+            await self._finish(self._end(session))
+
+    async def _end(self, session: Session) -> None:
+        await session.entry.leave()
+        await self._save()
+
+    async def _finish(self, work: Coroutine[None, None, None]) -> None:
+        """Waits for work that goes on if the caller is cancelled."""
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        await asyncio.shield(task)
 
     async def stop(self) -> None:
         """Ends all streams. The file keeps the sessions for the next run."""
+        await asyncio.gather(*self._unfinished, return_exceptions=True)
         for session in self._live.values():
             session.ended.set()
             await session.entry.leave()

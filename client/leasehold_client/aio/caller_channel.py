@@ -8,6 +8,7 @@ from typing import TypeAlias, final
 
 import grpc
 
+from leasehold_client.contexts import Context
 from leasehold_client.coordinator.channels import Credentials, certificate_file, find_credentials
 from leasehold_client.coordinator.connection import (
     CLOSE_TIMEOUT_S,
@@ -15,7 +16,7 @@ from leasehold_client.coordinator.connection import (
     OPTIONS,
     find_coordinator,
 )
-from leasehold_client.coordinator.renewing_channel import RenewedContext
+from leasehold_client.coordinator.renewing_channel import RenewedContext, context_credentials
 from leasehold_client.coordinator.trace_interceptor import trace_interceptors
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -36,12 +37,15 @@ class CallerChannel:
         """Address of the coordinator. Empty: this user's coordinator, before the first call."""
         self.certificate: Path | None = None
         """The file with the client certificate of a PKI of others. None: there is none."""
+        self._given_address = address
         self._context_name = context
         self._on_behalf_of = on_behalf_of
         self._lock = asyncio.Lock()
         self._channels: list[grpc.aio.Channel] = []
         """The present channel, and before it those whose calls may not have ended."""
         self._context: RenewedContext | None = None
+        self._opened: Context | None = None
+        """The context of the present channel. None: there is no channel, or it has no context."""
         self._token: Callable[[], str] | None = None
 
     @property
@@ -52,14 +56,19 @@ class CallerChannel:
     async def present(self) -> tuple[grpc.aio.Channel, Metadata]:
         """The channel for the next call, and the metadata of this call.
 
+        A renewal goes on if this is cancelled, and the next call opens a channel with the new certificate.
+
         Raises:
             LeaseholdError: There are no credentials for the coordinator, or a file can't be read.
         """
         async with self._lock:
             if not self._channels:
                 self._channels.append(await self._open())
-            elif self._context is not None and await asyncio.to_thread(self._context.renew_if_due):
-                self._channels.append(await self._open_to(self.address, self._context.credentials()))
+            elif self._context is not None:
+                context = await asyncio.to_thread(self._context.present)
+                if context is not self._opened:
+                    self._channels.append(await self._open_to(self.address, context_credentials(context)))
+                    self._opened = context
         headers = []
         if self._token is not None:
             headers.append(("authorization", f"Bearer {await asyncio.to_thread(self._token)}"))
@@ -84,9 +93,10 @@ class CallerChannel:
         return grpc.aio.secure_channel(target, tls, options=OPTIONS, interceptors=interceptors)
 
     def _find(self) -> Credentials:
-        self.address, context = find_coordinator(self.address or None, self._context_name)
+        self.address, context = find_coordinator(self._given_address, self._context_name)
         if context is not None:
             self._context = RenewedContext(context)
-            return Credentials(self.address, self._context.credentials())
+            self._opened = self._context.present()
+            return Credentials(self.address, context_credentials(self._opened))
         self.certificate = certificate_file()
         return find_credentials(self.address)

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 from leasehold.v1.watch_pb2 import Bookmark
 
 from leasehold_client.aio.retry import resume
+from leasehold_client.errors import LeaseholdError
 
 
 class _WatchResponse(Protocol):
@@ -32,15 +33,23 @@ async def resumed_watch(
         resume_token: The first token.
 
     Raises:
-        LeaseholdError: INVALID_TOKEN: changes were missed, so the caller must start again from a snapshot.
+        LeaseholdError: INVALID_TOKEN: changes were missed, or the watch broke within its snapshot. The
+            caller must start again from a snapshot.
         NoCoordinatorError: The outage lasted longer.
     """
     token = resume_token
+    has_begun = False
 
     async def attempt() -> AsyncGenerator[Response]:
-        nonlocal token
+        nonlocal token, has_begun
+        if has_begun and not token:
+            raise LeaseholdError(
+                "the watch broke within its snapshot, so deletions may be missing: start again",
+                "INVALID_TOKEN",
+            )
         async with aclosing(open_stream(token)) as stream:
             async for response in stream:
+                has_begun = True
                 token = response.resume_token or token
                 yield response
 

@@ -28,6 +28,7 @@ from leasehold.v1.enrolment_service_pb2 import (
 from leasehold.v1.enrolment_service_pb2_grpc import JoinServiceStub, RenewalServiceStub
 
 from leasehold_client.contexts import Context, locked_contexts, read_contexts
+from leasehold_client.coordinator.renewing_channel import context_credentials
 from leasehold_client.coordinator.tls_failures import explain
 from leasehold_client.errors import LeaseholdError, UsageError, decode_error
 
@@ -160,7 +161,7 @@ def renew(name: str, certificate: str) -> Context:
             context = replace(context, next_key=new_key(), next_ticket="")
             write(contexts.put(context))
         request = RenewCertificateRequest(csr=signing_request(context.next_key))
-        with grpc.secure_channel(context.coordinator, credentials_of(context)) as channel:
+        with grpc.secure_channel(context.coordinator, context_credentials(context)) as channel:
             response = _call(
                 lambda: RenewalServiceStub(channel).RenewCertificate(request, timeout=CALL_TIMEOUT_S),
                 context.coordinator,
@@ -168,12 +169,6 @@ def renew(name: str, certificate: str) -> Context:
         context = _with_certificate(context, response.certificate)
         write(contexts.put(context))
     return context
-
-
-def credentials_of(context: Context) -> grpc.ChannelCredentials:
-    """The credentials of a context for a channel."""
-    texts = context.authorities, context.key, context.certificate
-    return grpc.ssl_channel_credentials(*(text.encode() for text in texts))
 
 
 def new_key() -> str:

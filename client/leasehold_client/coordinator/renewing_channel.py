@@ -35,25 +35,25 @@ class RenewedContext:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._next_attempt_s = 0.0
-        self.renew_if_due()
-        self._context.require_valid()
+        self._lock = threading.Lock()
+        self.present().require_valid()
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Credentials with the present certificate."""
-        texts = self._context.authorities, self._context.key, self._context.certificate
-        return grpc.ssl_channel_credentials(*(text.encode() for text in texts))
+    def present(self) -> Context:
+        """The context with the newest certificate, which is renewed by a call if it is due.
 
-    def renew_if_due(self) -> bool:
-        """Renews the certificate if it is due, by a call. After a failure, a later call tries again.
-
-        Returns:
-            Whether there is a new certificate.
+        After a failed renewal, a later call tries again. The renewed context stays the present one also if
+        its caller is cancelled, so callers compare it with the context of their channel.
         """
-        now_s = time.time()
-        if now_s < self._context.renew_s or now_s >= self._context.expire_s:
-            return False
-        if time.monotonic() < self._next_attempt_s:
-            return False
+        with self._lock:
+            if self._is_due():
+                self._renew()
+            return self._context
+
+    def _is_due(self) -> bool:
+        is_due = self._context.renew_s <= time.time() < self._context.expire_s
+        return is_due and time.monotonic() >= self._next_attempt_s
+
+    def _renew(self) -> None:
         from leasehold_client.coordinator.login import renew  # late: most verbs need no cryptography
 
         try:
@@ -62,8 +62,12 @@ class RenewedContext:
             self._next_attempt_s = time.monotonic() + RETRY_S
             identity = self._context.identity
             logger.warning("the certificate of %s can't be renewed: %s", identity, error.message)
-            return False
-        return True
+
+
+def context_credentials(context: Context) -> grpc.ChannelCredentials:
+    """Credentials with the certificate of a context."""
+    texts = context.authorities, context.key, context.certificate
+    return grpc.ssl_channel_credentials(*(text.encode() for text in texts))
 
 
 @final
@@ -84,17 +88,20 @@ class RenewingChannel(grpc.Channel):
         self._address = address
         self._options = options
         self._lock = threading.Lock()
-        self._channels = [self._open()]
+        self._channels: list[grpc.Channel] = []
         """The present channel, and before it those whose calls may not have ended."""
-
-    def _open(self) -> grpc.Channel:
-        return grpc.secure_channel(self._address, self._context.credentials(), options=self._options)
+        self._opened: Context | None = None
+        """The context of the present channel."""
+        self.present()
 
     def present(self) -> grpc.Channel:
         """The channel for the next call."""
         with self._lock:
-            if self._context.renew_if_due():
-                self._channels.append(self._open())
+            context = self._context.present()
+            if context is not self._opened:
+                credentials = context_credentials(context)
+                self._channels.append(grpc.secure_channel(self._address, credentials, options=self._options))
+                self._opened = context
             return self._channels[-1]
 
     def unary_unary(self, *arguments: Any, **named: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from leasehold.v1.watch_pb2 import Bookmark
 
 from leasehold_client.coordinator.retry import resume
+from leasehold_client.errors import LeaseholdError
 
 
 class _WatchResponse(Protocol):
@@ -33,15 +34,23 @@ def resumed_watch(
         resume_token: The first token.
 
     Raises:
-        LeaseholdError: INVALID_TOKEN: changes were missed, so the caller must start again from a snapshot.
+        LeaseholdError: INVALID_TOKEN: changes were missed, or the watch broke within its snapshot. The
+            caller must start again from a snapshot.
         NoCoordinatorError: The outage lasted longer.
     """
     token = resume_token
+    has_begun = False
 
     def attempt() -> Generator[Response]:
-        nonlocal token
+        nonlocal token, has_begun
+        if has_begun and not token:
+            raise LeaseholdError(
+                "the watch broke within its snapshot, so deletions may be missing: start again",
+                "INVALID_TOKEN",
+            )
         with closing(open_stream(token)) as stream:
             for response in stream:
+                has_begun = True
                 token = response.resume_token or token
                 yield response
 

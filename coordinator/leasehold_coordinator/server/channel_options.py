@@ -23,9 +23,15 @@ HANDSHAKE_TIMEOUT_MS: Final = 20_000
 IDLE_TIMEOUT_MS: Final = 300_000
 """How long a connection may have no call. gRPC's clients connect again at their next call."""
 
-DESCRIPTORS: Final = WORKER_CONNECTIONS + 2 * CLIENT_CONNECTIONS + 256 + 3 * (1_024 + 64) + 512
+PAGE_CONNECTIONS: Final = 1_024
+"""Most connections of browsers at the web page, with those in their TLS handshake."""
+
+DESCRIPTORS: Final = (
+    WORKER_CONNECTIONS + 2 * CLIENT_CONNECTIONS + 256 + 3 * (1_024 + 64) + PAGE_CONNECTIONS + 2 * 256 + 512
+)
 """Open files of a coordinator with all connections: of workers, clients, OpenID Connect and enrolment, three
-for each connection at the socket, and its own files."""
+for each connection at the socket, browsers, both ends of the gRPC connection of each of the page's sessions,
+and its own files."""
 
 OPTIONS: Final[list[tuple[str, int]]] = [
     # Both sides send pings, since a network partition can be in one direction only.

@@ -3,15 +3,13 @@
 Each connection takes the present context, so renewed and replaced certificates serve the next connection.
 """
 
-import os
 import ssl
-from typing import Final, Protocol, final
+from typing import Protocol, final
 
 from leasehold_coordinator.access.authorities import Authorities
+from leasehold_coordinator.server.mutual_context import mutual_context
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.transport import PRESENT
-
-FILE_NAME: Final = "leasehold-server-certificate"
 
 
 class HttpTls(Protocol):
@@ -70,31 +68,6 @@ class PkiTls:
         return self._context
 
     def _take(self) -> None:
-        self._taken = self._pki.content
-        self._context = mutual_context(self._taken.key, self._taken.certificate, self._taken.client_ca)
-
-
-def mutual_context(
-    key: bytes, chain: bytes, client_ca: bytes, verify_mode: ssl.VerifyMode = ssl.CERT_REQUIRED
-) -> ssl.SSLContext:
-    """A context of a server that asks for client certificates.
-
-    Args:
-        key: The server's private key, as PEM.
-        chain: The server's certificate and intermediate certificates, as PEM.
-        client_ca: The authorities of clients, as PEM.
-        verify_mode: Whether a connection without a client certificate is refused.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # each connection presents its certificate
-    # The standard library reads a key from a file only. This one is in memory, and has no path for others.
-    descriptor = os.memfd_create(FILE_NAME, os.MFD_CLOEXEC)
-    try:
-        os.write(descriptor, key + b"\n" + chain)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-    context.load_verify_locations(cadata=client_ca.decode("ascii"))
-    context.verify_mode = verify_mode
-    return context
+        content = self._pki.content
+        self._context = mutual_context(content.key, content.certificate, content.client_ca)
+        self._taken = content  # after success, so that the next connection tries again

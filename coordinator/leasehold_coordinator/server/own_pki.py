@@ -15,9 +15,11 @@ from typing import Final, NamedTuple, cast, final
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.mutual_context import mutual_context
 from leasehold_coordinator.server.transport import PRESENT
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ LATE_WARNING: Final = datetime.timedelta(days=7)
 """Remaining life of the server's certificate from which on the log warns each day."""
 
 DAY: Final = datetime.timedelta(days=1)
+
+_UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
+"""The errors of the library for contents that are no certificate or key, or of an unknown kind."""
 
 
 class PkiFiles(NamedTuple):
@@ -46,7 +51,7 @@ class PkiFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PkiContent:
-    """The contents of the files, which fit together.
+    """The contents of the files, which fit together, and which OpenSSL accepts.
 
     Attributes:
         certificate: The server's certificate with its intermediate certificates.
@@ -159,29 +164,37 @@ def read_pki(files: PkiFiles) -> PkiContent:
 
     Raises:
         OSError: A file can't be read.
-        ValueError: They do not fit together. The message names the file and the rule.
+        ValueError: They do not fit together, or OpenSSL refuses them. The message names file and rule.
     """
     certificate, client_ca = _read(files.certificate), _read(files.client_ca)
     key_pem = _read(files.key, is_secret=True)
     try:
         first = x509.load_pem_x509_certificates(certificate)[0]
-    except ValueError as error:
+        public_key = first.public_key()
+    except _UNREADABLE as error:
         raise ValueError(f"{files.certificate} holds no certificate as PEM: {error}") from error
     try:
         x509.load_pem_x509_certificates(client_ca)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{files.client_ca} holds no certificate as PEM: {error}") from error
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{files.key} holds no private key as PEM without a password") from error
-    if key.public_key() != first.public_key():
+    if key.public_key() != public_key:
         raise ValueError(f"{files.key} is not the key of the first certificate in {files.certificate}")
     if not first.not_valid_before_utc <= PRESENT() < first.not_valid_after_utc:
         raise ValueError(
             f"{files.certificate} is not valid now, but from {first.not_valid_before_utc} to "
             f"{first.not_valid_after_utc}"
         )
+    try:
+        mutual_context(key_pem, certificate, client_ca)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ValueError(
+            f"{files.certificate} or {files.client_ca} can't be used for TLS ({error}): give certificates "
+            "with keys that OpenSSL accepts, such as P-256 or RSA of 2,048 bits"
+        ) from error
     return PkiContent(certificate, key_pem, client_ca, first.not_valid_after_utc)
 
 

@@ -1,6 +1,7 @@
 """The listener for browsers: its socket, and its certificate, which renews itself."""
 
 import asyncio
+import logging
 import socket
 import ssl
 from typing import Final, final
@@ -12,13 +13,16 @@ from leasehold_coordinator.access.authority import LOOPBACK_NAMES
 from leasehold_coordinator.access.private_files import replace_file
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.fleet.audit_refusals import AuditRefusals
+from leasehold_coordinator.server.channel_options import PAGE_CONNECTIONS, scaled
 from leasehold_coordinator.server.config import is_loopback
-from leasehold_coordinator.server.http_tls import mutual_context
 from leasehold_coordinator.server.listeners import Listeners
+from leasehold_coordinator.server.mutual_context import mutual_context
 from leasehold_coordinator.server.own_pki import OwnPki
 from leasehold_coordinator.server.ports import check_address
 from leasehold_coordinator.server.transport import PRESENT, WILDCARDS
 from leasehold_coordinator.server.web_doors import WebDoors
+
+logger = logging.getLogger(__name__)
 
 POLL_S: Final = 60.0
 """Time between two looks for a newer certificate."""
@@ -58,7 +62,11 @@ class WebListener:
             listeners.authentication, audit, listeners.oidc_authentication, listeners.inner_address
         )
         self._server = WebServer(
-            doors, names | frozenset(LOOPBACK_NAMES), listeners.sessions_path, replace_file
+            doors,
+            names | frozenset(LOOPBACK_NAMES),
+            listeners.sessions_path,
+            replace_file,
+            scaled(PAGE_CONNECTIONS),
         )
 
     async def start(self, address: str) -> str:
@@ -87,33 +95,44 @@ class WebListener:
         return f"{scheme}://{shown}:{listener.getsockname()[1]}/"
 
     async def watch(self) -> None:
-        """Renews the certificate when it is due. Never returns."""
+        """Renews the certificate when it is due. Never returns.
+
+        If the renewal fails, the present certificate stays, and the next look tries again.
+        """
         while True:
             await asyncio.sleep(POLL_S)
-            if self._has_tls and (tls := await asyncio.to_thread(self._renew)) is not None:
-                await self._server.replace_tls(tls)
+            try:
+                if self._has_tls and (tls := await asyncio.to_thread(self._renew)) is not None:
+                    self._server.replace_tls(tls)
+            except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+                logger.error("the web page keeps its certificate, since the new one can't be used: %s", error)
 
     async def stop(self) -> None:
         """Ends all connections."""
         await self._server.stop()
 
     def _renew(self) -> ssl.SSLContext | None:
-        """The TLS with the present certificate and authorities. None: both are in use already. Blocks."""
+        """The TLS with the present certificate and authorities. None: both are in use already. Blocks.
+
+        Raises:
+            OSError: OpenSSL refuses the certificate, or no file can be opened.
+            ValueError: The certificate of an authority is invalid.
+        """
         present = self._authorities.version if self._pki is None else self._pki.content
         if self._taken == present and PRESENT() < self._renew_time:
             return None
         if self._pki is not None:
             content = self._pki.content
             chain, key, roots = content.certificate, content.key, content.client_ca
-            self._renew_time = content.expire_time
+            renew_time = content.expire_time
         else:
             issued = self._authorities.issue_server(self._names)
             chain, key, roots = issued.chain, issued.key, self._authorities.pem
-            self._renew_time = issued.renew_time
-        self._taken = present
+            renew_time = issued.renew_time
         # A context of its own, since one that is in use can't forget authorities.
         context = mutual_context(key, chain, roots, ssl.CERT_OPTIONAL)
         context.set_alpn_protocols(["http/1.1"])
+        self._taken, self._renew_time = present, renew_time  # after success, so that a failure is tried again
         return context
 
 

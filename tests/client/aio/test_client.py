@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,12 @@ from leasehold_client import (
 )
 from leasehold_client.config import config_path
 from leasehold_client.contexts import Context, Contexts, locked_contexts, read_contexts
+from leasehold_client.coordinator import login
+from leasehold_client.coordinator.renewing_channel import RenewedContext
+from leasehold_client.errors import UsageError
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, command, refuse
-from tests.renewals import serving_renewals
+from tests.renewals import Renewals, serving_renewals
 
 PENDING, RUNNING, FAILED, SUCCEEDED = (
     command_pb2.COMMAND_STATE_PENDING,
@@ -211,7 +214,9 @@ def test_a_service_calls_on_behalf_of_a_user(scripted: ScriptedCoordinator) -> N
     assert sent[0]["authorization"].startswith("Bearer ")
 
 
-def test_a_context_renews_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def renewals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Renewals]:
+    """A coordinator that renews, and the current context of a user whose certificate is not due yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with serving_renewals(tmp_path) as coordinator:
         holder = coordinator.issue("user/alice")
@@ -228,20 +233,80 @@ def test_a_context_renews_its_certificate(tmp_path: Path, monkeypatch: pytest.Mo
         )
         with locked_contexts() as write:
             write(Contexts("alice", {"alice": context}))
+        yield coordinator
 
-        async def main() -> None:
-            async with AsyncClient() as client:
-                await client.workers()
-                with locked_contexts() as write:
-                    due = replace(read_contexts().get("alice"), renew_s=begin_s - 1)
-                    write(read_contexts().put(due))
-                renewed = client._connection._caller._context
-                assert renewed is not None
-                renewed._context = due
-                await client.workers()
-                await client.workers()
 
-        asyncio.run(main())
-        first, second, third = coordinator.callers
-        assert first != second == third
-        assert config_path().parent.is_relative_to(tmp_path)
+def make_due(client: AsyncClient) -> tuple[RenewedContext, Context]:
+    """Makes the renewal of a client due. Returns what renews, and the old context."""
+    with locked_contexts() as write:
+        due = replace(read_contexts().get("alice"), renew_s=time.time() - 1)
+        write(read_contexts().put(due))
+    renewed = client._connection._caller._context
+    assert renewed is not None
+    renewed._context = due
+    return renewed, due
+
+
+def test_a_context_renews_its_certificate(renewals: Renewals, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncClient() as client:
+            await client.workers()
+            make_due(client)
+            await client.workers()
+            await client.workers()
+
+    asyncio.run(main())
+    first, second, third = renewals.callers
+    assert first != second == third
+    assert config_path().parent.is_relative_to(tmp_path)
+
+
+def test_a_call_that_is_cancelled_during_a_renewal_leaves_the_new_certificate(
+    renewals: Renewals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    renew = login.renew
+
+    def renew_slowly(name: str, certificate: str) -> Context:
+        began.set()
+        assert go_on.wait(TIMEOUT_S)
+        return renew(name, certificate)
+
+    async def main() -> None:
+        async with AsyncClient() as client:
+            await client.workers()
+            monkeypatch.setattr(login, "renew", renew_slowly)
+            renewed, due = make_due(client)
+            call = asyncio.create_task(client.workers())
+            assert await asyncio.to_thread(began.wait, TIMEOUT_S)
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call
+            go_on.set()
+            async with asyncio.timeout(TIMEOUT_S):
+                while renewed._context is due:  # noqa: ASYNC110 - a thread of the client changes it
+                    await asyncio.sleep(0.02)
+            await client.workers()
+            await client.workers()
+
+    asyncio.run(main())
+    first, second, third = renewals.callers
+    assert first != second == third
+    assert len(renewals.keys) == 1
+
+
+def test_a_first_call_that_fails_leaves_the_context_in_use(renewals: Renewals) -> None:
+    def change(begin_s: float) -> None:
+        with locked_contexts() as write:
+            write(read_contexts().put(replace(read_contexts().get("alice"), begin_s=begin_s)))
+
+    async def main() -> None:
+        async with AsyncClient() as client:
+            change(time.time() + 7_200)
+            with pytest.raises(UsageError, match="the clock is behind"):
+                await client.workers()
+            change(0)
+            await client.workers()
+
+    asyncio.run(main())
+    assert len(renewals.callers) == 1

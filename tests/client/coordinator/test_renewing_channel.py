@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 from leasehold_client.config import config_path
 from leasehold_client.contexts import FILE, Context, Contexts, locked_contexts, read_contexts
@@ -55,6 +56,36 @@ def test_a_client_renews_and_calls_with_the_new_certificate(coordinator: Renewal
     assert first != second == third
     assert len(coordinator.keys) == 1
     assert read_contexts().get("alice").renew_s > time.time()
+
+
+def test_a_channel_that_cannot_be_opened_is_opened_by_the_next_call(
+    coordinator: Renewals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(renew_s=time.time() + 1000)
+    with Client() as client:
+        client.workers()
+        change(renew_s=time.time() - 1)
+        client._connection.channel._context._context = read_contexts().get("alice")  # type: ignore[attr-defined]
+        with monkeypatch.context() as patch:
+            patch.setattr(grpc, "ssl_channel_credentials", refuse_new(grpc.ssl_channel_credentials))
+            with pytest.raises(MemoryError):
+                client.workers()
+        client.workers()
+    first, second = coordinator.callers
+    assert first != second
+
+
+def refuse_new(real: Callable[..., grpc.ChannelCredentials]) -> Callable[..., grpc.ChannelCredentials]:
+    """Credentials of the old certificate, by which a renewal is asked for, and then an error."""
+    found: list[object] = []
+
+    def credentials(*texts: bytes) -> grpc.ChannelCredentials:
+        found.append(texts)
+        if len(found) > 1:
+            raise MemoryError
+        return real(*texts)
+
+    return credentials
 
 
 def test_a_renewal_by_another_process_is_taken_over(coordinator: Renewals) -> None:

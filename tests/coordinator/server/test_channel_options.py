@@ -89,7 +89,7 @@ def test_clients_reconnect_silently_after_an_idle_time(coordinator: CoordinatorP
 
 
 @pytest.mark.parametrize(
-    ("limit", "bound"), [(-1, 2_048), (65_536, 2_048), (DESCRIPTORS // 2, 1_024), (1_024, 64), (1, 16)]
+    ("limit", "bound"), [(-1, 2_048), (65_536, 2_048), (DESCRIPTORS // 2, 1_024), (1_024, 61), (1, 16)]
 )
 def test_bounds_follow_the_limit_of_open_files(
     monkeypatch: pytest.MonkeyPatch, limit: int, bound: int

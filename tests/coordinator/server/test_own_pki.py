@@ -1,5 +1,6 @@
 """A coordinator with certificates of a PKI of others."""
 
+import base64
 import datetime
 import signal
 import ssl
@@ -10,6 +11,10 @@ from typing import cast
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
 from leasehold.v1.access_service_pb2 import ROLE_VIEWER, RoleBinding
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
@@ -18,15 +23,20 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError
 from leasehold_coordinator.access.authority import DEFAULT_RULES, Authority, open_authority
 from leasehold_coordinator.errors import StartError
+from leasehold_coordinator.server.http_tls import PkiTls
 from leasehold_coordinator.server.own_pki import OwnPki, PkiFiles
 from leasehold_coordinator.storage.rows import binding_row
 
 from tests.certificates import Holder, issue, write_rows
 from tests.coordinator.conftest import CoordinatorProcess
 from tests.coordinator.scripted_worker import ScriptedWorker, make_hello
+from tests.ports import free_port
 
 ANYWHERE = "0.0.0.0:0"
-OFTEN = "from leasehold_coordinator.server import own_pki; own_pki.POLL_INTERVAL_S = 0.05"
+OFTEN = """
+from leasehold_coordinator.server import own_pki, web_listener
+own_pki.POLL_INTERVAL_S = web_listener.POLL_S = 0.05
+"""
 
 
 class Pki:
@@ -61,8 +71,13 @@ def pki(tmp_path: Path) -> Pki:
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path, pki: Pki) -> Iterator[CoordinatorProcess]:
-    """A coordinator off loopback with the PKI."""
+def page_port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, pki: Pki, page_port: int) -> Iterator[CoordinatorProcess]:
+    """A coordinator off loopback with the PKI, and with the web page."""
     names = ("tls_certificate", "tls_key", "tls_client_ca")
     settings = tmp_path / "coordinator.toml"
     settings.write_text(
@@ -71,7 +86,11 @@ def coordinator(tmp_path: Path, pki: Pki) -> Iterator[CoordinatorProcess]:
     database = tmp_path / "store.sqlite3"
     write_rows(database, binding_row(RoleBinding(identity="user/alice", role=ROLE_VIEWER)))
     started = CoordinatorProcess(
-        tmp_path, ANYWHERE, ANYWHERE, prelude=OFTEN, options=["--config", str(settings)]
+        tmp_path,
+        ANYWHERE,
+        ANYWHERE,
+        prelude=OFTEN,
+        options=["--config", str(settings), "--web", f"0.0.0.0:{page_port}"],
     )
     started.start()
     yield started
@@ -126,19 +145,29 @@ def test_its_certificates_need_no_record_and_can_be_revoked(
 
 
 def test_changed_files_are_read_and_wrong_ones_ignored(
-    coordinator: CoordinatorProcess, pki: Pki, tmp_path: Path
+    coordinator: CoordinatorProcess, pki: Pki, tmp_path: Path, page_port: int
 ) -> None:
     host, _, port = near(coordinator.address).rpartition(":")
 
     def shown() -> str:
         return ssl.get_server_certificate((host, int(port)))
 
+    def shown_by_page() -> str:
+        return ssl.get_server_certificate((host, page_port))
+
     first = shown()
     pki.files.certificate.write_bytes(open_authority(tmp_path).issue_server(["localhost"]).chain)
     wait_until(lambda: "the changed TLS files are ignored" in coordinator.log())
     assert shown() == first
+    certificate, key = self_signed(rsa.generate_private_key(65_537, 1_024))
+    pki.files.key.write_bytes(key)
+    pki.files.certificate.write_bytes(certificate)
+    wait_until(lambda: "can't be used for TLS" in coordinator.log())
+    assert shown() == shown_by_page() == first
+    pki.files.client_ca.write_bytes("# Főtanúsítvány\n".encode() + pki.authority.pem)
     second = pki.replace(pki.authority)
     wait_until(lambda: shown().encode() == second)
+    wait_until(lambda: shown_by_page().encode() == second)
     with pki.issue("user/alice").open_channel(near(coordinator.address)) as channel:
         FleetServiceStub(channel).ListWorkers(ListWorkersRequest(), timeout=20)
 
@@ -166,3 +195,55 @@ def test_a_pair_that_does_not_fit_is_refused(pki: Pki, tmp_path: Path) -> None:
     pki.files.key.chmod(0o644)
     with pytest.raises(StartError, match="every user of this host may read"):
         OwnPki(pki.files)
+
+
+def self_signed(key: rsa.RSAPrivateKey) -> tuple[bytes, bytes]:
+    """A certificate of a server without an authority, and its key, as PEM."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=30))
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), pem
+
+
+def of_unknown_curve(pem: bytes) -> bytes:
+    """A private key on P-256 with the curve's identifier replaced by one that no library knows."""
+    der = serialization.load_pem_private_key(pem, None).private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    text = base64.encodebytes(
+        der.replace(bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d030177"))
+    )
+    return b"-----BEGIN PRIVATE KEY-----\n" + text + b"-----END PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize("kind", ["short", "curve"])
+def test_a_key_that_openssl_refuses_leaves_the_previous_files_in_use(
+    pki: Pki, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    files = OwnPki(pki.files)
+    first = files.content
+    if kind == "short":
+        certificate, key = self_signed(rsa.generate_private_key(65_537, 1_024))
+        pki.files.certificate.write_bytes(certificate)
+        pki.files.key.write_bytes(key)
+        rule = "can't be used for TLS"
+    else:
+        pki.files.key.write_bytes(of_unknown_curve(pki.files.key.read_bytes()))
+        rule = "holds no private key"
+    files.poll()
+    assert files.content is first
+    assert rule in caplog.text
+    with pytest.raises(StartError, match=rule):
+        OwnPki(pki.files)
+    pki.replace(pki.authority)
+    files.poll()
+    assert files.content is not first
+
+
+def test_text_between_certificates_may_be_of_any_encoding(pki: Pki) -> None:
+    pki.files.client_ca.write_bytes("# Főtanúsítvány\n".encode() + pki.authority.pem)
+    files = OwnPki(pki.files)
+    assert len(PkiTls(files).context.get_ca_certs()) == 1

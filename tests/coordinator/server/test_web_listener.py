@@ -3,10 +3,12 @@
 import asyncio
 import datetime
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import uvloop
 from leasehold_coordinator.access.authority import Authority, open_authority
 from leasehold_coordinator.server import web_listener
@@ -72,6 +74,47 @@ def test_an_authority_that_is_removed_admits_no_browser(tmp_path: Path, monkeypa
                 while await is_admitted(mallory):  # noqa: ASYNC110 - the listener polls
                     await asyncio.sleep(0.05)
             assert await is_admitted(ann)
+        finally:
+            watch.cancel()
+            await page.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
+def test_a_certificate_that_cannot_be_used_leaves_the_present_one_in_use(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(web_listener, "POLL_S", 0.05)
+    authority = open_authority(tmp_path)
+    first = content(authority, authority.pem)
+    pki = SimpleNamespace(content=first)
+    listeners = SimpleNamespace(
+        authentication=None, oidc_authentication=None, inner_address="", sessions_path=None
+    )
+
+    async def story() -> None:
+        page = WebListener(listeners, None, None, NAMES, pki)  # type: ignore[arg-type]  # nobody logs in
+        port = free_port()
+        await page.start(f"0.0.0.0:{port}")
+        watch = asyncio.create_task(page.watch())
+
+        async def shown() -> bytes:
+            return (await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))).encode()
+
+        try:
+            for wrong in (replace(first, client_ca=b"nothing"), replace(first, key=b"nothing")):
+                caplog.clear()
+                pki.content = wrong
+                async with asyncio.timeout(TIMEOUT_S):
+                    while not ("keeps its" in caplog.text or watch.done()):  # noqa: ASYNC110 - as below
+                        await asyncio.sleep(0.05)
+                assert not watch.done()
+                assert await shown() == first.certificate
+            pki.content = second = content(authority, authority.pem)
+            async with asyncio.timeout(TIMEOUT_S):
+                while await shown() != second.certificate:  # noqa: ASYNC110 - the listener polls
+                    await asyncio.sleep(0.05)
         finally:
             watch.cancel()
             await page.stop()

@@ -127,7 +127,7 @@ def test_without_limits_all_of_the_host_may_be_had(tmp_path: Path) -> None:
         ("memory_limit = -5", "memory_limit -5 is negative"),
         ('memory_limit = "8G"', "memory_limit: invalid size '8G'"),
         ('disk_reserve = "-1GiB"', "disk_reserve: invalid size '-1GiB'"),
-        ("disk_reserve = 1.5", "Expected `int | str`"),
+        ("disk_reserve = 1.5", "expected a whole number or text, got a number"),
         ("[gpu_units]\nH100 = 0", "gpu_units of 'H100' are 0"),
         ('[gpu_units]\n"" = 5', "name a part"),
     ],

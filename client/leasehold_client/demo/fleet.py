@@ -139,13 +139,13 @@ class DemoFleet:
             coordinator = ["--join-file", str(file)]
         worker = ("worker", *coordinator, "--name", name)
         state = ("--state-dir", str(self._folder / name), "--stop-workloads", "stop")
-        self._start(name, *host, sys.executable, "-m", "leasehold_client", *worker, *state)
+        self._start(name, *host, sys.executable, "-P", "-m", "leasehold_client", *worker, *state)
 
     def _start(self, name: str, *arguments: str) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD_")}
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "leasehold_client", *arguments],
+                [sys.executable, "-P", "-m", "leasehold_client", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

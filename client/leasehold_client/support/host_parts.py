@@ -154,7 +154,7 @@ def _setting(file: str, key: str, variable: str, default: Path) -> Path:
 
 def _own(*arguments: str) -> list[str]:
     """A command of this installation."""
-    return [sys.executable, "-m", "leasehold_client", *arguments]
+    return [sys.executable, "-P", "-m", "leasehold_client", *arguments]
 
 
 def _json(command: list[str], timeout_s: float, owner_of: Path | None = None) -> object:
@@ -182,7 +182,7 @@ def _journal(timeout_s: float) -> bytes:
     default = config.state_directory() / "worker"
     directory = _setting("worker.toml", "state_dir", "LEASEHOLD_STATE_DIR", default)
     module = "leasehold_worker.diagnostics.journal_summary"
-    return document(_json([sys.executable, "-m", module, str(directory)], timeout_s, directory))
+    return document(_json([sys.executable, "-P", "-m", module, str(directory)], timeout_s, directory))
 
 
 def _store(timeout_s: float) -> bytes:
@@ -192,7 +192,7 @@ def _store(timeout_s: float) -> bytes:
     if ":/" in str(store):
         raise LeaseholdError("the store is on a database server")
     module = "leasehold_coordinator.server.store_summary"
-    return document(_json([sys.executable, "-m", module, str(store)], timeout_s, store.parent))
+    return document(_json([sys.executable, "-P", "-m", module, str(store)], timeout_s, store.parent))
 
 
 def _unit(unit: str, timeout_s: float) -> bytes:

@@ -1,5 +1,7 @@
 """What NVML must show after a suspend, besides the list of processes."""
 
+from dataclasses import replace
+
 from leasehold_worker.driver.members import RUNNING, Member, are_unlisted, needed_by_gpu
 from leasehold_worker.driver.verification import Before, freed_usage, not_freed, sized
 from leasehold_worker.gpus.inventory import GpuUsage
@@ -41,7 +43,16 @@ def test_what_nvml_can_not_say_is_not_held_against_it() -> None:
     then = before(a=GpuUsage(9 * GIB, {10: 8 * GIB}))
     for now in (GpuUsage(None, {}), GpuUsage(9 * GIB, {99: None})):
         assert not_freed(then, {"a": now}) == []
-    assert not_freed(then, {}) == []
+    elsewhere = Before([OTHER], {10, 11}, {})
+    assert not_freed(elsewhere, {}) == [], "NVML has never listed it"
+
+
+def test_a_gpu_that_nvml_no_longer_reads_is_not_free() -> None:
+    then = before(a=GpuUsage(9 * GIB, {10: 8 * GIB}))
+    for member in (MEMBER, replace(OTHER, gpu_uuids=("a",))):
+        (error,) = not_freed(replace(then, members=[member]), {"b": GpuUsage(GIB, {})})
+        assert "can't list the processes of a " in error.message
+        assert error.metadata == {"gpu_uuid": "a"}
 
 
 OTHER = Member(ProcessIdentity(Pid(11), 1), RUNNING)

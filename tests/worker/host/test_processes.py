@@ -186,6 +186,20 @@ def test_the_tree_holds_children_and_orphans_of_the_session() -> None:
         wait_until(lambda: process_tree(identity) == [])
 
 
+def test_a_session_of_an_ended_leader_counts_for_its_user_only() -> None:
+    """The kernel may have given the number to the session of another program meanwhile."""
+    script = "sleep 60 >&- & echo $!"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as leader:
+        orphan = int(leader.communicate(timeout=30)[0])
+    try:
+        root = ProcessIdentity(Pid(leader.pid), 1)
+        assert [each.pid for each in scan_tree(root, mark_uid=os.getuid()).processes] == [orphan]
+        assert not scan_tree(root, mark_uid=os.getuid() + 1).processes
+        assert not scan_tree(root).processes
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
 def test_a_stopped_process_is_blocked() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         identity = identify(child.pid)

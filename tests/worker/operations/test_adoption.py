@@ -1,16 +1,18 @@
 """What is told of processes that others started, and operations that are done before they are over."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from leasehold.v1 import errors_pb2
+from leasehold.v1 import errors_pb2, hook_pb2
+from leasehold.v1.hook_pb2 import CommandHook, Hook, HttpHook, KernelHook, SignalHook, WorkDrain
 from leasehold.v1.operation_pb2 import AdoptOperation, ResetGpuHealthOperation
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import open_parts
@@ -40,6 +42,70 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_of_long_arguments_the_first_are_told(arguments: list[str], told: list[str]) -> None:
     assert told_arguments(arguments) == told
     assert sum(map(len, told)) <= ARGUMENTS_LIMIT
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+async def reason_of_refusal(config: WorkerConfig, folder: Path, pid: int, owner: str, *hooks: Hook) -> int:
+    """Why a process that uses no GPU is not adopted."""
+    async with open_parts(config, folder, lambda _: None) as parts:
+        with pytest.raises(OperationError) as raised:
+            await parts.adoption.check(AdoptOperation(pid=pid, hooks=hooks), owner)
+        return raised.value.reason
+
+
+PROBE = Hook(
+    name="probe", phase=hook_pb2.HOOK_PHASE_READINESS, command=CommandHook(arguments=["cp", "/bin/sh", "/x"])
+)
+REQUEST = HttpHook(method="GET", url="http://127.0.0.1:1/")
+DRAINING = WorkDrain(idle=REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "owner"),
+    [("127.0.0.1:1", "user/alice"), ("insecure:127.0.0.1:1", "local/root"), ("10.0.0.1:1", "local/root")],
+)
+async def test_without_run_as_a_hook_acts_only_for_whom_a_program_would_start(
+    sleeper: subprocess.Popen[bytes], tmp_path: Path, coordinator: str, owner: str
+) -> None:
+    """Otherwise, the hook would give a remote coordinator the rights of the worker's user."""
+    config = WorkerConfig(state_dir=tmp_path, coordinator=coordinator)
+    reason = await reason_of_refusal(config, tmp_path, sleeper.pid, owner, PROBE)
+    assert reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    reason = await reason_of_refusal(config, tmp_path, sleeper.pid, owner)
+    assert reason != errors_pb2.ERROR_REASON_NOT_PERMITTED
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        Hook(
+            name="signal",
+            phase=hook_pb2.HOOK_PHASE_BEFORE_SUSPEND,
+            signal=SignalHook(signal_number=10),
+            drain=DRAINING,
+        ),
+        Hook(name="kernel", kernel=KernelHook(), drain=DRAINING),
+    ],
+    ids=lambda hook: hook.name,
+)
+async def test_with_run_as_a_drain_acts_for_the_owners_user_only(
+    sleeper: subprocess.Popen[bytes], tmp_path: Path, hook: Hook
+) -> None:
+    """The requests of a drain would go out as the worker's user, with any credential file of that user."""
+    config = WorkerConfig(
+        state_dir=tmp_path, run_as={"user/alice": "2001:2001"}, adopt_users=[str(os.geteuid())]
+    )
+    reason = await reason_of_refusal(config, tmp_path, sleeper.pid, "user/alice", hook)
+    assert reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
+    hook.ClearField("drain")
+    reason = await reason_of_refusal(config, tmp_path, sleeper.pid, "user/alice", hook)
+    assert reason != errors_pb2.ERROR_REASON_NOT_PERMITTED
 
 
 def cancelling(question: Callable[[], Any], scope: trio.CancelScope, *, after: int) -> Callable[[], Any]:

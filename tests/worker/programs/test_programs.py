@@ -12,9 +12,10 @@ import trio
 from leasehold_worker.files.file_descriptors import STARTED_WITH
 from leasehold_worker.host.processes import ProcessIdentity, is_alive
 from leasehold_worker.programs import programs
-from leasehold_worker.programs.programs import LaunchError, launch, launched
+from leasehold_worker.programs.programs import LaunchError, launch, launched, wait_exit
 
 from tests.worker.dead_volumes import dead_volume
+from tests.worker.unreadable_files import unreadable
 
 START_TIMEOUT_S = 30.0
 
@@ -161,3 +162,17 @@ async def test_a_program_has_the_descriptors_that_the_worker_was_started_with(tm
             os.kill(program.pid, signal.SIGKILL)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("name", ["process", "exit"])
+async def test_a_record_that_can_not_be_read_is_missing_after_a_while(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A workload would otherwise keep its GPUs for as long as the disk is damaged."""
+    monkeypatch.setattr(programs, "EXIT_TIMEOUT_S", 0.5)
+    async with trio.open_nursery() as nursery:
+        program = await start(folder, nursery)
+        with unreadable(folder / name):
+            os.kill(program.pid, signal.SIGKILL)
+            with trio.fail_after(START_TIMEOUT_S):
+                assert await wait_exit(folder, program) is None

@@ -68,6 +68,25 @@ def test_bytes_that_are_no_frame_end_the_session_with_a_typed_goodbye(
     assert worker.process.poll() is None
 
 
+@pytest.mark.parametrize("command_id", ["local-1", "c" * 129], ids=["reserved", "long"])
+@pytest.mark.parametrize("acknowledged", [False, True], ids=["command", "acknowledgement"])
+def test_a_command_id_that_no_coordinator_may_choose_ends_the_session(
+    start_worker: Start, coordinator: ScriptedCoordinator, tmp_path: Path, command_id: str, acknowledged: bool
+) -> None:
+    """The worker's own commands pass the limit of eight, and run while the worker stops."""
+    worker = start_worker(None)
+    session = coordinator.next_session()
+    if acknowledged:
+        session.acknowledge(command_id)
+    else:
+        session.send(make_command(command_id, "w1", run=RunOperation(name="w1", spec=SLEEPER)))
+    error = goodbye(session, PROTOCOL_ERROR).error
+    assert error.reason == errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION
+    assert command_id[:100] in error.message
+    assert not (tmp_path / "state/workloads/w1").exists()
+    assert worker.process.poll() is None
+
+
 def test_another_major_version_is_refused_and_both_are_named(
     start_worker: Start, coordinator: ScriptedCoordinator
 ) -> None:

@@ -31,6 +31,7 @@ from tests.worker.counters import (
     wait_counting,
 )
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
+from tests.worker.unreadable_files import unreadable
 
 SUCCEEDED, FAILED, REJECTED, CANCELLED = (
     command_pb2.COMMAND_STATE_SUCCEEDED,
@@ -346,3 +347,23 @@ def test_a_run_before_a_reboot_is_not_said_to_have_begun_never(
     outcome = coordinator.next_session().outcome("c1")
     assert outcome.state == FAILED
     assert outcome.error.reason == errors_pb2.ERROR_REASON_HOST_REBOOTED
+
+
+@pytest.mark.parametrize("name", ["process", "exit"])
+def test_a_run_whose_record_can_not_be_read_ends_the_start_with_the_reason(
+    start_worker: Start,
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    doomed = start_worker(host, crash_point="program-started")
+    session = coordinator.next_session()
+    session.send(make_command("c1", "w1", run=counter_run("one")))
+    assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+    with unreadable(tmp_path / "state/workloads/w1" / name):
+        worker = start_worker(host)
+        assert worker.process.wait(timeout=30) != 0
+    log = worker.log.read_text()
+    assert "workload one can't be read or cancelled (Input/output error): check the disk" in log
+    assert "Traceback" not in log

@@ -16,6 +16,7 @@ from tests.worker.operations.test_handler import plan_of
 from tests.worker.scripted_coordinator import Session, make_command
 
 NOT_INITIALIZED = 3
+NVML_UNKNOWN = 999
 
 
 @pytest.fixture
@@ -126,3 +127,29 @@ def test_a_member_that_the_driver_calls_failed_makes_its_workload_wedged(
     assert status.state == workload_pb2.WORKLOAD_STATE_WEDGED
     assert status.error.reason == errors_pb2.ERROR_REASON_MEMBER_WEDGED
     assert status.lease.gpu_uuids
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("returns", [True, False], ids=["restored", "left suspended"])
+def test_a_gpu_that_nvml_no_longer_lists_after_a_suspend_is_not_free(
+    session: Session, host: SimulatedHost, returns: bool
+) -> None:
+    """Without NVML, only the driver says that the memory is free, and it has been wrong (issue 53)."""
+    session.run("c1", "w1", run=counter_run("w1"))
+    wait_until(lambda: len(counters(host)) == 1, "the counter uses its GPU")
+    (process,) = counters(host)
+    fault = host.set_fault("checkpoint", process.pid, hang=True, times=1)
+    session.send(make_command("c2", "w1", suspend=SuspendOperation()))
+    session.wait(lambda f: f.command_update.command_id == "c2" and f.command_update.phase == "checkpoint")
+    host.set_fault("nvmlDeviceGetComputeRunningProcesses", error=NVML_UNKNOWN)
+    if not returns:
+        host.set_fault("restore", process.pid, error=801)
+    host.clear_faults(fault_id=fault.id)
+    outcome = session.outcome("c2")
+    assert outcome.state == command_pb2.COMMAND_STATE_FAILED, outcome
+    assert outcome.error.reason == errors_pb2.ERROR_REASON_MEMORY_NOT_FREED
+    status = outcome.workloads[0].status
+    wanted = workload_pb2.WORKLOAD_STATE_RUNNING if returns else workload_pb2.WORKLOAD_STATE_UNKNOWN
+    assert status.state == wanted
+    assert status.lease.gpu_uuids
+    assert not outcome.result.released_gpu_uuids

@@ -82,6 +82,31 @@ sys.stdin.read()
             process.stdout.close()
 
 
+def test_a_session_with_the_number_of_a_first_process_may_be_that_of_another() -> None:
+    """The kernel uses the number again once the processes of a session have ended."""
+    script = "sleep 1000 >&- & echo $!; cat"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as leader:
+        assert leader.stdin is not None
+        assert leader.stdout is not None
+        orphan = int(leader.stdout.readline())
+        try:
+            root = identify(leader.pid)
+            assert root is not None
+            mine = workload_of(root)
+            former = workload_of(ProcessIdentity(root.pid, root.start_time_ticks - 1))
+            assert owner(orphan, [mine]) is mine
+            assert owner(orphan, [former]) is None, "its pid and its session are those of another now"
+            leader.stdin.close()
+            leader.wait(timeout=30)
+            assert owner(orphan, [mine]) is mine
+            mine.uid = os.getuid() + 1
+            assert owner(orphan, [mine]) is None
+        finally:
+            os.kill(orphan, 9)
+
+
 LAUNCHER = """
 import ctypes, os, subprocess, sys, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER

@@ -183,7 +183,7 @@ class MemberRecovery:
                 target.workload.mark_restored()
             outcomes.setdefault(target.workload.workload_id, [_unknown(member) for member in target.members])
         done = problem is None and (kind != "suspend" or by_suspend)
-        done = done and await self._is_done(outcomes, plan.pairs, kind)
+        done = done and await self._is_done(plan, outcomes, kind)
         failure = problem or OperationError(
             errors_pb2.ERROR_REASON_INTERRUPTED, "the command was interrupted halfway"
         )
@@ -289,17 +289,17 @@ class MemberRecovery:
             lanes += [here] if one_by_one else [[member] for member in here]
         return Group(self._parts.driver, self._parts.inventory, self._parts.rates, lanes, lambda _: None)
 
-    async def _is_done(
-        self, outcomes: Mapping[str, Sequence[MemberOutcome]], pairs: tuple[GpuPair, ...], kind: str
-    ) -> bool:
+    async def _is_done(self, plan: Plan, outcomes: Mapping[str, Sequence[MemberOutcome]], kind: str) -> bool:
         """Whether every workload has reached the goal of the operation."""
-        for mine in outcomes.values():
+        for target in plan.targets:
+            mine = outcomes[target.workload.workload_id]
             states = _states(mine)
             if kind == "suspend":
-                occupied = (await self._parts.verification.occupancy(members_after(mine))).listed
-                if states != {CHECKPOINTED} or occupied:
+                occupancy = await self._parts.verification.occupancy(members_after(mine))
+                unproven = occupancy.unread.intersection(target.workload.gpu_uuids)
+                if states != {CHECKPOINTED} or occupancy.listed or unproven:
                     return False
-            elif states != {RUNNING} or not all(_is_at(outcome, pairs) for outcome in mine):
+            elif states != {RUNNING} or not all(_is_at(outcome, plan.pairs) for outcome in mine):
                 return False
         return True
 

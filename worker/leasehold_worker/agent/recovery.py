@@ -164,12 +164,12 @@ class Recovery:
         try:
             if abandon(folder):
                 return
+            who, ended = launched(folder), exit_record(folder)
         except OSError as error:
             raise StartError(
-                f"the interrupted start of workload {run.name} can't be cancelled "
+                f"the interrupted start of workload {run.name} can't be read or cancelled "
                 f"({error.strerror}): check the disk of {folder}"
             ) from error
-        who, ended = launched(folder), exit_record(folder)
         if who is None or who.boot_id != boot_id() or (ended is not None and ended.error):
             return
         lease = self._adopt(run.name, intent.reserved[0]) if intent.reserved else None

@@ -106,7 +106,7 @@ class Validator:
 
     async def _start(self, gpu_uuid: str) -> Workload:
         size = self._validation.size_bytes
-        arguments = [sys.executable, "-m", "leasehold_worker.diagnostics.target_program"]
+        arguments = [sys.executable, "-P", "-m", "leasehold_worker.diagnostics.target_program"]
         arguments += ["--file", str(self._file), "--bytes", str(size), "--validator", str(os.getpid())]
         # The operator has chosen the GPU, even if other processes use it.
         resources = workload_pb2.Resources(gpu_count=1, allow_foreign=True)

@@ -124,12 +124,13 @@ class _Helper:
 
 
 async def _start_helper() -> tuple[_Helper, Greeting]:
+    # Without -P, Python would import from the worker's working directory, which may be another user's.
     # Started from the main thread, not from one of trio's: the kernel ends the helper with the thread
     # that started it. The worker's own mask would hide GPUs from the driver that a map must name.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     try:
         process = subprocess.Popen(  # noqa: ASYNC220 - see above
-            [sys.executable, "-m", "leasehold_worker.driver.helper", str(os.getpid())],
+            [sys.executable, "-P", "-m", "leasehold_worker.driver.helper", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -164,7 +164,7 @@ class Verification:
 
 def not_freed(before: Before, now: Usage) -> list[OperationError]:
     """Why suspended memory is not free. None: it is."""
-    return _still_listed(before.pids, now) or _not_fallen(before, now)
+    return _still_listed(before.pids, now) or _unread(before, now) or _not_fallen(before, now)
 
 
 def sized(members: Sequence[Member], usage: Usage, home: Sequence[str] = ()) -> tuple[Member, ...]:
@@ -248,6 +248,24 @@ def _still_listed(pids: Collection[int], now: Usage) -> list[OperationError]:
         for gpu_uuid, gpu in now.items()
         for pid in gpu.processes
         if pid in pids
+    ]
+
+
+def _unread(before: Before, now: Usage) -> list[OperationError]:
+    """GPUs that members left, and whose processes NVML could list before and can't list now."""
+    left: set[str] = set()
+    for member in before.members:
+        if member.state != CHECKPOINTED:
+            left.update(placed(member, member.displacement))
+            left.update(moved(member.device_memory_bytes, member.displacement))
+    return [
+        OperationError(
+            errors_pb2.ERROR_REASON_MEMORY_NOT_FREED,
+            "the driver reports the workload as checkpointed, but NVML can't list the processes of "
+            f"{gpu_uuid} any more: see the kernel's log for errors of the GPU, and try again",
+            {"gpu_uuid": gpu_uuid},
+        )
+        for gpu_uuid in sorted(left - now.keys())
     ]
 
 

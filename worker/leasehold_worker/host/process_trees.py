@@ -83,8 +83,9 @@ def scan_tree(
         reaper: The parent of the root, which gets all orphans of the tree and does not belong to it. None:
             there is none.
         patience_s: How long processes are listed again because some ended before they were looked at.
-        mark_uid: The real user whose marked processes count: every user can set the variable. None: no marked
-            process counts.
+        mark_uid: The real user whose marked processes count: every user can set the variable. Once the root
+            has ended, processes in a session of its number must be of this user too, since the number may be
+            that of another program's session by then. None: no such processes count.
         known: A tree of this host. If its scan began just now, only newer processes are read. A process that
             has ended since and is not reaped counts as alive.
     """
@@ -96,7 +97,7 @@ def scan_tree(
     asked: dict[ProcessIdentity, bool] = {}
     while True:
         stats, missed, ended = _scan(stats, deadline)
-        members, theirs = _descend(root, without, reaper, stats)
+        members, theirs = _descend(root, without, reaper, stats, mark_uid)
         if not mark:
             break
         # A process that inherited the variable is younger than the root.
@@ -128,6 +129,7 @@ def _descend(
     without: Collection[ProcessIdentity],
     reaper: ProcessIdentity | None,
     stats: Mapping[Pid, ProcessStat],
+    uid: int | None,
 ) -> tuple[set[Pid], set[Pid]]:
     """The processes of a tree that need no mark, and those of other trees."""
     below = _Descent(stats)
@@ -142,6 +144,8 @@ def _descend(
     theirs |= below.grow({stat.pid for stat in stats.values() if stat.session_id in leaders}, members)
     if not _is_reused(root, stats):
         orphans = {pid for pid, stat in stats.items() if stat.session_id == root.pid}
+        if root.pid not in stats:
+            orphans = {pid for pid in orphans if has_real_user(pid, uid)}
         members |= below.grow(orphans - theirs, theirs)
     return members, theirs
 

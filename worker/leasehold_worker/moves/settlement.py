@@ -76,7 +76,8 @@ def occupied_gpus(
         target: The workload, with its old and new GPUs.
         outcomes: Its members.
         occupancy: The GPUs on which NVML lists them. A GPU that NVML can't read may have the memory of a
-            stuck member.
+            stuck member. So may a leased GPU have that of a suspended member, since the driver's word alone
+            proves nothing.
     """
     possible = {*target.home, *target.destination, *target.workload.gpu_uuids}
     certain = possible & occupancy.listed
@@ -88,7 +89,12 @@ def occupied_gpus(
     states = {outcome.state_after for outcome in outcomes}
     if UNKNOWN in states:
         return certain, possible
-    return certain, certain | (possible & occupancy.unread if states & STUCK else set())
+    unproven: set[str] = set()
+    if states & STUCK:
+        unproven = possible
+    elif CHECKPOINTED in states:
+        unproven = set(target.workload.gpu_uuids)
+    return certain, certain | (unproven & occupancy.unread)
 
 
 @final

@@ -47,7 +47,7 @@ READ_TIMEOUT_S: Final = 5.0
 """Time for reading the processes of an adoption."""
 
 ACTING: Final = frozenset({"command", "http", "vllm", "sglang"})
-"""Actions of hooks that run a program, call a server or read a file."""
+"""Actions of hooks that run a program, call a server or read a file. A drain of any hook does so too."""
 
 EVERYBODY: Final = "*"
 """Value of the setting that permits processes of any user, but not of root if ``run_as`` is set."""
@@ -239,20 +239,22 @@ class Adoption:
         """The Unix user that hooks run as. None: the worker's own, or there are no such hooks.
 
         Raises:
-            OperationError: NOT_PERMITTED: a hook would act for the owner as another user than the owner's.
+            OperationError: As of :meth:`RunAs.account`. NOT_PERMITTED also if a hook would act for the owner
+                as another user than the owner's.
         """
-        if not self._run_as.is_set or not any(
-            hook.WhichOneof("action") in ACTING for hook in operation.hooks
-        ):
+        if not any(hook.WhichOneof("action") in ACTING or hook.HasField("drain") for hook in operation.hooks):
             return None
         account = await self._run_as.account(owner)
+        if not self._run_as.is_set:
+            return None
         uid = account.uid if account is not None else os.geteuid()
         for member in found.members:
             if set(member.users) != {uid}:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_NOT_PERMITTED,
                     f"process {member.identity.pid} runs as {member.user}, and the worker's run_as maps "
-                    f"{owner} to another user: adopt it without hooks that run programs or call servers",
+                    f"{owner} to another user: adopt it without hooks that run programs, call servers or "
+                    "drain",
                     {"pid": str(member.identity.pid)},
                 )
         return account

@@ -140,14 +140,27 @@ class ExitMonitor:
         workload.note_exit(outcome.returncode if outcome else None, orphan_mark)
         how = "the exit was not observed" if outcome is None else f"exit {outcome.returncode}"
         logger.info("workload %s ended: %s", workload.name, how)
-        while workload.restored and workload.state in IN_OPERATION:  # noqa: ASYNC110 - it has its deadlines
-            await trio.sleep(POLL_INTERVAL_S)
         if workload.origin in LET_GO:
-            await self._foreign.look(self._workloads, leaving=workload)
+            await self._leave_rest(workload)
         else:
+            if workload.restored:
+                await _wait_operation(workload)
             await self._end_rest(workload)
         end_time = datetime.fromtimestamp(outcome.end_time, UTC) if outcome else None
         self.end(workload, EXITED, end_time=end_time)
+
+    async def _leave_rest(self, workload: Workload) -> None:
+        """Leaves the remaining processes of a workload running, and kills those that are suspended.
+
+        An operation may still restore suspended members on their GPUs, so the workload keeps its lease until
+        the operation has ended. Nobody could restore a suspended member after the end of the workload.
+        """
+        while True:
+            await _wait_operation(workload)
+            await self._killer.kill_suspended(workload)
+            await self._foreign.look(self._workloads, leaving=workload)
+            if workload.state not in IN_OPERATION:
+                return
 
     async def _end_rest(self, workload: Workload) -> None:
         """Kills the remaining processes of a workload whose first one has ended, to free its GPUs.
@@ -171,3 +184,9 @@ class ExitMonitor:
                 deadline = trio.current_time() + KILL_TIMEOUT_S
                 logger.error("%s", error.message)
                 self._workloads.lose(workload, error)
+
+
+async def _wait_operation(workload: Workload) -> None:
+    """Waits until no operation moves the workload. Every operation has its deadlines."""
+    while workload.state in IN_OPERATION:  # noqa: ASYNC110 - nothing else tells
+        await trio.sleep(POLL_INTERVAL_S)

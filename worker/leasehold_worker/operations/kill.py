@@ -10,6 +10,8 @@ searched and killed repeatedly, until a search finds no new one. Where a search 
 newest ones of the host are looked at before the next search: a chain of forks ends in one of them.
 """
 
+import logging
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +24,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.driver.group import Group
 from leasehold_worker.driver.helper_pool import Driver
-from leasehold_worker.driver.members import LOCKED, RUNNING, Member, find_members
+from leasehold_worker.driver.members import CHECKPOINTED, LOCKED, RUNNING, Member, find_members
 from leasehold_worker.driver.process import DEFAULT_LOCK_TIMEOUT_S
 from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.driver.verification import Verification
@@ -31,9 +33,11 @@ from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.fork_chains import kill_newest
 from leasehold_worker.host.process_readings import SEARCH, user_threads
 from leasehold_worker.host.process_trees import ProcessTree, kill_children, kill_tree
-from leasehold_worker.host.processes import ProcessIdentity
+from leasehold_worker.host.processes import ProcessIdentity, send_signal, wait_ended
 from leasehold_worker.planning.driver_checks import blocked_among
 from leasehold_worker.workloads.workload import Workload, home_of
+
+logger = logging.getLogger(__name__)
 
 ENDING_S: Final = 1.0
 """Time for a member that can't be suspended to end: it may have been told to."""
@@ -98,6 +102,28 @@ class Killer:
             progress.enter("kill")
             self._end_group(workload.workload_id)
             await _kill_all(workload)
+
+    async def kill_suspended(self, workload: Workload) -> None:
+        """Sends SIGKILL to the suspended members of a workload, and waits for their end for some time.
+
+        Members that run are left alone. So are those whose state the driver does not report.
+        """
+        async with workload.ending:
+            try:
+                members = await find_members(self._driver, [member.identity for member in workload.members])
+                suspended = [member.identity for member in members if member.state == CHECKPOINTED]
+                for identity in suspended:
+                    send_signal(identity, signal.SIGKILL)
+            except OperationError as error:
+                logger.error(
+                    "suspended processes of workload %s may be left, and nobody can restore them: %s",
+                    workload.name,
+                    error.message,
+                )
+                return
+            with trio.move_on_after(KILL_AGAIN_S):
+                for identity in suspended:
+                    await wait_ended(identity)
 
     async def _park(self, workload: Workload, progress: Progress) -> None:
         """Suspends the running members. Members that end, or end CUDA, meanwhile are skipped."""

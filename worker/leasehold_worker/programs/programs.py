@@ -1,6 +1,7 @@
 """A workload's program, behind a launcher that outlives the worker and records the exit."""
 
 import contextlib
+import logging
 import os
 import subprocess
 import uuid
@@ -21,6 +22,8 @@ from leasehold_worker.programs import shim
 from leasehold_worker.programs.child_input import child_input, environment_entries
 from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.interpreter import module_command
+
+logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 30.0
 EXIT_TIMEOUT_S: Final = 5.0
@@ -332,18 +335,35 @@ def abandon(folder: Path) -> bool:
 
 
 async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None:
-    """Waits for a program's end. None: it has ended without a record."""
+    """Waits for a program's end. None: it has ended without a record that can be read."""
     await wait_ended(program)
+    problem: OSError | None = None
     with trio.move_on_after(EXIT_TIMEOUT_S):
-        who = await trio.to_thread.run_sync(launched, folder, abandon_on_cancel=True)
         while True:
-            # Asked before reading: a launcher that has ended has written all that it ever will.
-            over = who is None or not is_alive(who.launcher)
-            record = await trio.to_thread.run_sync(exit_record, folder, abandon_on_cancel=True)
-            if record is not None or over:
-                return record
+            try:
+                record, over = await trio.to_thread.run_sync(_read_exit, folder, abandon_on_cancel=True)
+            except OSError as error:
+                problem = error
+            else:
+                problem = None
+                if record is not None or over:
+                    return record
             await trio.sleep(POLL_INTERVAL_S)
+    if problem is not None:
+        logger.error("the records of the program in %s can't be read: %s", folder, problem.strerror)
     return None
+
+
+def _read_exit(folder: Path) -> tuple[ExitRecord | None, bool]:
+    """The exit of a folder's program, and whether its launcher has ended.
+
+    Raises:
+        OSError: A record can't be read.
+    """
+    # Asked before reading: a launcher that has ended has written all that it ever will.
+    who = launched(folder)
+    over = who is None or not is_alive(who.launcher)
+    return exit_record(folder), over
 
 
 def forget_start(folder: Path) -> None:
@@ -358,7 +378,11 @@ def exit_record(folder: Path) -> ExitRecord | None:
 
 
 def _record_at(path: Path, kind: type[_Record]) -> _Record | None:
-    """A record of a launcher. None: it is missing, or was not written by a launcher."""
+    """A record of a launcher. None: it is missing, or was not written by a launcher.
+
+    Raises:
+        OSError: The file can't be read.
+    """
     try:
         return msgspec.json.decode(read_regular(path, RECORD_LIMIT_BYTES), type=kind)
     except (FileNotFoundError, NotADirectoryError, NotRegularError):

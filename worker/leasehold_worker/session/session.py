@@ -29,6 +29,7 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold_worker import metrics
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal
+from leasehold_worker.commands.ledger import LOCAL_PREFIX, is_local
 from leasehold_worker.crash_points import crash_point
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.files.state_directory import StateDirectory
@@ -74,6 +75,9 @@ EPOCH_LIMIT: Final = 2**62
 
 COALESCE_S: Final = 0.05
 """Lease changes within 100 ms share one load."""
+
+COMMAND_ID_LIMIT: Final = 128
+"""Characters of a command's id, which the worker stores and logs."""
 
 SESSION_ID_LIMIT: Final = 64
 """Characters of the session's id in the log. The coordinator may send any id."""
@@ -309,9 +313,11 @@ class CoordinatorSession:
     def _take(self, frame: ConnectResponse, welcome: Welcome, outbox: Outbox, nursery: trio.Nursery) -> None:
         match frame.WhichOneof("frame"):
             case "command":
+                _check_command_id(frame.command.command.command_id)
                 self._secrets.seal(frame.command.command)  # before anything of the worker keeps it
                 self._commands.receive(frame.command, welcome.epoch, welcome.session_id[:SESSION_ID_LIMIT])
             case "command_ack":
+                _check_command_id(frame.command_ack.command_id)
                 self._commands.acknowledge(frame.command_ack.command_id)
             case "read_output" | "plan_query" | "checkpoint_query":
                 self._ask(frame, outbox, nursery)
@@ -441,6 +447,26 @@ class CoordinatorSession:
                 outbox.put_answer(answer)
         finally:
             self._asked -= 1
+
+
+def _check_command_id(command_id: str) -> None:
+    """Refuses an id that is too long, or is reserved for commands of the worker itself.
+
+    The worker's own commands have no limit on their number, and run while the worker stops.
+
+    Raises:
+        SessionEndError: The coordinator broke the protocol.
+    """
+    if len(command_id) > COMMAND_ID_LIMIT:
+        raise violation(
+            f"the command id {command_id[:COMMAND_ID_LIMIT]!r}… has {len(command_id)} characters: "
+            f"use {COMMAND_ID_LIMIT} at most"
+        )
+    if is_local(command_id):
+        raise violation(
+            f"the command id {command_id!r} begins with {LOCAL_PREFIX}, which is reserved for commands of "
+            "the worker: choose another id"
+        )
 
 
 async def _receive(frames: trio.MemoryReceiveChannel[Incoming], timeout_s: float) -> ConnectResponse:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, final
 import trio
 
 from leasehold_worker.gpus.inventory import GpuUsage, Inventory
+from leasehold_worker.host.process_files import read_stat
 from leasehold_worker.host.process_readings import read_process
 from leasehold_worker.host.processes import (
     ProcessIdentity,
@@ -91,7 +92,7 @@ class _Holder(NamedTuple):
     name: str
     generation: int
     uid: int | None
-    """Real user of its marked processes: every user can set the variable."""
+    """Real user of its marked processes and session orphans: every user can set the variable."""
     asleep_on: Collection[str]
     """GPUs on which it keeps a CUDA context without a lease."""
     settled: bool
@@ -129,14 +130,27 @@ def _holder_id(pid: int, holders: Collection[_Holder], marked_id: str | None) ->
     """The id of the workload that a process belongs to. Empty: none."""
     by_root = {holder.launcher: holder.workload_id for holder in holders if holder.launcher}
     by_root |= {holder.root: holder.workload_id for holder in holders}
-    by_session: dict[int, str] = {holder.root.pid: holder.workload_id for holder in holders}
+    by_session: dict[int, _Holder] = {holder.root.pid: holder for holder in holders}
     for identity, session_id in lineage(pid):
-        found = by_root.get(identity) or by_session.get(session_id)
-        if found is not None:
-            return found
+        if identity in by_root:
+            return by_root[identity]
+        holder = by_session.get(session_id)
+        if holder is not None and _is_in_session(identity, holder):
+            return holder.workload_id
     marked_id = variable_of(pid, WORKLOAD_ID_VARIABLE) if marked_id is None else marked_id
     uids = {holder.workload_id: holder.uid for holder in holders}
     return marked_id if has_real_user(pid, uids.get(marked_id)) else ""
+
+
+def _is_in_session(identity: ProcessIdentity, holder: _Holder) -> bool:
+    """Whether a session with the number of a first process is the session of that very process.
+
+    The kernel uses the number again once all processes of a session have ended.
+    """
+    leader = read_stat(holder.root.pid)
+    if leader is None:
+        return has_real_user(identity.pid, holder.uid)
+    return leader.start_time_ticks == holder.root.start_time_ticks
 
 
 @final

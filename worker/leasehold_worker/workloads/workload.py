@@ -42,7 +42,7 @@ EXEC: Final = workload_pb2.WORKLOAD_ORIGIN_EXEC
 CLAIM: Final = workload_pb2.WORKLOAD_ORIGIN_CLAIM
 ADOPT: Final = workload_pb2.WORKLOAD_ORIGIN_ADOPT
 LET_GO: Final = frozenset({CLAIM, ADOPT})
-"""Origins of workloads whose remaining processes are not killed when the first one has ended."""
+"""Origins of workloads of which remaining processes that are not suspended outlive the first one."""
 
 WORKLOAD_ID_VARIABLE: Final = "LEASEHOLD_WORKLOAD_ID"
 ARGUMENTS_LIMIT: Final = 4096

@@ -1,5 +1,6 @@
 """Claims of processes of a host, in the test's own process: what is refused, and what is left behind."""
 
+import logging
 import os
 import subprocess
 import threading
@@ -36,7 +37,7 @@ from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
-from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDING
 
 from tests.worker.local_claims import make_claims
 
@@ -278,6 +279,26 @@ async def test_an_adopted_process_gets_no_folder_of_others(
     adopt = AdoptOperation(pid=peer.identity.pid)
     with pytest.raises(OperationError, match="invalid workload id"):
         await local.parts.adoption.adopt(workload_id, adopt, Progress.unheard())
+
+
+async def test_a_release_that_can_not_be_done_is_no_command(
+    local: Local, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user could write to the journal and the log in a loop."""
+    _, workload_id = await local.grant(peer, ClaimOpen(hold=EXEC, spec=wanted().spec))
+    caplog.set_level(logging.INFO)
+    with pytest.raises(OperationError, match="was started by Leasehold: stop it instead"):
+        await local.answers.release(peer, workload_id)
+    assert "release" not in caplog.text
+    with running("sleep", "1000") as claimant:
+        _, claim_id = await local.grant(claimant, wanted())
+        local.parts.workloads.set_state(local.parts.workloads.get(claim_id), SUSPENDING)
+        with pytest.raises(OperationError, match="is SUSPENDING, and releasing it would leave it so"):
+            await local.answers.release(claimant, claim_id)
+        assert "release" not in caplog.text
+        local.parts.workloads.set_state(local.parts.workloads.get(claim_id), RUNNING)
+        await local.answers.release(claimant, claim_id)
+        assert "release begins" in caplog.text
 
 
 async def test_a_list_has_no_values_of_variables(local: Local, peer: Peer) -> None:

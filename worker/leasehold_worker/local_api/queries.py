@@ -17,6 +17,7 @@ from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.timestamps import duration
 from leasehold_worker.workloads.messages import workload_message
+from leasehold_worker.workloads.release_rules import check_releasable
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
 from leasehold_worker.workloads.workload import Workload
@@ -115,6 +116,7 @@ class LocalQueries:
                 f"workload {workload.name} is of user {workload.user}: only that user, the "
                 "worker's user and root may release it",
             )
+        check_releasable(workload)  # before the command, which would be written to the journal and the log
         operation = Operation(release=operation_pb2.ReleaseOperation())
         outcome = await self._commands.carry_out(workload.workload_id, operation)
         if outcome.state != SUCCEEDED:

@@ -306,7 +306,7 @@ async def test_a_list_has_no_values_of_variables(local: Local, peer: Peer) -> No
     (workload,) = local.parts.workloads.all()
     for number in range(20):
         workload.spec.environment[f"NAME_{number}"] = "s3cret"
-    (listed,) = local.answers.list(peer).workloads
+    (listed,) = (await local.answers.list(peer)).workloads
     assert set(listed.spec.environment.values()) == {""}
     assert len(listed.spec.environment) == 20
 
@@ -317,19 +317,57 @@ async def test_users_see_no_command_lines_of_others(local: Local, peer: Peer) ->
     foreign = (ForeignProcess(7, "ann", "train --key=s3cret", 1), ForeignProcess(8, "user", "own", 1))
     local.parts.pool.slots.observe({slot.gpu_uuid: foreign}, {}, {})
     other = Peer(peer.identity, peer.uid + 1, "user")
-    told = local.answers.list(other)
+    told = await local.answers.list(other)
     assert "s3cret" not in str(told)
     assert [process.command for process in told.gpus[0].foreign_processes] == ["", "own"]
     assert told.workloads[0].spec.resources == local.parts.workloads.all()[0].spec.resources
-    assert str(local.answers.list(peer)).count("s3cret") == 2
-    assert "--token" in str(local.answers.list(Peer(peer.identity, 0, "root")))
+    assert str(await local.answers.list(peer)).count("s3cret") == 2
+    assert "--token" in str(await local.answers.list(Peer(peer.identity, 0, "root")))
+
+
+async def test_lists_have_no_hooks(local: Local, peer: Peer) -> None:
+    """Their copies would take most of the time of a list."""
+    http = hook_pb2.HttpHook(method="POST", url="http://127.0.0.1:1/")
+    hook = hook_pb2.Hook(name="a", phase=hook_pb2.HOOK_PHASE_AFTER_RESTORE, http=http)
+    await local.grant(peer, wanted(hooks=[hook], arguments=["train"]))
+    (workload,) = local.parts.workloads.all()
+    assert workload.spec.hooks
+    for caller in (peer, Peer(peer.identity, 0, "root")):
+        (listed,) = (await local.answers.list(caller)).workloads
+        listed.spec.hooks.extend(workload.spec.hooks)
+        assert listed.spec == workload.spec, "only hooks are left out"
+
+
+async def test_a_turn_of_the_loop_makes_one_list(local: Local, peer: Peer) -> None:
+    class Turns(trio.abc.Instrument):
+        """The number of lists that each turn of the loop made."""
+
+        def before_io_wait(self, timeout: float) -> None:
+            made.append(0)
+
+    made: list[int] = [0]
+
+    async def look() -> None:
+        await local.answers.list(peer)
+        made[-1] += 1
+
+    instrument = Turns()
+    trio.lowlevel.add_instrument(instrument)
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(look)
+    finally:
+        trio.lowlevel.remove_instrument(instrument)
+    assert max(made) == 1
+    assert sum(made) == 20
 
 
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     await local.grant(peer, wanted(arguments=["x" * 1000]))
-    assert local.answers.list(peer).workloads[0].spec.arguments
+    assert (await local.answers.list(peer)).workloads[0].spec.arguments
     monkeypatch.setattr("leasehold_worker.local_api.queries.LIST_LIMIT_BYTES", 1000)
-    (workload,) = local.answers.list(peer).workloads
+    (workload,) = (await local.answers.list(peer)).workloads
     assert not workload.spec.arguments
     assert workload.spec.resources.gpu_count == 1
 

@@ -266,7 +266,7 @@ def nothing():
 options = [("grpc.use_local_subchannel_pool", 1)]
 channels = [grpc.insecure_channel("unix:" + path, options=options) for _ in range(int(name))]
 calls = [
-    channel.stream_unary("/leasehold.local.v1.LocalService/List").future(nothing())
+    channel.stream_unary("/leasehold.local.v1.LocalService/Release").future(nothing())
     for channel in channels for _ in range({STREAMS_LIMIT})
 ]
 ended = threading.Event()

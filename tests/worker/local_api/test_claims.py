@@ -37,7 +37,7 @@ from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
-from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDING
+from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDING, WEDGED
 
 from tests.worker.local_claims import make_claims
 
@@ -323,6 +323,22 @@ async def test_users_see_no_command_lines_of_others(local: Local, peer: Peer) ->
     assert told.workloads[0].spec.resources == local.parts.workloads.all()[0].spec.resources
     assert str(await local.answers.list(peer)).count("s3cret") == 2
     assert "--token" in str(await local.answers.list(Peer(peer.identity, 0, "root")))
+
+
+async def test_users_see_no_texts_of_errors_of_others(local: Local, peer: Peer) -> None:
+    await local.grant(peer, wanted())
+    (workload,) = local.parts.workloads.all()
+    reason = errors_pb2.ERROR_REASON_HOOK_FAILED
+    error = OperationError(reason, "hook a failed: password s3cret", {"output": "s3cret"})
+    local.parts.workloads.set_state(workload, WEDGED, error)
+    told = await local.answers.list(Peer(peer.identity, peer.uid + 1, "user"))
+    assert "s3cret" not in str(told)
+    assert told.workloads[0].status.error.reason == reason
+    assert str(await local.answers.list(peer)).count("s3cret") == 2
+    assert "s3cret" in str(await local.answers.list(Peer(peer.identity, 0, "root")))
+    local.parts.workloads.set_state(workload, RUNNING)
+    told = await local.answers.list(Peer(peer.identity, peer.uid + 1, "user"))
+    assert not told.workloads[0].status.HasField("error")
 
 
 async def test_lists_have_no_hooks(local: Local, peer: Peer) -> None:

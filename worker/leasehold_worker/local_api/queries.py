@@ -111,7 +111,11 @@ class LocalQueries:
         )
 
     def _hide_others(self, found: local_service_pb2.ListResponse, peer: Peer) -> None:
-        """Leaves out the command lines of other users' processes."""
+        """Leaves out the texts of other users' errors, and the command lines of their processes."""
+        for workload in found.workloads:
+            is_own = self._workloads.get(workload.workload_id).uid == peer.uid
+            if not is_own and workload.status.HasField("error"):  # its text may be the output of a hook
+                workload.status.error.CopyFrom(errors_pb2.Error(reason=workload.status.error.reason))
         for gpu in found.gpus:
             for process in gpu.foreign_processes:
                 if process.user != peer.user:

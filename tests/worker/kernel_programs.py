@@ -108,6 +108,16 @@ with local.claim(gpus=0, name="app"):
 """
 """Serves two kernels in one workload."""
 
+AGAIN = f"""{SAVING}
+with local.claim(gpus=0, name="app"):
+    for number in range(int(size)):
+        with kernel.serve(App(), facts):
+            say("served", number)
+    say("done")
+    sys.stdin.read()
+"""
+"""Serves so many kernels in one workload, one after another."""
+
 CARELESS = f"""{SAVING}
 with local.claim(gpus=0, name="app"):
     served = kernel.serve(App(), facts)

@@ -218,7 +218,11 @@ class ServedKernel(Generic[C]):
         if isinstance(error, LeaseholdError):
             with self._changed:
                 self._error = error
-                transient = isinstance(error, NoWorkerError) or error.reason in _TRANSIENT
+                transient = (
+                    isinstance(error, NoWorkerError)
+                    or error.reason in _TRANSIENT
+                    or "retry_after_s" in error.metadata  # the worker bounds a rate
+                )
                 if not transient and not self._ever_welcomed:
                     logger.warning("the worker refuses the application: %s", error.message)
                     self._refused = True

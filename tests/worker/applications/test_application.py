@@ -1,5 +1,6 @@
 """Applications that save themselves: real processes over the real socket, called as the worker calls them."""
 
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -24,7 +25,7 @@ from leasehold_worker.local_api import service
 
 from tests.grids import grid
 from tests.worker.kernel_host import SIZE, Served, open_served
-from tests.worker.kernel_programs import ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE
+from tests.worker.kernel_programs import AGAIN, ASYNCIO, CARELESS, FORKS, STRANGER, THREADS, TRIO, TWICE
 
 RESTLESS = ApplicationTimeouts(quiescence_s=0.5)
 # Of each step that hangs. Where the one before shares its deadline, that has time to answer.
@@ -357,6 +358,42 @@ async def test_a_workload_has_one_kernel(served: Served) -> None:
     application, kernel = await served.serve(program=TWICE)
     assert await application.wait_line("refused") == "refused ALREADY_REGISTERED"
     assert served.kernel() is kernel
+
+
+async def test_a_workload_registers_its_applications_at_a_rate(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each registration makes events of the session and writes to the journal."""
+    monkeypatch.setattr(kernels_module, "REGISTRATIONS_BURST", 2)
+    application = served.start(AGAIN, size=2)
+    await application.wait_line("done")
+    (workload,) = served.parts.workloads.all()
+    with trio.fail_after(20):
+        while workload.kernel is not None:
+            await served.parts.workloads.wait_changed()
+    generation = workload.generation
+    identity = identify(application.process.pid)
+    assert identity is not None
+    session = ApplicationStream(Peer(identity, os.geteuid(), "me"))
+    served.applications.begin(session)
+    facts = workload_pb2.Kernel(kernel_id="app", kind="app")
+    await session.take_in(ServeKernelRequest(hello=KernelHello(kernel=facts)))
+    with trio.fail_after(5):
+        refusal = await session.hand_out()
+    assert isinstance(refusal, OperationError)
+    assert name(refusal) == "INSUFFICIENT_RESOURCES"
+    assert "a workload has 2 registrations at once, and one per 10 s: try again in" in refusal.message
+    assert refusal.metadata["bound"] == "registrations"
+    assert workload.generation == generation
+
+
+async def test_an_application_waits_until_it_may_register_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels_module, "REGISTRATIONS_BURST", 1)
+    monkeypatch.setattr(kernels_module, "REGISTRATION_INTERVAL_S", 0.5)
+    application = served.start(AGAIN, size=3)
+    await application.wait_line("done")
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 from leasehold.v1 import command_pb2, errors_pb2
-from leasehold.v1.operation_pb2 import RunOperation, StopOperation
+from leasehold.v1.operation_pb2 import Operation, RunOperation, StopOperation
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadSpec, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import CommandFrame, CommandUpdate, ConnectRequest
 from leasehold_worker.agent.assembly import open_parts
@@ -17,7 +17,7 @@ from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands import journal_file
 from leasehold_worker.commands.executor import Commands
 from leasehold_worker.commands.journal import Journal, open_journal
-from leasehold_worker.commands.ledger import FORGET_AT_ONCE, Entry
+from leasehold_worker.commands.ledger import FORGET_AT_ONCE, LOCAL_PREFIX, Entry
 from leasehold_worker.errors import OperationError
 from leasehold_worker.session import channel
 from trio.testing import wait_all_tasks_blocked
@@ -200,3 +200,19 @@ async def test_all_that_is_forgotten_is_taken_off_the_disk(path: Path) -> None:
         with trio.fail_after(10):
             await journal.wait_settled()
     assert kept(path).keys() == {"c1", "c2"}
+
+
+async def test_commands_of_the_worker_itself_leave_nothing_on_disk(path: Path) -> None:
+    def ended(command_id: str, acknowledged_s: float | None) -> Entry:
+        update = CommandUpdate(command_id=command_id, state=SUCCEEDED)
+        return Entry(make_command(command_id, "w1"), 0, 0.0, update, acknowledged_s=acknowledged_s)
+
+    keep(
+        path, ended(f"{LOCAL_PREFIX}told", None), ended(f"{LOCAL_PREFIX}acknowledged", 1.0), ended("c1", 1.0)
+    )
+    async with open_commands(path, lambda _: None) as (commands, journal):
+        with trio.fail_after(10):
+            outcome = await commands.carry_out("w1", Operation(stop=StopOperation()))
+            assert outcome.error.reason == errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD
+            await journal.wait_settled()
+    assert kept(path).keys() == {"c1"}

@@ -241,10 +241,56 @@ def test_commands_of_the_workers_own_need_no_acknowledgement() -> None:
         for number in range(count)
     ]
     ledger = CommandLedger(ended)
-    assert len(ledger.unacknowledged) == UNACKNOWLEDGED_LIMIT, "those that a crash left are forgotten in time"
     assert told(ledger.receive(frame("c-new"), EPOCH, 1.0))[0][0] == REJECTED
     own = ledger.receive(frame(f"{LOCAL_PREFIX}new", epoch=0), 0, 1.0)
     assert told(own) == [(ACCEPTED, 0)], "a coordinator that stores nothing does not stop the worker's own"
+
+
+def done(ledger: CommandLedger, command_id: str, epoch: int = EPOCH) -> list[list[Effect]]:
+    """A command from its arrival to its acknowledgement."""
+    received = ledger.receive(frame(command_id, epoch=epoch), epoch, 1.0)
+    ledger.progress(command_id, "")
+    return [received, ledger.finish(outcome(command_id)), ledger.acknowledge(command_id, 2.0)]
+
+
+def test_commands_of_the_workers_own_take_no_place_of_acknowledged_ones() -> None:
+    ledger = CommandLedger()
+    kept = done(ledger, "c1")
+    for number in range(ACKNOWLEDGED_LIMIT + 1):
+        own = done(ledger, f"{LOCAL_PREFIX}{number}", epoch=0)
+        assert on_disk(*own) == []
+    assert told(ledger.receive(frame("c1"), EPOCH, 3.0)) == [(SUCCEEDED, 0)], "it runs once"
+    assert [entry.command_id for entry in on_disk(*kept)] == ["c1"]
+
+
+def test_refusals_of_the_workers_own_commands_take_no_place_of_others() -> None:
+    ledger = CommandLedger()
+    full = OperationError(errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE, "the disk is full")
+    ledger.receive(frame("c1"), EPOCH, 0.0, full)
+    for number in range(REFUSED_LIMIT):
+        ledger.receive(frame(f"{LOCAL_PREFIX}{number}", epoch=0), 0, 1.0, full)
+    assert told(ledger.receive(frame("c1"), EPOCH, 2.0))[0][0] == REJECTED
+
+
+def test_a_restart_forgets_ended_commands_of_the_workers_own() -> None:
+    ledger = CommandLedger()
+    steps = [*done(ledger, "c1"), *done(ledger, f"{LOCAL_PREFIX}told", epoch=0)[:-1]]
+    steps.append(ledger.receive(frame(f"{LOCAL_PREFIX}open", epoch=0), 0, 1.0))
+    entries = on_disk(*steps)
+    [told_entry] = [entry for entry in entries if entry.command_id == f"{LOCAL_PREFIX}told"]
+    earlier = Entry(
+        CommandSpec(command_id=f"{LOCAL_PREFIX}earlier"),
+        0,
+        0.0,
+        outcome(f"{LOCAL_PREFIX}earlier"),
+        False,
+        1.0,
+    )
+    again = CommandLedger([*entries, earlier])
+    assert again.forget_local() == [Forget((told_entry.command_id, earlier.command_id))]
+    assert again.forget_local() == []
+    assert [entry.command_id for entry in again.open_entries] == [f"{LOCAL_PREFIX}open"]
+    assert told(again.receive(frame("c1"), EPOCH, 3.0)) == [(SUCCEEDED, 0)]
 
 
 def test_a_question_begins_nothing() -> None:

@@ -12,8 +12,10 @@ from leasehold_worker.criu.dump import COMMITTED, dump
 from leasehold_worker.criu.installation import decisive_errors, probe
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import ProcessIdentity, is_alive, wait_ended
+from trio.testing import wait_all_tasks_blocked
 
 from tests.worker.criu_cases import MakeCriu, program, wait_counted
+from tests.worker.dead_volumes import dead_volume
 
 END_TIMEOUT_S = 30.0
 
@@ -187,6 +189,35 @@ async def test_a_cancellation_after_the_commit_is_noticed_when_the_process_has_e
             scope.cancel()
 
         await dump(make_criu(""), counter.pid, directory, commit)
+    await ended(counter)
+    assert os.listdir(directory.parent) == [directory.with_suffix("").name]
+
+
+async def test_a_volume_that_does_not_answer_holds_up_no_worker(
+    make_criu: MakeCriu, counter: ProcessIdentity, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+
+    async def fail_to_dump() -> None:
+        with pytest.raises(OperationError, match="its directories can't be opened"):
+            await dump(make_criu(""), counter.pid, volume / "i-1.partial", never)
+
+    async with trio.open_nursery() as nursery:
+        with dead_volume(volume), trio.fail_after(10):
+            nursery.start_soon(fail_to_dump)
+            await wait_all_tasks_blocked()
+    await wait_counted(tmp_path)
+
+
+async def test_a_volume_that_hangs_during_a_dump_holds_up_no_worker(
+    make_criu: MakeCriu, counter: ProcessIdentity, directory: Path
+) -> None:
+    async def commit() -> None:
+        with dead_volume(directory), trio.fail_after(10):
+            await trio.sleep(2 * dumping.PROGRESS_INTERVAL_S)
+        await renames(directory)()
+
+    await dump(make_criu(""), counter.pid, directory, commit, progress=lambda _: None)
     await ended(counter)
     assert os.listdir(directory.parent) == [directory.with_suffix("").name]
 

@@ -1,6 +1,8 @@
 """Restoring behind a launcher, against a CRIU that speaks as the real one does."""
 
+import fcntl
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -240,6 +242,25 @@ def _launchers(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+async def test_an_image_whose_lock_is_held_holds_up_no_worker(
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path
+) -> None:
+    lock = os.open(image, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    late = threading.Timer(20, fcntl.flock, (lock, fcntl.LOCK_UN))  # if the event loop waits for it
+    late.start()
+    waits = re.compile(rf"-> FLOCK .*:{os.fstat(lock).st_ino} ")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bring_back, make_criu("restore-fails"), image, pid, folder)
+        await wait_for(lambda: waits.search(Path("/proc/locks").read_text()))
+        nursery.cancel_scope.cancel()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    late.cancel()
+    os.close(lock)
+    assert os.listdir(image.parent) == ["i-1"]
 
 
 async def test_a_pid_that_is_taken_is_refused_before_anything_is_done(

@@ -158,6 +158,30 @@ sets_of_gpus = st.lists(
 )
 
 
+@given(sets_of_gpus, st.integers(1, 4), st.integers(1, 9))
+def test_for_units_it_is_the_first_combination_of_the_smallest_sum(
+    gpus: list[PoolGpu], count: int, units: int
+) -> None:
+    sums = {some: sum(gpu.units for gpu in some) for some in combinations(gpus, count)}
+    enough = [some for some in sums if sums[some] >= units]
+    expected = "".join(gpu.uuid for gpu in min(enough, key=sums.__getitem__)) if enough else None
+    assert chosen(gpus, GpuRequest(count, units=units)) == expected
+
+
+def test_the_work_for_units_is_small_on_a_host_with_many_gpus() -> None:
+    """The event loop does it for each waiting claim."""
+    additions: list[int] = []
+
+    class Units(int):
+        def __radd__(self, other: int) -> int:
+            additions.append(other)
+            return other + int(self)
+
+    gpus = [PoolGpu(f"{slot:02}", units=Units(2 + slot % 3)) for slot in range(16)]
+    assert chosen(gpus, GpuRequest(8, units=23)) == "0001020304050607"
+    assert len(additions) < 2000, "there are 12,870 combinations"
+
+
 @pytest.mark.long
 @PATIENT
 @given(sets_of_gpus, requests)

@@ -1,5 +1,6 @@
 """Claims of processes of a host, in the test's own process: what is refused, and what is left behind."""
 
+import logging
 import os
 import subprocess
 import threading
@@ -36,7 +37,7 @@ from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
-from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDING, WEDGED
 
 from tests.worker.local_claims import make_claims
 
@@ -280,12 +281,32 @@ async def test_an_adopted_process_gets_no_folder_of_others(
         await local.parts.adoption.adopt(workload_id, adopt, Progress.unheard())
 
 
+async def test_a_release_that_can_not_be_done_is_no_command(
+    local: Local, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user could write to the journal and the log in a loop."""
+    _, workload_id = await local.grant(peer, ClaimOpen(hold=EXEC, spec=wanted().spec))
+    caplog.set_level(logging.INFO)
+    with pytest.raises(OperationError, match="was started by Leasehold: stop it instead"):
+        await local.answers.release(peer, workload_id)
+    assert "release" not in caplog.text
+    with running("sleep", "1000") as claimant:
+        _, claim_id = await local.grant(claimant, wanted())
+        local.parts.workloads.set_state(local.parts.workloads.get(claim_id), SUSPENDING)
+        with pytest.raises(OperationError, match="is SUSPENDING, and releasing it would leave it so"):
+            await local.answers.release(claimant, claim_id)
+        assert "release" not in caplog.text
+        local.parts.workloads.set_state(local.parts.workloads.get(claim_id), RUNNING)
+        await local.answers.release(claimant, claim_id)
+        assert "release begins" in caplog.text
+
+
 async def test_a_list_has_no_values_of_variables(local: Local, peer: Peer) -> None:
     await local.grant(peer, wanted())
     (workload,) = local.parts.workloads.all()
     for number in range(20):
         workload.spec.environment[f"NAME_{number}"] = "s3cret"
-    (listed,) = local.answers.list(peer).workloads
+    (listed,) = (await local.answers.list(peer)).workloads
     assert set(listed.spec.environment.values()) == {""}
     assert len(listed.spec.environment) == 20
 
@@ -296,19 +317,73 @@ async def test_users_see_no_command_lines_of_others(local: Local, peer: Peer) ->
     foreign = (ForeignProcess(7, "ann", "train --key=s3cret", 1), ForeignProcess(8, "user", "own", 1))
     local.parts.pool.slots.observe({slot.gpu_uuid: foreign}, {}, {})
     other = Peer(peer.identity, peer.uid + 1, "user")
-    told = local.answers.list(other)
+    told = await local.answers.list(other)
     assert "s3cret" not in str(told)
     assert [process.command for process in told.gpus[0].foreign_processes] == ["", "own"]
     assert told.workloads[0].spec.resources == local.parts.workloads.all()[0].spec.resources
-    assert str(local.answers.list(peer)).count("s3cret") == 2
-    assert "--token" in str(local.answers.list(Peer(peer.identity, 0, "root")))
+    assert str(await local.answers.list(peer)).count("s3cret") == 2
+    assert "--token" in str(await local.answers.list(Peer(peer.identity, 0, "root")))
+
+
+async def test_users_see_no_texts_of_errors_of_others(local: Local, peer: Peer) -> None:
+    await local.grant(peer, wanted())
+    (workload,) = local.parts.workloads.all()
+    reason = errors_pb2.ERROR_REASON_HOOK_FAILED
+    error = OperationError(reason, "hook a failed: password s3cret", {"output": "s3cret"})
+    local.parts.workloads.set_state(workload, WEDGED, error)
+    told = await local.answers.list(Peer(peer.identity, peer.uid + 1, "user"))
+    assert "s3cret" not in str(told)
+    assert told.workloads[0].status.error.reason == reason
+    assert str(await local.answers.list(peer)).count("s3cret") == 2
+    assert "s3cret" in str(await local.answers.list(Peer(peer.identity, 0, "root")))
+    local.parts.workloads.set_state(workload, RUNNING)
+    told = await local.answers.list(Peer(peer.identity, peer.uid + 1, "user"))
+    assert not told.workloads[0].status.HasField("error")
+
+
+async def test_lists_have_no_hooks(local: Local, peer: Peer) -> None:
+    """Their copies would take most of the time of a list."""
+    http = hook_pb2.HttpHook(method="POST", url="http://127.0.0.1:1/")
+    hook = hook_pb2.Hook(name="a", phase=hook_pb2.HOOK_PHASE_AFTER_RESTORE, http=http)
+    await local.grant(peer, wanted(hooks=[hook], arguments=["train"]))
+    (workload,) = local.parts.workloads.all()
+    assert workload.spec.hooks
+    for caller in (peer, Peer(peer.identity, 0, "root")):
+        (listed,) = (await local.answers.list(caller)).workloads
+        listed.spec.hooks.extend(workload.spec.hooks)
+        assert listed.spec == workload.spec, "only hooks are left out"
+
+
+async def test_a_turn_of_the_loop_makes_one_list(local: Local, peer: Peer) -> None:
+    class Turns(trio.abc.Instrument):
+        """The number of lists that each turn of the loop made."""
+
+        def before_io_wait(self, timeout: float) -> None:
+            made.append(0)
+
+    made: list[int] = [0]
+
+    async def look() -> None:
+        await local.answers.list(peer)
+        made[-1] += 1
+
+    instrument = Turns()
+    trio.lowlevel.add_instrument(instrument)
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(look)
+    finally:
+        trio.lowlevel.remove_instrument(instrument)
+    assert max(made) == 1
+    assert sum(made) == 20
 
 
 async def test_a_list_always_fits(local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     await local.grant(peer, wanted(arguments=["x" * 1000]))
-    assert local.answers.list(peer).workloads[0].spec.arguments
+    assert (await local.answers.list(peer)).workloads[0].spec.arguments
     monkeypatch.setattr("leasehold_worker.local_api.queries.LIST_LIMIT_BYTES", 1000)
-    (workload,) = local.answers.list(peer).workloads
+    (workload,) = (await local.answers.list(peer)).workloads
     assert not workload.spec.arguments
     assert workload.spec.resources.gpu_count == 1
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import queue
 import sys
 import threading
 from collections.abc import Iterator
@@ -101,3 +102,32 @@ async def test_a_claim_keeps_no_fields_that_nobody_knows(tmp_path: Path) -> None
         (workload,) = served.parts.workloads.all()
         assert workload.spec.ByteSize() < 100
         await served.end(claimant)
+
+
+async def test_lists_at_once_are_few(tmp_path: Path) -> None:
+    """The event loop makes lists, and a user has more calls than that."""
+    silence = threading.Event()
+
+    def nothing() -> Iterator[local_service_pb2.ListRequest]:
+        silence.wait()
+        yield from ()
+
+    def refusal(socket: Path) -> str:
+        """The refusal of the one list too many, while the others send no request."""
+        ended: queue.SimpleQueue[grpc.Future[bytes]] = queue.SimpleQueue()
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            lists: grpc.StreamUnaryMultiCallable[local_service_pb2.ListRequest, bytes] = channel.stream_unary(
+                "/leasehold.local.v1.LocalService/List"
+            )
+            for _ in range(service.LISTS_LIMIT + 1):
+                lists.future(nothing(), timeout=20).add_done_callback(ended.put)
+            call = ended.get()
+            assert isinstance(call, grpc.Call)
+            return call.details()
+
+    async with open_served(tmp_path) as served:
+        try:
+            said = await trio.to_thread.run_sync(refusal, served.folder / "worker.sock")
+        finally:
+            silence.set()
+    assert said == "8 lists are open, the limit of a worker: wait until one of them ends"

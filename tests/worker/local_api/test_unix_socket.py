@@ -266,7 +266,7 @@ def nothing():
 options = [("grpc.use_local_subchannel_pool", 1)]
 channels = [grpc.insecure_channel("unix:" + path, options=options) for _ in range(int(name))]
 calls = [
-    channel.stream_unary("/leasehold.local.v1.LocalService/List").future(nothing())
+    channel.stream_unary("/leasehold.local.v1.LocalService/Release").future(nothing())
     for channel in channels for _ in range({STREAMS_LIMIT})
 ]
 ended = threading.Event()
@@ -341,6 +341,29 @@ os.setsid()
 print(connection.recv(1), flush=True)
 """
 """Connects, and leaves the connection to another process, which says what it reads of it."""
+
+
+def test_who_connects_and_ends_in_a_loop_has_one_line_in_the_log(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = LocalSocket(path, "")
+    command = [sys.executable, "-c", LEAVE_CONNECTION, str(path)]
+    with contextlib.ExitStack() as opened:
+        gone = [opened.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(5)]
+        assert [process.wait(30) for process in gone] == [0] * 5
+
+        async def reject() -> None:
+            with trio.fail_after(30):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(taken.run)
+                    for process in gone:
+                        assert process.stdout is not None
+                        assert await trio.to_thread.run_sync(process.stdout.readline) == b"b''\n"
+                    nursery.cancel_scope.cancel()
+
+        trio.run(reject)
+    taken.close()
+    assert caplog.text.count("from a process that has ended") == 1
 
 
 @needs_root

@@ -3,7 +3,7 @@
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from leasehold.v1 import command_pb2, errors_pb2
 from leasehold.v1.operation_pb2 import RunOperation, StopOperation
 from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold.worker.v1.session_pb2 import (
+    Authorities,
     CommandUpdate,
     ConnectRequest,
     ConnectResponse,
@@ -266,3 +267,35 @@ async def test_a_defect_in_a_session_ends_that_session_alone(
     monkeypatch.setattr(Reporter, "hello", fail_once)
     async with open_link(coordinator, state_path):
         await next_session(coordinator)
+
+
+async def test_authorities_are_stored_one_at_a_time_and_the_newest_of_those_that_wait(
+    coordinator: ScriptedCoordinator, state_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that repeats them takes neither memory nor the worker's threads."""
+    stored: list[Sequence[bytes]] = []
+    begun, released = threading.Event(), threading.Event()
+
+    def keep_slowly(_: StateDirectory, certificates: Sequence[bytes]) -> list[str]:
+        stored.append(certificates)
+        begun.set()
+        assert released.wait(TIMEOUT_S)
+        return [certificates[0].decode()]
+
+    monkeypatch.setattr(coordinator_session, "keep_authorities", keep_slowly)
+    async with open_link(coordinator, state_path):
+        session = await next_session(coordinator)
+        try:
+            for number in range(50):
+                authorities = Authorities(certificates=[str(number).encode()])
+                session.down.put(ConnectResponse(authorities=authorities))
+            assert await trio.to_thread.run_sync(begun.wait, TIMEOUT_S)
+            session.send(make_command("c1", "w1", stop=StopOperation()))
+            await trio.to_thread.run_sync(session.outcome, "c1")  # so all frames before have come
+        finally:
+            released.set()
+        newest = await trio.to_thread.run_sync(
+            session.wait, lambda frame: "49" in frame.authorities_stored.serials
+        )
+    assert newest.authorities_stored.serials == ["49"]
+    assert [int(certificates[0]) for certificates in stored] == [0, 49]

@@ -1,6 +1,7 @@
 """The checkpointable applications of this host, by workload. On trio's side."""
 
 import logging
+import math
 import re
 from typing import Final, final
 
@@ -29,6 +30,12 @@ HELLO_TIMEOUT_S: Final = 10.0
 HEALTH_INTERVAL_S: Final = 30.0
 """Interval of health queries."""
 
+REGISTRATIONS_BURST: Final = 8
+"""Registrations of one workload's applications at once."""
+
+REGISTRATION_INTERVAL_S: Final = 10.0
+"""Interval of further registrations. Each makes two writes to the journal, and two events."""
+
 NAME_LIMIT: Final = 128
 """Characters of an application's id and of its kind."""
 
@@ -51,6 +58,8 @@ class ApplicationRegistry:
         self._peers: dict[str, Peer] = {}
         self._sessions: set[ApplicationStream] = set()
         self._expected: set[str] = set()
+        self._due_s: dict[str, float] = {}
+        """By workload: when its debt of registrations is paid. Workloads without a debt are missing."""
         self._changed = Change()
 
     def of(self, workload_id: str) -> Application | None:
@@ -163,7 +172,7 @@ class ApplicationRegistry:
 
         Raises:
             OperationError: The process belongs to no workload or to another user's, or the workload has an
-                application.
+                application, or has recently had too many.
         """
         _check_facts(hello)
         pid = peer.identity.pid
@@ -193,7 +202,29 @@ class ApplicationRegistry:
                 "for example",
                 {"pid": str(self._peers[workload.workload_id].identity.pid)},
             )
+        self._count_registration(workload)
         return workload
+
+    def _count_registration(self, workload: Workload) -> None:
+        """Counts a registration of a workload's application, by the generic cell rate algorithm.
+
+        Raises:
+            OperationError: INSUFFICIENT_RESOURCES: the workload has recently had too many.
+        """
+        now_s = trio.current_time()
+        self._due_s = {workload_id: due_s for workload_id, due_s in self._due_s.items() if due_s > now_s}
+        due_s = self._due_s.get(workload.workload_id, now_s)
+        wait_s = due_s - now_s - (REGISTRATIONS_BURST - 1) * REGISTRATION_INTERVAL_S
+        if wait_s > 0:
+            retry_after_s = str(math.ceil(wait_s))
+            raise OperationError(
+                errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES,
+                f"applications of workload {workload.name} have registered too often: a workload has "
+                f"{REGISTRATIONS_BURST} registrations at once, and one per {REGISTRATION_INTERVAL_S:g} s: "
+                f"try again in {retry_after_s} s",
+                {"bound": "registrations", "retry_after_s": retry_after_s},
+            )
+        self._due_s[workload.workload_id] = due_s + REGISTRATION_INTERVAL_S
 
 
 async def _cancel_at_end(workload: Workload, scope: trio.CancelScope) -> None:

@@ -93,6 +93,7 @@ class Commands:
         # An earlier version of the worker may have kept outcomes of any size.
         entries = [replace(entry, update=fitting(entry.update)) for entry in journal.contents.entries]
         self._ledger = CommandLedger(entries)
+        self._do(self._ledger.forget_local())
         self._unwritten: set[str] = set()
         """Ids of ended commands whose outcome is not on disk yet."""
         self._executions: dict[str, Execution] = {}
@@ -239,7 +240,7 @@ class Commands:
         """Applies the effects of the ledger in order. Effects after a Keep wait for its write."""
         if not effects:
             return
-        if isinstance(effects[0], Refuse):
+        if isinstance(effects[0], Refuse | Forget):  # nothing waits for their writes
             self._do(effects)
             return
         if not isinstance(effects[0], Keep):

@@ -134,9 +134,7 @@ class CommandLedger:
         self._acknowledged: dict[str, Entry] = {}
         self._refused: dict[str, CommandUpdate] = {}
         for entry in sorted(entries, key=lambda entry: entry.acknowledged_s or 0.0):
-            # Its caller ended with the previous agent.
-            told = is_local(entry.command_id) and not entry.is_open
-            self._put(replace(entry, acknowledged_s=entry.acknowledged_s or 0.0) if told else entry)
+            self._put(entry)
 
     @property
     def open_entries(self) -> list[Entry]:
@@ -208,6 +206,8 @@ class CommandLedger:
         return self._remember_refusal(update)
 
     def _remember_refusal(self, update: CommandUpdate) -> list[Effect]:
+        if is_local(update.command_id):  # it has no duplicates
+            return [Refuse(update)]
         if len(self._refused) >= REFUSED_LIMIT:
             del self._refused[next(iter(self._refused))]
         self._refused[update.command_id] = update
@@ -262,11 +262,27 @@ class CommandLedger:
         return self._put(replace(entry, command=command, update=update))
 
     def acknowledge(self, command_id: str, now_s: float) -> list[Effect]:
-        """Records that the coordinator has stored the outcome, and drops old commands."""
+        """Records that the coordinator has stored the outcome, and drops old commands.
+
+        A command of the worker itself is dropped at once. Its id is never sent again, and the memory is for
+        duplicates of the coordinator's commands: users of the host could fill it with releases.
+        """
         entry = self._ended.get(command_id)
         if entry is None:
             return []
+        if is_local(command_id):
+            del self._ended[command_id]
+            return [Forget((command_id,))]
         return [Keep(self._put(replace(entry, acknowledged_s=now_s))), *self._forget_old(now_s)]
+
+    def forget_local(self) -> list[Effect]:
+        """Drops ended commands of the worker itself, at a start: their callers ended with the last run."""
+        forgotten: list[str] = []
+        for entries in (self._ended, self._acknowledged):
+            for command_id in filter(is_local, tuple(entries)):
+                del entries[command_id]
+                forgotten.append(command_id)
+        return [Forget(tuple(forgotten))] if forgotten else []
 
     def _forget_old(self, now_s: float) -> list[Effect]:
         forgotten: list[str] = []

@@ -77,7 +77,7 @@ async def dump(
     work = working_directory(directory)
     running = _Dump(root_pid, commit, timeout_s)
     try:
-        with open_directories(directory, work) as (images, logs, errors):
+        async with open_directories(directory, work) as (images, logs, errors):
             request = CriuRequest(type=criu_pb2.CRIU_REQUEST_TYPE_DUMP, opts=_options(root_pid, images, logs))
             # No plugin is there, so none is loaded: the members were suspended before, and hold no GPU.
             environment = {rpc.PLUGIN_VARIABLE: str(work)}
@@ -86,7 +86,7 @@ async def dump(
             ) as criu:
                 await _while_reporting(directory, progress, lambda: running.run(criu, request))
     except SwrkError as error:
-        said = read_errors(work / _LOG, work / ERRORS_FILE)
+        said = await trio.to_thread.run_sync(read_errors, work / _LOG, work / ERRORS_FILE)
         raise running.error(f"{error}{': ' if said else ''}{said}") from error
     finally:
         with trio.CancelScope(shield=True):
@@ -213,10 +213,18 @@ async def _while_reporting(
 
 
 async def _progress(directory: Path, progress: Callable[[int], None]) -> None:
+    limiter = trio.CapacityLimiter(1)  # held by a look at a volume that hangs, and no place of other threads
     while True:
         try:
-            with os.scandir(directory) as entries:
-                progress(sum(entry.stat(follow_symlinks=False).st_size for entry in entries))
-        except FileNotFoundError:
-            return  # the image is complete and has been renamed
+            size_bytes = await trio.to_thread.run_sync(
+                _files_bytes, directory, abandon_on_cancel=True, limiter=limiter
+            )
+        except OSError:
+            return  # the image is complete and has been renamed, or its volume fails
+        progress(size_bytes)
         await trio.sleep(PROGRESS_INTERVAL_S)
+
+
+def _files_bytes(directory: Path) -> int:
+    with os.scandir(directory) as entries:
+        return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)

@@ -103,10 +103,10 @@ async def restore(
     work = working_directory(image)
     await _remove(work)  # left by a worker that was killed
     try:
-        with open_directories(image, work) as (images, logs, errors):
+        async with open_directories(image, work) as (images, logs, errors):
             await trio.to_thread.run_sync(check_pids_free, images, pids)
             # Nobody sweeps the working directory: the launcher has the lock too, by the same descriptor.
-            fcntl.flock(images, fcntl.LOCK_SH)
+            await trio.to_thread.run_sync(fcntl.flock, images, fcntl.LOCK_SH)
             return await relaunch(
                 folder,
                 facts.path,
@@ -121,7 +121,7 @@ async def restore(
                 nursery=nursery,
             )
     except (LaunchError, SwrkError) as error:
-        said = read_errors(work / _LOG, work / ERRORS_FILE)
+        said = await trio.to_thread.run_sync(read_errors, work / _LOG, work / ERRORS_FILE)
         why = f"{error}{': ' if said else ''}{said}"
         raise OperationError(
             errors_pb2.ERROR_REASON_CRIU_FAILED,

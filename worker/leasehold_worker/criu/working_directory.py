@@ -1,10 +1,12 @@
 """CRIU's working directory beside an image, for its log and statistics, which belong to no image."""
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
+
+import trio
 
 from leasehold_worker.checkpoints.folders import WORK_SUFFIX
 from leasehold_worker.criu.rpc import SwrkError
@@ -18,9 +20,9 @@ def working_directory(image: Path) -> Path:
     return image.with_name(image.name + WORK_SUFFIX)
 
 
-@contextmanager
-def open_directories(image: Path, work: Path) -> Iterator[tuple[int, int, int]]:
-    """Creates an empty working directory.
+@asynccontextmanager
+async def open_directories(image: Path, work: Path) -> AsyncIterator[tuple[int, int, int]]:
+    """Creates an empty working directory. Opens and closes in a thread: the volume may not answer.
 
     Yields:
         Descriptors of the image, of the working directory, and of a file in it for early errors.
@@ -28,20 +30,35 @@ def open_directories(image: Path, work: Path) -> Iterator[tuple[int, int, int]]:
     Raises:
         SwrkError: The directories can't be created or opened.
     """
-    with ExitStack() as stack:
+    try:
+        descriptors = await trio.to_thread.run_sync(_open, image, work)
+    except OSError as error:
+        raise SwrkError(f"its directories can't be opened ({error})") from error
+    try:
+        yield descriptors
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(_close, descriptors)
+
+
+def _open(image: Path, work: Path) -> tuple[int, int, int]:
+    with ExitStack() as undone:
 
         def opened(path: Path, flags: int) -> int:
             descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, descriptor)
+            undone.callback(os.close, descriptor)
             return descriptor
 
-        try:
-            work.mkdir()
-            descriptors = (
-                opened(image, os.O_RDONLY | os.O_DIRECTORY),
-                opened(work, os.O_RDONLY | os.O_DIRECTORY),
-                opened(work / ERRORS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
-            )
-        except OSError as error:
-            raise SwrkError(f"its directories can't be opened ({error})") from error
-        yield descriptors
+        work.mkdir()
+        descriptors = (
+            opened(image, os.O_RDONLY | os.O_DIRECTORY),
+            opened(work, os.O_RDONLY | os.O_DIRECTORY),
+            opened(work / ERRORS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        )
+        undone.pop_all()
+        return descriptors
+
+
+def _close(descriptors: tuple[int, ...]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from leasehold.v1 import workload_pb2
 from leasehold.v1.workload_pb2 import GpuPreference
@@ -84,14 +83,24 @@ def choose(
     ordered = _in_order(fitting, request, free_bytes)
     if not request.units:
         return tuple(gpu.uuid for gpu in ordered[: request.count])
-    enough = [
-        chosen
-        for chosen in combinations(ordered, request.count)
-        if sum(gpu.units for gpu in chosen) >= request.units
-    ]
-    if not enough:
-        return None
-    return tuple(gpu.uuid for gpu in min(enough, key=lambda chosen: sum(gpu.units for gpu in chosen)))
+    by_units = _first_by_units(ordered, request.count)
+    enough = [units for units in by_units if units >= request.units]
+    return by_units[min(enough)] if enough else None
+
+
+def _first_by_units(gpus: Sequence[PoolGpu], count: int) -> dict[int, tuple[str, ...]]:
+    """The first choice of so many GPUs for each sum of units.
+
+    The number of sums is small, since GPUs have few kinds. 8 of 16 GPUs have 12,870 combinations.
+    """
+    first: list[dict[int, tuple[str, ...]]] = [{0: ()}, *({} for _ in range(count))]
+    """By number of GPUs: the first choice among the later GPUs for each sum."""
+    for gpu in reversed(gpus):
+        for number in range(count, 0, -1):
+            for units, chosen in first[number - 1].items():
+                # A choice that begins with this GPU goes before all choices of later GPUs.
+                first[number][units + gpu.units] = (gpu.uuid, *chosen)
+    return first[count]
 
 
 def _in_order(gpus: list[PoolGpu], request: GpuRequest, free_bytes: Mapping[str, int]) -> list[PoolGpu]:

@@ -2,6 +2,7 @@
 
 from typing import Final, final
 
+import trio
 from leasehold.local.v1 import local_service_pb2
 from leasehold.v1 import errors_pb2, operation_pb2, workload_pb2
 from leasehold.v1.operation_pb2 import Operation
@@ -18,6 +19,7 @@ from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.timestamps import duration
 from leasehold_worker.workloads.messages import workload_message
 from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.release_rules import check_releasable
 from leasehold_worker.workloads.states import ENDED
 from leasehold_worker.workloads.workload import Workload
 
@@ -56,17 +58,24 @@ class LocalQueries:
         self._claim_waiting = claim_waiting
         self._worker_id = worker_id
         self._clock = clock
+        self._list_turn = trio.Lock()
 
-    def list(self, peer: Peer) -> local_service_pb2.ListResponse:
+    async def list(self, peer: Peer) -> local_service_pb2.ListResponse:
         """The GPUs, the workloads and the waiting claims. The list always fits into a message.
 
+        A turn of the event loop makes one list at most, however many callers wait.
+
         Args:
-            peer: The caller. Only root and the worker's user see command lines and hooks of other users.
+            peer: The caller. Only root and the worker's user see command lines of other users.
         """
+        async with self._list_turn:
+            return self._list(peer)
+
+    def _list(self, peer: Peer) -> local_service_pb2.ListResponse:
         found = local_service_pb2.ListResponse(
             gpus=gpu_lease_messages(self._pool.slots.snapshot().slots, {}),
             workloads=[
-                workload_message(workload, self._worker_id)
+                workload_message(workload, self._worker_id, self._listed_spec(workload, peer))
                 for workload in self._workloads.all()
                 if workload.state not in ENDED
             ],
@@ -87,12 +96,26 @@ class LocalQueries:
                     workload.spec.ClearField(field)
         return found
 
+    def _listed_spec(self, workload: Workload, peer: Peer) -> workload_pb2.WorkloadSpec:
+        """The spec of a workload in a list: of other users' workloads only the resources.
+
+        Hooks are left out before the copy: 256 claims may have 16 MiB of hooks, and no client shows them.
+        """
+        is_shown = peer.is_trusted or workload.uid == peer.uid
+        return workload_pb2.WorkloadSpec(
+            **{
+                field.name: value
+                for field, value in workload.spec.ListFields()
+                if field.name == "resources" or (is_shown and field.name != "hooks")
+            }
+        )
+
     def _hide_others(self, found: local_service_pb2.ListResponse, peer: Peer) -> None:
-        """Leaves out what a user may not see of others: all but who has which resources."""
+        """Leaves out the texts of other users' errors, and the command lines of their processes."""
         for workload in found.workloads:
-            if self._workloads.get(workload.workload_id).uid != peer.uid:
-                told = workload_pb2.WorkloadSpec(resources=workload.spec.resources)
-                workload.spec.CopyFrom(told)
+            is_own = self._workloads.get(workload.workload_id).uid == peer.uid
+            if not is_own and workload.status.HasField("error"):  # its text may be the output of a hook
+                workload.status.error.CopyFrom(errors_pb2.Error(reason=workload.status.error.reason))
         for gpu in found.gpus:
             for process in gpu.foreign_processes:
                 if process.user != peer.user:
@@ -115,6 +138,7 @@ class LocalQueries:
                 f"workload {workload.name} is of user {workload.user}: only that user, the "
                 "worker's user and root may release it",
             )
+        check_releasable(workload)  # before the command, which would be written to the journal and the log
         operation = Operation(release=operation_pb2.ReleaseOperation())
         outcome = await self._commands.carry_out(workload.workload_id, operation)
         if outcome.state != SUCCEEDED:

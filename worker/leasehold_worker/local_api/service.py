@@ -38,6 +38,9 @@ CLAIMS_LIMIT: Final = 256
 KERNELS_LIMIT: Final = 64
 """Streams of checkpointable applications at once. Each takes two threads."""
 
+LISTS_LIMIT: Final = 8
+"""Lists at once. The event loop makes them."""
+
 OTHER_CALLS_LIMIT: Final = 16
 STREAMS_LIMIT: Final = 16
 """Calls of one connection at once; further ones wait in the client."""
@@ -154,6 +157,7 @@ class LocalService:
         self._calls = CallLimits(CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT, "calls")
         self._claims_open = CallLimits(CLAIMS_LIMIT, "claims")
         self._kernels_open = CallLimits(KERNELS_LIMIT, "applications that serve kernels")
+        self._lists_open = CallLimits(LISTS_LIMIT, "lists")
         self._refusals = RefusalLog()
         self._unasked: dict[Context, float] = {}
         """Calls without a request so far, with their start times."""
@@ -262,7 +266,7 @@ class LocalService:
         self, requests: Iterator[local_service_pb2.ListRequest], context: Context
     ) -> local_service_pb2.ListResponse:
         """Lists leases, workloads and claims."""
-        with self._admitted(context, self._calls) as peer:
+        with self._admitted(context, self._calls, self._lists_open) as peer:
             self._first(requests, context)
             return self._ask(context, partial(self._answers.list, peer))
 
@@ -273,11 +277,9 @@ class LocalService:
         with self._admitted(context, self._calls) as peer:
             name = self._first(requests, context).workload
             try:
-                released = trio.from_thread.run(self._answers.release, peer, name, trio_token=self._token)
+                released = self._ask(context, partial(self._answers.release, peer, name))
             except OperationError as error:
                 self._refuse(context, peer, "Release", error)
-            except trio.RunFinishedError:
-                _abort(context, _STOPPING)
             return local_service_pb2.ReleaseResponse(workload=released)
 
     def _refuse(self, context: Context, peer: Peer, method: str, error: OperationError) -> NoReturn:
@@ -312,10 +314,10 @@ class LocalService:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request: send one")
         return request
 
-    def _ask(self, context: Context, question: Callable[[], Answer]) -> Answer:
+    def _ask(self, context: Context, question: Callable[[], Awaitable[Answer]]) -> Answer:
         try:
-            return trio.from_thread.run_sync(question, trio_token=self._token)
-        except trio.RunFinishedError:
+            return trio.from_thread.run(question, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
             _abort(context, _STOPPING)
 
     def _soon(self, call: Callable[[], None]) -> None:

@@ -93,8 +93,6 @@ class LocalSocket:
         self._others = 0
         """Connections of users other than root and the worker's."""
         self._limit = _connections_limit(raise_limit())
-        self._full: set[int] = set()
-        """Users whose excess of connections has been logged."""
         self._refusals = RefusalLog()
         self._socket = _listen(path, self._gid)
         try:
@@ -164,15 +162,16 @@ class LocalSocket:
     def _counted(self, peer: Peer) -> Iterator[bool]:
         """Counts a connection of a user. Yields False at the limit."""
         if not peer.is_trusted and self._others >= self._limit - CONNECTIONS_KEPT:
-            logger.warning("rejected a connection of user %s: users have %d of them", peer.user, self._others)
+            self._note(
+                peer.uid, f"rejected a connection of user {peer.user}: users have {self._others} of them"
+            )
             yield False
             return
         if not peer.is_trusted and self._connections[peer.uid] >= USER_CONNECTIONS_LIMIT:
-            if peer.uid not in self._full:
-                self._full.add(peer.uid)
-                logger.warning(
-                    "user %s has %d local connections, which is the limit", peer.user, USER_CONNECTIONS_LIMIT
-                )
+            self._note(
+                peer.uid,
+                f"user {peer.user} has {USER_CONNECTIONS_LIMIT} local connections, which is the limit",
+            )
             yield False
             return
         self._connections[peer.uid] += 1
@@ -184,7 +183,6 @@ class LocalSocket:
             self._others -= not peer.is_trusted
             if not self._connections[peer.uid]:
                 del self._connections[peer.uid]
-                self._full.discard(peer.uid)
 
     async def _join(self, connection: trio.socket.SocketType, peer: Peer) -> None:
         name = f"leasehold-{secrets.token_hex(16)}"
@@ -211,9 +209,9 @@ class LocalSocket:
                 raise
             identity = by_credentials(pid, uid, taken_at)
         if identity is None:
-            logger.warning(
-                "rejected a connection of user %d from a process that has ended, or is not visible here",
+            self._note(
                 uid,
+                f"rejected a connection of user {uid} from a process that has ended, or is not visible here",
             )
             return None
         with trio.move_on_after(DIRECTORY_TIMEOUT_S):
@@ -221,10 +219,10 @@ class LocalSocket:
             return await trio.to_thread.run_sync(
                 self._admit, identity, uid, gid, abandon_on_cancel=True, limiter=limiter
             )
-        logger.warning(
-            "rejected a connection of user %d: the host's directory of users did not answer within %g s",
+        self._note(
             uid,
-            DIRECTORY_TIMEOUT_S,
+            f"rejected a connection of user {uid}: the host's directory of users did not answer within "
+            f"{DIRECTORY_TIMEOUT_S:g} s",
         )
         return None
 
@@ -232,11 +230,13 @@ class LocalSocket:
         """Looks a user up in the host's directory, which may take long."""
         if uid not in (0, os.geteuid()) and self._gid not in group_ids(uid, gid):
             who = f"process {identity.pid} of user {user_name(uid)} (uid {uid})"
-            self._refusals.note(
-                uid, "connection", f"rejected a connection of {who}, who is not permitted to connect"
-            )
+            self._note(uid, f"rejected a connection of {who}, who is not permitted to connect")
             return None
         return Peer(identity, uid, user_name(uid))
+
+    def _note(self, uid: int, refusal: str) -> None:
+        """Logs the first refusal of a user's connections in each period, and counts the others."""
+        self._refusals.note(uid, "connection", refusal)
 
 
 def _connections_limit(descriptors: int) -> int:

@@ -151,6 +151,11 @@ class CoordinatorSession:
         self._asked = 0
         """Questions whose answers are not in the outbox yet."""
         self._answer_turn = trio.Lock()
+        self._newest_authorities: Authorities | None = None
+        """The last authorities that came, while earlier ones are being stored."""
+        self._stores_authorities = False
+        self._authorities_limiter = trio.CapacityLimiter(1)
+        """Held by the thread that stores authorities, forever if the disk hangs."""
         self._load_interval_s = self._silence_limit_s = 0.0
         self._next_load = trio.CancelScope()
 
@@ -340,10 +345,25 @@ class CoordinatorSession:
                 logger.warning("ignored a frame of a newer coordinator, the %dth", self._ignored)
 
     async def _keep_authorities(self, authorities: Authorities, outbox: Outbox) -> None:
-        """Stores the certificates by which the coordinator is verified, and says so."""
+        """Stores the certificates by which the coordinator is verified: one frame, then the newest."""
+        self._newest_authorities = authorities
+        if self._stores_authorities:
+            return
+        self._stores_authorities = True
+        try:
+            while (newest := self._newest_authorities) is not None:
+                self._newest_authorities = None
+                await self._store_authorities(newest, outbox)
+        finally:
+            self._stores_authorities, self._newest_authorities = False, None
+
+    async def _store_authorities(self, authorities: Authorities, outbox: Outbox) -> None:
+        """Stores certificates, and says so."""
         keep = partial(keep_authorities, self._state_directory, authorities.certificates)
         try:
-            serials = await trio.to_thread.run_sync(keep, abandon_on_cancel=True)
+            serials = await trio.to_thread.run_sync(
+                keep, abandon_on_cancel=True, limiter=self._authorities_limiter
+            )
         except (OSError, StartError, ValueError) as error:
             logger.error("the coordinator's authorities can't be stored: %s", error)
             return

@@ -15,13 +15,21 @@ from leasehold_worker.workloads.states import AWAY
 from leasehold_worker.workloads.workload import Workload
 
 
-def workload_message(record: Workload, worker_id: str) -> workload_pb2.Workload:
-    """A workload with its status."""
+def workload_message(
+    record: Workload, worker_id: str, spec: workload_pb2.WorkloadSpec | None = None
+) -> workload_pb2.Workload:
+    """A workload with its status.
+
+    Args:
+        record: The workload.
+        worker_id: Id of the worker.
+        spec: A part of its spec. None: the whole spec.
+    """
     message = workload_pb2.Workload(
         workload_id=record.workload_id,
         name=record.name,
         worker_id=worker_id,
-        spec=record.spec,
+        spec=record.spec if spec is None else spec,
         status=_status(record),
         origin=record.origin,
         user=record.user,

@@ -37,8 +37,9 @@ from leasehold_worker.workloads.eviction import resolve
 from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
 from leasehold_worker.workloads.probes import probes
 from leasehold_worker.workloads.registry import Workloads
-from leasehold_worker.workloads.states import ENDED, RUNNING, state_text
-from leasehold_worker.workloads.workload import ADOPT, LET_GO, WORKLOAD_ID_VARIABLE, Workload, told_arguments
+from leasehold_worker.workloads.release_rules import check_releasable
+from leasehold_worker.workloads.states import ENDED
+from leasehold_worker.workloads.workload import ADOPT, WORKLOAD_ID_VARIABLE, Workload, told_arguments
 
 LOOK_TIMEOUT_S: Final = 2.0
 """Time that a complete adoption waits for the list of processes on its GPUs."""
@@ -178,19 +179,7 @@ class Adoption:
         if workload.state in ENDED:
             progress.already_there = True
             return
-        if workload.origin not in LET_GO:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_WRONG_STATE,
-                f"workload {workload.name} was started by Leasehold: stop it instead",
-            )
-        if workload.state != RUNNING:
-            state = state_text(workload.state)
-            raise OperationError(
-                errors_pb2.ERROR_REASON_WRONG_STATE,
-                f"workload {workload.name} is {state}, and releasing it would leave it so: "
-                "restore it first, or stop it",
-                {"observed_state": state},
-            )
+        check_releasable(workload)
         progress.released_gpu_uuids = workload.gpu_uuids
         await self._exit_monitor.let_go(workload)
 

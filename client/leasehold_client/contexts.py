@@ -152,6 +152,9 @@ def read_contexts() -> Contexts:
         raise UsageError(
             f"the contexts in {path} can't be read: {error.strerror}; make it a file of yours"
         ) from error
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path} is a directory, and contexts are a file: move it away, and log in again")
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from leasehold_client import config
 from leasehold_client.config import configured_coordinator, parse_address, require_trusted
+from leasehold_client.contexts import read_contexts
 from leasehold_client.errors import UsageError
 
 from tests.coordinator.unix_users import ANN, call_as, needs_root
@@ -68,6 +69,12 @@ def test_a_settings_file_is_a_regular_file_of_bounded_size(file: Path, kind: str
         UsageError, match=f"{file} can't be read: it {rule}[^;]*; make it a readable file or remove"
     ):
         configured_coordinator()
+
+
+def test_contexts_that_are_a_directory_are_named(file: Path) -> None:
+    file.with_name("contexts.json").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"contexts\.json is a directory, and contexts are a file: move it"):
+        read_contexts()
 
 
 @pytest.fixture

@@ -132,7 +132,12 @@ def resource_options(function: Callable[..., None], *, gpus: int = 0) -> Callabl
 
         preference = PREFERENCES[prefer] if prefer else "GPU_PREFERENCE_UNSPECIFIED"
         fields = {name: named.pop(name) for name in Resources.DESCRIPTOR.fields_by_name if name in named}
-        resources = Resources(gpu_preference=GpuPreference.Value(preference), **fields)
+        try:
+            resources = Resources(gpu_preference=GpuPreference.Value(preference), **fields)
+        except ValueError as error:  # a number of a job file; those of options are in range
+            raise click.UsageError(
+                f"a number of the requested resources is too large ({error}): give at most {2**63 - 1}"
+            ) from error
         function(*positional, resources=resources, **named)
 
     return call

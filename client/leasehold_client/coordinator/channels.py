@@ -94,9 +94,19 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
 
 
 def certificate_file() -> Path | None:
-    """The file with the client certificate of a PKI of others. None: there is none."""
+    """The file with the client certificate of a PKI of others. None: there is none.
+
+    Raises:
+        UsageError: The directory can't be read.
+    """
     path = credentials_directory() / CERTIFICATE_FILES[0]
-    return path if path.exists() else None
+    try:
+        return path if path.exists() else None
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be read: {error.strerror}; name a directory that you may read with "
+            f"{CREDENTIALS_VARIABLE}"
+        ) from error
 
 
 def require_no_token(why: str) -> None:

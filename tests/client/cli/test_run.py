@@ -100,6 +100,10 @@ def test_options_override_a_job_file(
         ("command = ['x']\ngpu_memory = '40 bananas'", "job.toml: gpu_memory: '40 bananas' is not a size"),
         ("command = ['x']\nprefer = 'best'", "job.toml: prefer: 'best' is not one of"),
         ("command = ['x']\npriority = 3000000000", "job.toml: priority: 3000000000 is not in the range"),
+        (
+            "command = ['x']\nmemory = 9223372036854775808",
+            "775808): give at most 9223372036854775807",
+        ),
         ("name = 'x'", "Missing argument '-- COMMAND...'"),
         ("command = ['x']\n[[hooks]]\nnope = 1", "the job file: hook 0 has the unknown key 'nope'"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from leasehold_client.config import DEFAULT_COORDINATOR, default_coordinator
 from leasehold_client.coordinator import retry
+from leasehold_client.coordinator.channels import certificate_file
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_coordinator.server.transport import open_state
@@ -87,6 +88,14 @@ def test_a_path_of_a_socket_that_nobody_serves_is_an_outage(
     monkeypatch.setattr(retry, "REPEAT_LIMIT_S", 0.3)
     with pytest.raises(NoCoordinatorError, match="no coordinator answers at unix:"):
         Client(f"unix:{tmp_path}/none.sock")
+
+
+def test_a_directory_of_credentials_that_can_not_be_looked_at_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_CREDENTIALS", "/" + "x" * 300)
+    with pytest.raises(UsageError, match=r"client\.pem can't be read: File name too long; name a directory"):
+        certificate_file()
 
 
 def test_credentials_that_are_no_files_are_refused(credentials: Path) -> None:

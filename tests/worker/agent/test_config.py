@@ -89,6 +89,7 @@ def test_every_setting_can_stand_in_the_file(tmp_path: Path) -> None:
         ("driver_call_floor_s = 0", "greater than 0"),
         ("proof_timeout_s = -1", "greater than 0"),
         ("proof_timeout_s = inf", "greater than 0"),
+        ("checkpoint_expiry_s = 1e15", "at most 1e\\+09"),
         ("host_memory_reserve_bytes = -1", "0 or more"),
     ],
 )

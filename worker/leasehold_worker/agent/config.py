@@ -26,6 +26,9 @@ from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
 from leasehold_worker.programs.run_as import MIN_UID, RunAsSetting, check_run_as, is_loopback
 from leasehold_worker.session.channel import INSECURE_SCHEME
 
+TIME_LIMIT_S: Final = 1e9
+"""The longest time of a setting, of 32 years: Python's dates end."""
+
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7401"
 WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -228,8 +231,11 @@ def load_config(
         *("driver_call_floor_s", "proof_timeout_s", "checkpoint_expiry_s"),
         *("kernel_quiescence_s", "kernel_start_s"),
     ):
-        if not 0 < getattr(config, name) < float("inf"):
-            raise StartError(f"{name} {getattr(config, name)} is not a time: give seconds greater than 0")
+        if not 0 < getattr(config, name) <= TIME_LIMIT_S:
+            raise StartError(
+                f"{name} {getattr(config, name)} is not a time: give seconds greater than 0, and at most "
+                f"{TIME_LIMIT_S:g}"
+            )
     for name, number in {
         "host_memory_reserve_bytes": config.host_memory_reserve_bytes,
         "cpu_limit_millicores": config.cpu_limit_millicores,

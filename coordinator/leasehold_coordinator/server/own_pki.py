@@ -112,7 +112,7 @@ class OwnPki:
             )
 
     def _found(self) -> list[tuple[int, ...]]:
-        """What identifies the present contents of the files."""
+        """The identity of the present contents of each file."""
         found: list[tuple[int, ...]] = []
         for path in self._files:
             try:

@@ -11,7 +11,7 @@ from leasehold.v1.lease_pb2 import Cordon, ForeignProcess, GpuLease
 from leasehold.v1.worker_pb2 import MachineResources
 from leasehold.v1.workload_pb2 import Resources
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.scheduling.candidates import Candidate
+from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu
 from leasehold_coordinator.scheduling.planner import check_named_gpus, choose_worker
 from leasehold_coordinator.scheduling.shortages import shortage_at_a_glance, shortage_of
 
@@ -56,21 +56,28 @@ def test_the_order_of_candidates_does_not_change_the_choice(first_seed: int) -> 
         check_order(seed)
 
 
+def any_gpus(
+    dice: random.Random, prefix: str, states: list[lease_pb2.SlotState.ValueType]
+) -> list[CandidateGpu]:
+    """Up to four GPUs in any of these states."""
+    return [
+        one_gpu(
+            f"{prefix}-{slot}",
+            state := dice.choice(states),
+            memory_gib=dice.choice([40, 80]),
+            awaited=dice.random() < 0.1,
+            lent=state == LEASED and dice.random() < 0.5,
+        )
+        for slot in range(dice.randint(0, 4))
+    ]
+
+
 def check_order(seed: int) -> None:
     dice = random.Random(seed)
     states = [lease_pb2.SLOT_STATE_FREE] * 4 + [LEASED, CORDONED, UNHEALTHY, FOREIGN]
     fleet = []
     for number in range(dice.randint(1, 6)):
-        gpus = [
-            one_gpu(
-                f"GPU-{number}-{slot}",
-                state := dice.choice(states),
-                memory_gib=dice.choice([40, 80]),
-                awaited=dice.random() < 0.1,
-                lent=state == LEASED and dice.random() < 0.5,
-            )
-            for slot in range(dice.randint(0, 4))
-        ]
+        gpus = any_gpus(dice, f"GPU-{number}", states)
         cordon = REPAIR if dice.random() < 0.1 else None
         fleet.append(of_gpus(f"n{number}", *gpus, promised=dice.choice([0, 0, 1]), cordon=cordon))
     resources = Resources(
@@ -99,16 +106,7 @@ def test_a_glance_sees_no_shortage_that_a_worker_does_not_have() -> None:
     states = [lease_pb2.SLOT_STATE_FREE, LEASED, CORDONED, UNHEALTHY, FOREIGN]
     seen = 0
     for number in range(500):
-        gpus = [
-            one_gpu(
-                f"GPU-{slot}",
-                state := dice.choice(states),
-                memory_gib=dice.choice([40, 80]),
-                awaited=dice.random() < 0.1,
-                lent=state == LEASED and dice.random() < 0.5,
-            )
-            for slot in range(dice.randint(0, 4))
-        ]
+        gpus = any_gpus(dice, "GPU", states)
         cordon = REPAIR if dice.random() < 0.1 else None
         machine = SMALL if dice.random() < 0.5 else None
         one = replace(of_gpus(f"n{number}", *gpus, cordon=cordon), machine=machine)

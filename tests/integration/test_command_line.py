@@ -7,8 +7,33 @@ import sys
 from pathlib import Path
 
 import pytest
+from leasehold_simgpu import SimulatedHost
+
+from tests.prefork import COMMAND_LINE, run
 
 from .fleets import LEASEHOLD, TIMEOUT_S, Fleet
+
+CODES = "\x1b]0;owned\x07\r"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["worker", "--config", CODES],
+        ["doctor", "--config", CODES],
+        ["backup", "create", "--config", CODES, "backup.tar.gz"],
+        ["backup", "restore", f"/{CODES}/backup.tar.gz"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_path_has_no_power_over_the_terminal(arguments: list[str], tmp_path: Path) -> None:
+    host = SimulatedHost.create(tmp_path / "host", gpus=1, chip="H100")
+    env = host.environment() | {"XDG_STATE_HOME": str(tmp_path)}
+    done = run(COMMAND_LINE, arguments, env=env, timeout=TIMEOUT_S)
+    assert done.returncode in (1, 2)
+    printed = done.stdout + done.stderr
+    assert r"\x1b]0;owned\x07\r" in printed
+    assert printed.replace("\n", "").isprintable()
 
 
 @pytest.mark.long

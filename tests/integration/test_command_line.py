@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from leasehold_simgpu import SimulatedHost
 
+from tests.completion import PATIENT
 from tests.prefork import COMMAND_LINE, run
 
 from .fleets import LEASEHOLD, TIMEOUT_S, Fleet
@@ -149,7 +151,7 @@ def test_the_versions_of_both_sides_are_equal(fleet: Fleet) -> None:
 def test_a_frozen_coordinator_completes_from_the_file(fleet: Fleet, tmp_path: Path) -> None:
     fleet.cli("run", "--name", "sleeper", "--", "sleep", "600")
 
-    def completed(words: str) -> str:
+    def completed(words: str, program: Sequence[str] = PATIENT) -> str:
         variables = {
             **fleet.variables,
             "XDG_CACHE_HOME": str(tmp_path),
@@ -157,23 +159,23 @@ def test_a_frozen_coordinator_completes_from_the_file(fleet: Fleet, tmp_path: Pa
             "COMP_WORDS": words,
             "COMP_CWORD": str(words.count(" ")),
         }
-        return fleet_completion(variables)
+        return fleet_completion(variables, program)
 
     assert completed("leasehold stop s") == "plain,sleeper"
     assert completed("leasehold get gpus alpha/3") == "plain,alpha/3"
     coordinator = fleet.processes["coordinator"]
     coordinator.send_signal(signal.SIGSTOP)
     try:
-        assert completed("leasehold stop s") == "plain,sleeper"
+        assert completed("leasehold stop s", LEASEHOLD) == "plain,sleeper"
     finally:
         coordinator.send_signal(signal.SIGCONT)
     fleet.cli("stop", "sleeper")
 
 
-def fleet_completion(variables: dict[str, str]) -> str:
+def fleet_completion(variables: dict[str, str], program: Sequence[str]) -> str:
     """What the program answers a shell. Nothing may be printed to standard error."""
     done = subprocess.run(
-        LEASEHOLD, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_S
+        program, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()

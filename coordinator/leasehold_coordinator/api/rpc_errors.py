@@ -177,10 +177,8 @@ class Border(grpc.aio.ServerInterceptor):
                 finally:  # also if the caller has gone
                     refused = acting or current_caller()
                     self._audit.note(error, method, address, caller=refused, resources=resources)
-                if (caller_now := current_caller()) is None:
+                if current_caller() is None:
                     error = self._bounded(error, address)
-                else:
-                    self._bounds.charge_refusal(caller_now, error)
                 await self._bounds.hold(error, counted_caller() or address)
                 ending = abort(context, error)
                 del requests, context  # see abort

@@ -133,8 +133,10 @@ class CallerBounds:
     def _admit_request(self, allowances: Allowances, key: str) -> None:
         now = time.monotonic()
         if wait_s := allowances.of(key, now).take(1, now):
-            rate = f"{self.limits.requests_per_s:g} requests per second"
-            raise _too_many(key, REQUESTS, rate, wait_s)
+            raise self._above_requests(key, wait_s)
+
+    def _above_requests(self, key: str, wait_s: float) -> FleetError:
+        return _too_many(key, REQUESTS, f"{self.limits.requests_per_s:g} requests per second", wait_s)
 
     def charge(self, caller: Caller, size_bytes: int) -> None:
         """Counts the bytes of a request that was read. A caller with a debt is not admitted."""
@@ -147,6 +149,17 @@ class CallerBounds:
         now = time.monotonic()
         for key in _keys(caller):
             self._requests.of(key, now).charge(refusal.cost_requests, now)
+
+    def require_no_debt(self, caller: Caller) -> None:
+        """Refuses an admitted request of a caller whose later refusals have cost more than its rate allows.
+
+        Raises:
+            FleetError: As :meth:`admit`.
+        """
+        now = time.monotonic()
+        for key in _keys(caller):
+            if wait_s := self._requests.of(key, now).wait_s(0, now):
+                raise self._above_requests(key, wait_s)
 
     def open_stream(self, caller: Caller) -> Callable[[], None]:
         """Counts a response stream. The returned function ends the count.

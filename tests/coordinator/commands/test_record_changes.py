@@ -29,7 +29,7 @@ def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        creation = CommandCreation(bench.fleet, bench.dispatcher)
+        creation = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         records = RecordChanges(bench.fleet, creation.decisions)
         bench.fleet.registry.add_stored(make_hello("gone"), 1)
         ended = Workload(workload_id="w-1", name="one", worker_id="worker-gone")
@@ -66,7 +66,7 @@ def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
 
 def test_updates_on_a_slow_disk_hold_up_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(bench: Bench) -> None:
-        decisions = CommandCreation(bench.fleet, bench.dispatcher).decisions
+        decisions = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
         records = RecordChanges(bench.fleet, decisions)
         ended = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
         ended.status.state = workload_pb2.WORKLOAD_STATE_EXITED
@@ -93,7 +93,9 @@ def test_an_update_never_ends_a_workload_that_its_worker_reports_again_meanwhile
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        records = RecordChanges(
+            bench.fleet, CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
+        )
         lives = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
         lives.status.state = workload_pb2.WORKLOAD_STATE_RUNNING
         ended = Workload()
@@ -133,7 +135,9 @@ def test_an_update_never_brings_back_a_workload_whose_end_is_being_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        records = RecordChanges(
+            bench.fleet, CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
+        )
         await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
         with monkeypatch.context() as slow_disk:
             writing = bench.hold_writes(slow_disk, schema.workloads)
@@ -162,7 +166,9 @@ def test_a_report_and_an_update_that_fail_together_leave_the_workload_as_it_is_o
     """The report would otherwise stay in memory alone, and the worker's next hello would not be newer."""
 
     async def scenario(bench: Bench) -> None:
-        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        records = RecordChanges(
+            bench.fleet, CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
+        )
         await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
         suspended = workload(workload_pb2.WORKLOAD_STATE_SUSPENDED, 2)
         with monkeypatch.context() as broken_disk:
@@ -187,7 +193,7 @@ def test_a_report_and_an_update_that_fail_together_leave_the_workload_as_it_is_o
 
 def test_the_deletion_of_a_worker_waits_for_another_change_of_bindings(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        creation = CommandCreation(bench.fleet, bench.dispatcher)
+        creation = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         records = RecordChanges(bench.fleet, creation.decisions)
         bench.fleet.registry.add_stored(make_hello("gone"), 1)
         async with bench.fleet.enrolling:

@@ -117,7 +117,7 @@ class Decisions:
         return decision.created
 
     async def _try(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Decision[Created]:
-        """Makes a decision. A refusal is charged here: its caller may have left, or have many more waiting."""
+        """Makes a decision. A refusal is charged here: its caller may have left, or have others waiting."""
         try:
             return await decide()
         except FleetError as error:

@@ -12,9 +12,12 @@ from urllib.parse import urlencode
 import pytest
 import uvloop
 from aiohttp import web
+from google.protobuf.message import Message
+from leasehold.v1.event_pb2 import Event
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.server.mutual_context import mutual_context
-from leasehold_web import connections, guards, login_places, server, streams
+from leasehold_web import connections, conversions, guards, login_places, server, streams
+from leasehold_web.documents import Document, document
 from leasehold_web.entries import Api, Entry
 from leasehold_web.feed import Feed
 from leasehold_web.server import WebServer
@@ -262,6 +265,32 @@ def test_a_connection_without_a_handshake_gives_its_place_back(tmp_path: Path, m
         writer.transport.abort()
 
     on_server(story, tls, limit=1)
+
+
+def test_long_answers_are_converted_in_slices_and_one_at_a_time_for_each_caller(monkeypatch: Any) -> None:
+    monkeypatch.setattr(conversions, "SLICE_S", 0.0)
+    most = now = 0
+
+    def convert(message: Message) -> Document:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        return document(message)
+
+    monkeypatch.setattr(conversions, "document", convert)
+
+    async def story() -> None:
+        converting = conversions.Conversions()
+        events = [Event(event_id=f"e-{number}") for number in range(100)]
+        asked = [asyncio.create_task(converting.documents("ann", events)) for _ in range(4)]
+        nonlocal now
+        while not all(one.done() for one in asked):
+            await asyncio.sleep(0)
+            now = 0  # each turn of the loop
+        assert [one.result()[99] for one in asked] == 4 * [{"event_id": "e-99"}]
+
+    asyncio.run(story())
+    assert most <= 2, "one in each turn, and the first of the next caller"
 
 
 MALFORMED = (

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from leasehold_web import api, pages, streams, tables
 from leasehold_web.connections import Connections
+from leasehold_web.conversions import Conversions
 from leasehold_web.entries import Doors
 from leasehold_web.feed import Feeds
 from leasehold_web.guards import COOKIE, SESSIONS, add_headers, guard, require_session
@@ -81,6 +82,7 @@ class WebServer:
         app[streams.FEEDS] = self._feeds
         app[streams.OPEN] = Counter()
         app[pages.PLACES] = LoginPlaces()
+        app[api.CONVERSIONS] = Conversions()
         for module in (pages, api, streams, tables):
             app.add_routes(module.routes())
         app.on_response_prepare.append(add_headers)

@@ -79,7 +79,8 @@ def audit_bytes(connection: sa.Connection) -> float:
     count = last - first + 1
     sample = random.sample(range(first, last + 1), min(count, SAMPLE_ROWS))
     lengths = connection.scalars(sa.select(sa.func.length(record)).where(number.in_(sample))).all()
-    return count * sum(map(_row_bytes, lengths)) / max(len(lengths), 1)
+    mean = sum(map(_row_bytes, lengths)) / max(len(lengths), 1)
+    return float(count * mean)
 
 
 def _row_bytes(record_bytes: int) -> int:

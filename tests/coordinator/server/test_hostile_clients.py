@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import access_service_pb2
+from leasehold.v1 import access_service_pb2, access_service_pb2_grpc
 from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
@@ -142,6 +142,28 @@ def test_a_costly_refusal_uses_up_the_rate_of_its_caller_alone(tmp_path: Path) -
     assert refused_by(lambda: lists(ListWorkersRequest(), timeout=TIMEOUT_S)) == "caller_requests_per_s"
     with pytest.raises(grpc.RpcError, match="requested 9 GPUs"):
         quiet.CreateWorkload(large, timeout=TIMEOUT_S)
+    world.close()
+
+
+LONG_RESTS: Final = """
+from leasehold_coordinator.fleet import caller_bounds
+caller_bounds.LIST_SHARE, caller_bounds.LIST_BURST_S = 1e-9, 0.0
+"""
+"""Prelude of a coordinator in which each caller rests for long after a list."""
+
+
+def test_lists_of_a_caller_rest_and_no_other_call_does(tmp_path: Path) -> None:
+    world = World(tmp_path, prelude=LONG_RESTS)
+    hostile, quiet = world.hostile(), world.quiet
+    lists = CommandServiceStub(hostile).ListCommands
+    lists(ListCommandsRequest(), timeout=TIMEOUT_S)
+    with pytest.raises(grpc.RpcError) as error:
+        lists(ListCommandsRequest(), timeout=1)
+    assert cast("grpc.Call", error.value).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    access_service_pb2_grpc.AccessServiceStub(hostile).WhoAmI(
+        access_service_pb2.WhoAmIRequest(), timeout=TIMEOUT_S
+    )
+    CommandServiceStub(quiet).ListCommands(ListCommandsRequest(), timeout=TIMEOUT_S)
     world.close()
 
 

@@ -107,9 +107,9 @@ async def begin_login(
     return await send(port, "POST /login", form, length, body=body, address=address)
 
 
-async def log_in(port: Port) -> str:
+async def log_in(port: Port, token: str = "x") -> str:
     """Logs in, and returns the cookie."""
-    reader, writer = await begin_login(port, "x")
+    reader, writer = await begin_login(port, token)
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     writer.close()
     return next(line for line in head.split("\r\n") if line.startswith("Set-Cookie")).split(" ")[1].strip(";")
@@ -209,6 +209,27 @@ def test_the_calls_of_a_session_have_a_bound(path: str, monkeypatch: Any) -> Non
         assert b" 429 " in await reader.readline()
         for one in (*waiting, (reader, writer)):
             one[1].close()
+
+    on_server(story)
+
+
+def test_the_streams_of_one_caller_keep_out_no_other(monkeypatch: Any) -> None:
+    monkeypatch.setattr(streams, "STREAMS_PER_CALLER", 2)
+    monkeypatch.setattr(Feed, "_watch_all", lambda self: asyncio.Event().wait())
+
+    async def story(port: Port, _: web.Server) -> None:
+        async def look(cookie: str) -> bytes:
+            reader, writer = await send(port, "GET /api/live", f"Cookie: {cookie}")
+            looking.append(writer)
+            return await reader.readline()
+
+        looking: list[asyncio.StreamWriter] = []
+        logins = [await log_in(port) for _ in range(3)]
+        answers = [await look(cookie) for cookie in logins]
+        assert [b" 429 " in answer for answer in answers] == [False, False, True]
+        assert b" 200 " in await look(await log_in(port, "other"))
+        for writer in looking:
+            writer.transport.abort()
 
     on_server(story)
 

@@ -123,6 +123,7 @@ def test_a_logout_ends_the_session(client: Client) -> None:
             pass  # the stream ends
 
 
+@pytest.mark.long
 def test_logins_with_one_token_share_a_view_that_outlives_each(web_fleet: WebFleet, client: Client) -> None:
     other = Client(web_fleet.url)
     assert other.log_in(web_fleet.token).status == 303

@@ -7,10 +7,12 @@ from typing import Any, Final, final
 
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 
+from leasehold_coordinator.fleet.callers import counted_caller
+from leasehold_coordinator.fleet.fair_places import FairPlaces
 from leasehold_coordinator.shielded_tasks import start
 
 WORKLOAD_LISTINGS: Final = 8
-"""Most concurrent listings of single workloads. Further listings wait."""
+"""Most concurrent listings of single workloads. One caller has two of them. Further listings wait."""
 
 
 @final
@@ -40,7 +42,7 @@ class CheckpointListings:
         self._turn = asyncio.Lock()
         self._next: asyncio.Task[Listed] | None = None
         """The listing that has not begun. None: nobody waits for one."""
-        self._places = asyncio.Semaphore(WORKLOAD_LISTINGS)
+        self._places = FairPlaces(WORKLOAD_LISTINGS, WORKLOAD_LISTINGS // 4)
 
     async def whole(self, ask: Callable[[], Coroutine[Any, Any, Listed]]) -> Listed:
         """The checkpoints of all workers. A cancelled caller does not end the listing, which others share.
@@ -63,5 +65,8 @@ class CheckpointListings:
         Args:
             ask: Asks all workers for the checkpoints of the workload, with a deadline.
         """
-        async with self._places:
+        give_back = await self._places.take(counted_caller())
+        try:
             return await ask()
+        finally:
+            give_back()

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from leasehold.v1.event_pb2 import Event
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.server.mutual_context import mutual_context
-from leasehold_web import connections, conversions, guards, login_places, server, streams
+from leasehold_web import connections, conversions, guards, login_places, request_pace, server, streams
 from leasehold_web.documents import Document, document
 from leasehold_web.entries import Api, Entry
 from leasehold_web.feed import Feed
@@ -159,6 +159,44 @@ def test_answers_that_nobody_reads_end_their_connection(monkeypatch: Any) -> Non
         await until(lambda: bool(running.connections))
         await until(lambda: not running.connections)
         writer.transport.abort()
+
+    on_server(story)
+
+
+def test_requests_above_the_rate_of_their_address_wait_and_hold_up_no_other(monkeypatch: Any) -> None:
+    monkeypatch.setattr(request_pace, "REQUESTS_PER_S", 0.01)
+    monkeypatch.setattr(request_pace, "BURST_S", 100.0)
+
+    async def story(port: Port, _: web.Server) -> None:
+        flood = [await send(port, "GET /login") for _ in range(20)]
+        answers = [asyncio.create_task(reader.readline()) for reader, _ in flood]
+        await until(lambda: any(one.done() for one in answers))
+        reader, writer = await send(port, "GET /login", address="127.0.0.2")
+        assert b" 200 " in await reader.readline()
+        assert sum(one.done() for one in answers) == 1
+        for one in answers:
+            one.cancel()
+        for _, waiting in (*flood, (reader, writer)):
+            waiting.transport.abort()
+
+    on_server(story)
+
+
+def test_a_live_view_costs_as_many_requests_as_its_rows(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Feed, "_watch_all", lambda self: asyncio.Event().wait())
+    monkeypatch.setattr(Feed, "rows", 1e9)
+
+    async def story(port: Port, _: web.Server) -> None:
+        cookie = await log_in(port)
+        reader, writer = await send(port, "GET /api/live", f"Cookie: {cookie}")
+        other, closing = await send(port, "GET /login", address="127.0.0.2")
+        assert b" 200 " in await other.readline()
+        looking = asyncio.create_task(reader.readline())
+        await asyncio.sleep(0.1)
+        assert not looking.done()
+        looking.cancel()
+        for one in (writer, closing):
+            one.transport.abort()
 
     on_server(story)
 

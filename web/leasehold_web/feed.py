@@ -77,6 +77,11 @@ class Feed:
         """Whether nobody listens and no watch is open."""
         return not self._listeners and (self._watching is None or self._watching.done())
 
+    @property
+    def rows(self) -> int:
+        """Number of entries of the view."""
+        return sum(map(len, self._rows.values()))
+
     @contextmanager
     def listening(self, entry: Entry) -> Iterator[Listener]:
         """A listener of a login. It gets the whole view, and then each change."""

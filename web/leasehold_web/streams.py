@@ -14,7 +14,7 @@ from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest
 
 from leasehold_web.entries import Api
 from leasehold_web.feed import Feeds
-from leasehold_web.guards import SESSION, stream
+from leasehold_web.guards import PACE, SESSION, stream
 from leasehold_web.refusals import problem, refusal
 from leasehold_web.sessions import Session
 
@@ -26,7 +26,8 @@ STREAM_LIMIT: Final = 512
 WRITE_LIMIT_S: Final = 20.0
 """How long a browser may read nothing before its stream ends."""
 
-OUTPUT_BEAT_S: Final = 15.0
+ROWS_PER_REQUEST: Final = 500
+"""Rows of a live view that a browser gets first, for the cost of one request."""
 
 FEEDS: Final = web.AppKey("feeds", Feeds)
 OPEN: Final = web.AppKey("open", Counter[str])
@@ -37,6 +38,9 @@ async def get_live(request: web.Request) -> web.StreamResponse:
     """The live view: all entries, and then each change."""
     session = request[SESSION]
     with _counted(request, session):
+        await request.app[PACE].wait(
+            request.remote or "", request.app[FEEDS].of(session.entry).rows / ROWS_PER_REQUEST
+        )
         response = await _begin(request)
         with request.app[FEEDS].of(session.entry).listening(session.entry) as listener:
             ending = asyncio.create_task(_call_at_end(session, listener.close))

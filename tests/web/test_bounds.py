@@ -176,7 +176,7 @@ def test_requests_above_the_rate_of_their_address_wait_and_hold_up_no_other(monk
         assert sum(one.done() for one in answers) == 1
         for one in answers:
             one.cancel()
-        for _, waiting in (*flood, (reader, writer)):
+        for _reader, waiting in (*flood, (reader, writer)):
             waiting.transport.abort()
 
     on_server(story)
@@ -189,8 +189,8 @@ def test_a_live_view_costs_as_many_requests_as_its_rows(monkeypatch: Any) -> Non
     async def story(port: Port, _: web.Server) -> None:
         cookie = await log_in(port)
         reader, writer = await send(port, "GET /api/live", f"Cookie: {cookie}")
-        other, closing = await send(port, "GET /login", address="127.0.0.2")
-        assert b" 200 " in await other.readline()
+        elsewhere, closing = await send(port, "GET /login", address="127.0.0.2")
+        assert b" 200 " in await elsewhere.readline()
         looking = asyncio.create_task(reader.readline())
         await asyncio.sleep(0.1)
         assert not looking.done()

@@ -19,6 +19,7 @@ from leasehold_coordinator.access.secret_vault import SecretVault
 from leasehold_coordinator.api.session_service import SessionService
 from leasehold_coordinator.commands.dispatcher import Dispatcher
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds, CallerLimits
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.fleet.session import Session
 from leasehold_coordinator.storage.rows import Change
@@ -54,6 +55,7 @@ class Bench:
         self.store = store
         self.fleet = Fleet(store, load_interval_s=5, vault=VAULT)
         self.dispatcher = Dispatcher(self.fleet)
+        self.bounds = CallerBounds(CallerLimits())
         self.service = SessionService(self.fleet, self.dispatcher, authentication(store))
         self.session = Session(make_hello())
         self.session.welcomed = True

@@ -12,9 +12,12 @@ from urllib.parse import urlencode
 import pytest
 import uvloop
 from aiohttp import web
+from google.protobuf.message import Message
+from leasehold.v1.event_pb2 import Event
 from leasehold_coordinator.access.authority import open_authority
 from leasehold_coordinator.server.mutual_context import mutual_context
-from leasehold_web import connections, guards, login_places, server, streams
+from leasehold_web import connections, conversions, guards, login_places, request_pace, server, streams
+from leasehold_web.documents import Document, document
 from leasehold_web.entries import Api, Entry
 from leasehold_web.feed import Feed
 from leasehold_web.server import WebServer
@@ -104,9 +107,9 @@ async def begin_login(
     return await send(port, "POST /login", form, length, body=body, address=address)
 
 
-async def log_in(port: Port) -> str:
+async def log_in(port: Port, token: str = "x") -> str:
     """Logs in, and returns the cookie."""
-    reader, writer = await begin_login(port, "x")
+    reader, writer = await begin_login(port, token)
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     writer.close()
     return next(line for line in head.split("\r\n") if line.startswith("Set-Cookie")).split(" ")[1].strip(";")
@@ -160,6 +163,44 @@ def test_answers_that_nobody_reads_end_their_connection(monkeypatch: Any) -> Non
     on_server(story)
 
 
+def test_requests_above_the_rate_of_their_address_wait_and_hold_up_no_other(monkeypatch: Any) -> None:
+    monkeypatch.setattr(request_pace, "REQUESTS_PER_S", 0.01)
+    monkeypatch.setattr(request_pace, "BURST_S", 100.0)
+
+    async def story(port: Port, _: web.Server) -> None:
+        flood = [await send(port, "GET /login") for _ in range(20)]
+        answers = [asyncio.create_task(reader.readline()) for reader, _ in flood]
+        await until(lambda: any(one.done() for one in answers))
+        reader, writer = await send(port, "GET /login", address="127.0.0.2")
+        assert b" 200 " in await reader.readline()
+        assert sum(one.done() for one in answers) == 1
+        for one in answers:
+            one.cancel()
+        for _reader, waiting in (*flood, (reader, writer)):
+            waiting.transport.abort()
+
+    on_server(story)
+
+
+def test_a_live_view_costs_as_many_requests_as_its_rows(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Feed, "_watch_all", lambda self: asyncio.Event().wait())
+    monkeypatch.setattr(Feed, "rows", 1e9)
+
+    async def story(port: Port, _: web.Server) -> None:
+        cookie = await log_in(port)
+        reader, writer = await send(port, "GET /api/live", f"Cookie: {cookie}")
+        elsewhere, closing = await send(port, "GET /login", address="127.0.0.2")
+        assert b" 200 " in await elsewhere.readline()
+        looking = asyncio.create_task(reader.readline())
+        await asyncio.sleep(0.1)
+        assert not looking.done()
+        looking.cancel()
+        for one in (writer, closing):
+            one.transport.abort()
+
+    on_server(story)
+
+
 def test_slow_logins_of_one_address_keep_no_other_out() -> None:
     async def story(port: Port, _: web.Server) -> None:
         slow = [await begin_login(port, "slow") for _ in range(login_places.LOGINS_PER_ADDRESS)]
@@ -206,6 +247,27 @@ def test_the_calls_of_a_session_have_a_bound(path: str, monkeypatch: Any) -> Non
         assert b" 429 " in await reader.readline()
         for one in (*waiting, (reader, writer)):
             one[1].close()
+
+    on_server(story)
+
+
+def test_the_streams_of_one_caller_keep_out_no_other(monkeypatch: Any) -> None:
+    monkeypatch.setattr(streams, "STREAMS_PER_CALLER", 2)
+    monkeypatch.setattr(Feed, "_watch_all", lambda self: asyncio.Event().wait())
+
+    async def story(port: Port, _: web.Server) -> None:
+        async def look(cookie: str) -> bytes:
+            reader, writer = await send(port, "GET /api/live", f"Cookie: {cookie}")
+            looking.append(writer)
+            return await reader.readline()
+
+        looking: list[asyncio.StreamWriter] = []
+        logins = [await log_in(port) for _ in range(3)]
+        answers = [await look(cookie) for cookie in logins]
+        assert [b" 429 " in answer for answer in answers] == [False, False, True]
+        assert b" 200 " in await look(await log_in(port, "other"))
+        for writer in looking:
+            writer.transport.abort()
 
     on_server(story)
 
@@ -262,6 +324,32 @@ def test_a_connection_without_a_handshake_gives_its_place_back(tmp_path: Path, m
         writer.transport.abort()
 
     on_server(story, tls, limit=1)
+
+
+def test_long_answers_are_converted_in_slices_and_one_at_a_time_for_each_caller(monkeypatch: Any) -> None:
+    monkeypatch.setattr(conversions, "SLICE_S", 0.0)
+    most = now = 0
+
+    def convert(message: Message) -> Document:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        return document(message)
+
+    monkeypatch.setattr(conversions, "document", convert)
+
+    async def story() -> None:
+        converting = conversions.Conversions()
+        events = [Event(event_id=f"e-{number}") for number in range(100)]
+        asked = [asyncio.create_task(converting.documents("ann", events)) for _ in range(4)]
+        nonlocal now
+        while not all(one.done() for one in asked):
+            await asyncio.sleep(0)
+            now = 0  # each turn of the loop
+        assert [one.result()[99] for one in asked] == 4 * [{"event_id": "e-99"}]
+
+    asyncio.run(story())
+    assert most <= 2, "one in each turn, and the first of the next caller"
 
 
 MALFORMED = (

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from leasehold.v1.command_pb2 import Command
 from leasehold.v1.command_service_pb2 import WatchCommandsResponse
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
 from leasehold_web import feed, listeners, sessions
 from leasehold_web.documents import document, gpu_row
 from leasehold_web.entries import Api, Entry, LoginRefusedError
-from leasehold_web.feed import Feed
+from leasehold_web.feed import Feed, Feeds
 from leasehold_web.listeners import Listener
 from leasehold_web.sessions import Sessions
 
@@ -234,14 +236,58 @@ def test_a_view_that_was_reduced_shows_nothing_of_before_to_a_new_window(monkeyp
             pass
 
         monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
-        view = Feed(Entry("user/ann", api, object(), b"", leave))
-        with view.listening():
+        entry = Entry("user/ann", api, object(), b"", leave)
+        view = Feed(entry)
+        with view.listening(entry):
             await is_reduced.wait()
-            with view.listening() as later:
+            with view.listening(entry) as later:
                 assert [key for key in later._pending if key[0] == "command"] == []
         await view.stop()
 
     asyncio.run(story())
+
+
+def test_the_end_of_one_login_ends_no_view_of_another(monkeypatch: Any) -> None:
+    async def story() -> None:
+        used: list[Any] = []
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def watch(api: Any, token: str) -> Any:
+            used.append((api, token))
+            begun.set()
+            if api == "first":
+                yield WatchCommandsResponse(resume_token="t", bookmark=Bookmark(snapshot_end=True))
+                await ended.wait()
+                raise grpc.aio.UsageError("Channel is closed.")
+            yield WatchCommandsResponse(command=Command(command_id="c-1"))
+            await asyncio.Event().wait()
+
+        def login(name: Any) -> Entry:
+            async def api() -> Any:
+                return name
+
+            async def leave() -> None:
+                pass
+
+            return Entry("user/ann", api, "ann", b"", leave)
+
+        monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
+        feeds = Feeds()
+        first, second = login("first"), login("second")
+        view = feeds.of(first)
+        with ExitStack() as windows:
+            with view.listening(first):
+                assert feeds.of(second) is view
+                listener = windows.enter_context(view.listening(second))
+                await begun.wait()
+            ended.set()
+            async for message in listener.messages():
+                if ["command", "c-1"] in [one[:2] for one in json.loads(message).get("changes", [])]:
+                    break
+        assert used == [("first", ""), ("second", "t")]
+        await feeds.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def test_a_refused_view_says_why_and_ends_its_streams(monkeypatch: Any) -> None:
@@ -258,8 +304,9 @@ def test_a_refused_view_says_why_and_ends_its_streams(monkeypatch: Any) -> None:
             pass
 
         monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
-        view = Feed(Entry("user/ann", api, object(), b"", leave))
-        with view.listening() as listener:
+        entry = Entry("user/ann", api, object(), b"", leave)
+        view = Feed(entry)
+        with view.listening(entry) as listener:
             listener.put("gpu", "GPU-1", {})
             found = [json.loads(message) async for message in listener.messages()]  # ends by itself
         assert found[-1]["state"]["refused"]["reason"] == "NOT_PERMITTED"
@@ -288,9 +335,10 @@ def test_a_watch_that_fails_ends_its_streams_and_begins_again(monkeypatch: Any, 
             pass
 
         monkeypatch.setattr(feed, "_WATCHES", {"commands": (("command",), watch)})
-        view = Feed(Entry("user/ann", api, object(), b"", leave))
+        entry = Entry("user/ann", api, object(), b"", leave)
+        view = Feed(entry)
         for times in (1, 2):
-            with view.listening() as listener:
+            with view.listening(entry) as listener:
                 async for _ in listener.messages():
                     pass  # ends by itself
             assert opened == times

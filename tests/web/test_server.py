@@ -123,6 +123,22 @@ def test_a_logout_ends_the_session(client: Client) -> None:
             pass  # the stream ends
 
 
+@pytest.mark.long
+def test_logins_with_one_token_share_a_view_that_outlives_each(web_fleet: WebFleet, client: Client) -> None:
+    other = Client(web_fleet.url)
+    assert other.log_in(web_fleet.token).status == 303
+    with client.stream("/api/live") as first:
+        first.readline()
+        with other.stream("/api/live") as second:
+            second.readline()
+            client.request("POST", "/logout", "", {"Origin": client.origin})
+            while first.readline():
+                pass  # the stream ends
+            web_fleet.fleet.start_worker("alpha", 1)
+            while b'"alpha"' not in second.readline():
+                pass  # each has a deadline
+
+
 def test_a_session_survives_a_restart_of_the_coordinator(web_fleet: WebFleet, client: Client) -> None:
     web_fleet.fleet.end("coordinator", signal.SIGTERM)
     web_fleet.fleet.start_coordinator()

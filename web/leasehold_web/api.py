@@ -2,13 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from typing import Final, TypeVar
 
 import grpc
 import msgspec
 from aiohttp import web
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1.access_service_pb2 import WhoAmIRequest
 from leasehold.v1.command_service_pb2 import GetCommandRequest, ListCommandsRequest
@@ -21,6 +22,7 @@ from leasehold.v1.workload_service_pb2 import (
 )
 
 from leasehold_web import actions
+from leasehold_web.conversions import Conversions
 from leasehold_web.documents import Document, Json, document, sample_row
 from leasehold_web.entries import Api, LoginRefusedError
 from leasehold_web.guards import SESSION, SESSIONS
@@ -35,6 +37,8 @@ SAMPLE_CALLS: Final = 8
 HISTORY_PAGES: Final = 6
 HISTORY_PAGE_SIZE: Final = 1_000
 MARKS_LIMIT: Final = 1_000
+CONVERSIONS: Final = web.AppKey("conversions", Conversions)
+
 _ID: Final = re.compile(r"[\w.@/-]{1,256}")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -114,7 +118,7 @@ async def get_history(request: web.Request) -> web.Response:
     spans: list[Document] = []
     for _ in range(HISTORY_PAGES):
         page = await api.events.ListLeaseHistory(asked, metadata=api.metadata, timeout=CALL_TIMEOUT_S)
-        spans += map(document, page.spans)
+        spans += await _documents(request, page.spans)
         asked.page_token = page.next_page_token
         if not asked.page_token:
             break
@@ -139,8 +143,8 @@ async def get_marks(request: web.Request) -> web.Response:
     )
     return answer(
         {
-            "commands": [document(one) for one in commands.commands],
-            "events": [document(one) for one in events.events],
+            "commands": await _documents(request, commands.commands),
+            "events": await _documents(request, events.events),
             "is_truncated": bool(commands.next_page_token or events.next_page_token),
         }
     )
@@ -156,7 +160,8 @@ async def get_workloads(request: web.Request) -> web.Response:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
-    return answer(_page("workloads", map(document, page.workloads), page.next_page_token))
+    workloads = await _documents(request, page.workloads)
+    return answer({"workloads": workloads, "next_page_token": page.next_page_token})
 
 
 async def get_commands(request: web.Request) -> web.Response:
@@ -167,7 +172,8 @@ async def get_commands(request: web.Request) -> web.Response:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
-    return answer(_page("commands", map(document, page.commands), page.next_page_token))
+    commands = await _documents(request, page.commands)
+    return answer({"commands": commands, "next_page_token": page.next_page_token})
 
 
 async def get_workload(request: web.Request) -> web.Response:
@@ -188,19 +194,19 @@ async def get_workload(request: web.Request) -> web.Response:
             metadata=api.metadata,
             timeout=CALL_TIMEOUT_S,
         ),
-        _checkpoints(api, workload_id),
+        _checkpoints(request, api, workload_id),
     )
     return answer(
         {
             "workload": document(found.workload),
-            "commands": [document(one) for one in commands.commands],
-            "events": [document(one) for one in events.events],
+            "commands": await _documents(request, commands.commands),
+            "events": await _documents(request, events.events),
             **checkpoints,
         }
     )
 
 
-async def _checkpoints(api: Api, workload_id: str) -> Document:
+async def _checkpoints(request: web.Request, api: Api, workload_id: str) -> Document:
     try:
         found = await api.workloads.ListCheckpoints(
             ListCheckpointsRequest(workload=workload_id), metadata=api.metadata, timeout=CALL_TIMEOUT_S
@@ -208,7 +214,7 @@ async def _checkpoints(api: Api, workload_id: str) -> Document:
     except grpc.aio.AioRpcError as error:
         return {"no_checkpoints": refusal(error)}
     return {
-        "checkpoints": [document(one) for one in found.checkpoints],
+        "checkpoints": list[Json](await _documents(request, found.checkpoints)),
         "unreachable": list[Json](found.unreachable),
     }
 
@@ -242,8 +248,8 @@ async def get_worker(request: web.Request) -> web.Response:
     return answer(
         {
             "worker": document(found.worker),
-            "gpus": [document(one) for one in gpus.gpus],
-            "events": [document(one) for one in events.events],
+            "gpus": await _documents(request, gpus.gpus),
+            "events": await _documents(request, events.events),
         }
     )
 
@@ -298,8 +304,9 @@ def _within(field: str, start: Timestamp | None, end: Timestamp | None) -> str:
     return " AND ".join(parts)
 
 
-def _page(name: str, entries: "map[Document]", next_page_token: str) -> dict[str, object]:
-    return {name: list(entries), "next_page_token": next_page_token}
+async def _documents(request: web.Request, messages: Iterable[Message]) -> list[Document]:
+    """Messages as JSON, without holding up other requests."""
+    return await request.app[CONVERSIONS].documents(request[SESSION].entry.caller, messages)
 
 
 def routes() -> list[web.RouteDef]:

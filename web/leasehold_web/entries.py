@@ -57,7 +57,8 @@ class Entry:
         caller: The identity, which has a bounded number of sessions.
         api: The API with the credentials of the caller. Called for each call, since credentials may change.
             Raises LoginRefusedError if they can't be read.
-        view: Callers with the same view share watches. Everything that one of them sees, the others see too.
+        view: Logins with the same view share watches. Everything that one of them sees, the others see too,
+            and the end of their credential ends all of them.
         kept: What :meth:`Doors.again` needs after a restart. Empty: the login does not survive it.
         leave: Ends the login.
     """

@@ -1,4 +1,4 @@
-"""The live view of one caller: four watches of the API, shared by the browsers with this view.
+"""The live view of one caller: four watches of the API, shared by the browsers and logins with this view.
 
 The watches resume by their tokens after an outage, and a snapshot replaces the view if a token is too old.
 """
@@ -50,18 +50,19 @@ Open: TypeAlias = Callable[[Api, str], Opened]
 
 @final
 class Feed:
-    """The view of one caller, as long as browsers look at it.
+    """The view of one caller, as long as browsers look at it. The watches use a login of one of them.
 
     Args:
-        entry: The caller's login.
+        entry: The login of the first browser.
     """
 
     def __init__(self, entry: Entry) -> None:
-        self._entry = entry
+        self._first = entry
         self._rows: dict[str, dict[str, Document]] = {
             kind: {} for kind in ("worker", "gpu", "workload", "command", "event")
         }
-        self._listeners: set[Listener] = set()
+        self._listeners: dict[Listener, Entry] = {}
+        """With the login of each."""
         self._lost: dict[str, Document] = {}
         """The error of each watch that has no answer."""
         self._loading = set(_WATCHES)
@@ -76,15 +77,20 @@ class Feed:
         """Whether nobody listens and no watch is open."""
         return not self._listeners and (self._watching is None or self._watching.done())
 
+    @property
+    def rows(self) -> int:
+        """Number of entries of the view."""
+        return sum(map(len, self._rows.values()))
+
     @contextmanager
-    def listening(self) -> Iterator[Listener]:
-        """A listener that gets the whole view, and then each change."""
+    def listening(self, entry: Entry) -> Iterator[Listener]:
+        """A listener of a login. It gets the whole view, and then each change."""
         listener = Listener()
         for kind, rows in self._rows.items():
             for entry_id, row in rows.items():
                 listener.put(kind, entry_id, row)
         listener.note("state", self._state())
-        self._listeners.add(listener)
+        self._listeners[listener] = entry
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -93,7 +99,7 @@ class Feed:
         try:
             yield listener
         finally:
-            self._listeners.discard(listener)
+            del self._listeners[listener]
             if not self._listeners:
                 self._idle = asyncio.get_running_loop().call_later(LINGER_S, self._end)
 
@@ -132,7 +138,8 @@ class Feed:
         while self.refused is None:
             seen: set[tuple[str, str]] | None = None if token else set()
             try:
-                async for response in open_watch(await self._entry.api(), token):
+                entry = next(iter(self._listeners.values()), self._first)
+                async for response in open_watch(await entry.api(), token):
                     if self._lost.pop(name, None) is not None:
                         self._tell()
                     wait_s = RETRY_MIN_S
@@ -146,8 +153,8 @@ class Feed:
                         if seen is not None:
                             seen.add(change[:2])
                         self._apply(*change)
-            except grpc.aio.UsageError:  # the login has ended, and with it its channel
-                return
+            except grpc.aio.UsageError:  # the login has ended, and with it its channel: another one goes on
+                pass
             except asyncio.CancelledError:
                 # A closed channel cancels its calls, such as after the renewal of a certificate.
                 task = asyncio.current_task()

@@ -14,11 +14,13 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from leasehold_web.refusals import problem
+from leasehold_web.request_pace import RequestPace
 from leasehold_web.sessions import Session, Sessions
 from leasehold_web.view_paths import TABLE_PREFIX, login_path
 
 COOKIE: Final = web.AppKey("cookie", str)
 SESSIONS: Final = web.AppKey("sessions", Sessions)
+PACE: Final = web.AppKey("pace", RequestPace)
 SESSION: Final = web.RequestKey("session", Session)
 
 CALL_LIMIT: Final = 24
@@ -72,6 +74,7 @@ def guard(hosts: Collection[str]) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        await request.app[PACE].wait(request.remote or "")
         host = request.headers.get(hdrs.HOST, "")
         if _name(host) not in hosts:
             raise problem(

@@ -13,10 +13,12 @@ from aiohttp import web
 
 from leasehold_web import api, pages, streams, tables
 from leasehold_web.connections import Connections
+from leasehold_web.conversions import Conversions
 from leasehold_web.entries import Doors
 from leasehold_web.feed import Feeds
-from leasehold_web.guards import COOKIE, SESSIONS, add_headers, guard, require_session
+from leasehold_web.guards import COOKIE, PACE, SESSIONS, add_headers, guard, require_session
 from leasehold_web.login_places import LoginPlaces
+from leasehold_web.request_pace import RequestPace
 from leasehold_web.sessions import Sessions
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class WebServer:
         app[streams.FEEDS] = self._feeds
         app[streams.OPEN] = Counter()
         app[pages.PLACES] = LoginPlaces()
+        app[PACE] = RequestPace()
+        app[api.CONVERSIONS] = Conversions()
         for module in (pages, api, streams, tables):
             app.add_routes(module.routes())
         app.on_response_prepare.append(add_headers)

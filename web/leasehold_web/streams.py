@@ -14,28 +14,35 @@ from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest
 
 from leasehold_web.entries import Api
 from leasehold_web.feed import Feeds
-from leasehold_web.guards import SESSION, stream
+from leasehold_web.guards import PACE, SESSION, stream
 from leasehold_web.refusals import problem, refusal
 from leasehold_web.sessions import Session
 
 STREAMS_PER_SESSION: Final = 16
+STREAMS_PER_CALLER: Final = 64
+"""Most streams of all sessions of one caller, who would otherwise keep out all others."""
+
 STREAM_LIMIT: Final = 512
 WRITE_LIMIT_S: Final = 20.0
 """How long a browser may read nothing before its stream ends."""
 
-OUTPUT_BEAT_S: Final = 15.0
+ROWS_PER_REQUEST: Final = 500
+"""Rows of a live view that a browser gets first, for the cost of one request."""
 
 FEEDS: Final = web.AppKey("feeds", Feeds)
 OPEN: Final = web.AppKey("open", Counter[str])
-"""The number of open streams, under one key."""
+"""The number of open streams, by caller."""
 
 
 async def get_live(request: web.Request) -> web.StreamResponse:
     """The live view: all entries, and then each change."""
     session = request[SESSION]
     with _counted(request, session):
+        await request.app[PACE].wait(
+            request.remote or "", request.app[FEEDS].of(session.entry).rows / ROWS_PER_REQUEST
+        )
         response = await _begin(request)
-        with request.app[FEEDS].of(session.entry).listening() as listener:
+        with request.app[FEEDS].of(session.entry).listening(session.entry) as listener:
             ending = asyncio.create_task(_call_at_end(session, listener.close))
             try:
                 await _write_all(request, response, listener.messages())
@@ -121,16 +128,22 @@ def _counted(request: web.Request, session: Session) -> Iterator[None]:
     Raises:
         HTTPException: There are too many.
     """
-    total = request.app[OPEN]
-    if session.streams >= STREAMS_PER_SESSION or total["all"] >= STREAM_LIMIT:
-        raise problem(429, f"{session.streams} streams of this login are open: close some of its windows")
+    streams, caller = request.app[OPEN], session.entry.caller
+    if (
+        session.streams >= STREAMS_PER_SESSION
+        or streams[caller] >= STREAMS_PER_CALLER
+        or streams.total() >= STREAM_LIMIT
+    ):
+        raise problem(429, f"{streams[caller]} streams of this user are open: close some of its windows")
     session.streams += 1
-    total["all"] += 1
+    streams[caller] += 1
     try:
         yield
     finally:
         session.streams -= 1
-        total["all"] -= 1
+        streams[caller] -= 1
+        if not streams[caller]:
+            del streams[caller]
 
 
 async def _begin(request: web.Request) -> web.StreamResponse:

@@ -177,10 +177,8 @@ class Border(grpc.aio.ServerInterceptor):
                 finally:  # also if the caller has gone
                     refused = acting or current_caller()
                     self._audit.note(error, method, address, caller=refused, resources=resources)
-                if (caller_now := current_caller()) is None:
+                if current_caller() is None:
                     error = self._bounded(error, address)
-                else:
-                    self._bounds.charge_refusal(caller_now, error)
                 await self._bounds.hold(error, counted_caller() or address)
                 ending = abort(context, error)
                 del requests, context  # see abort
@@ -245,7 +243,11 @@ class Border(grpc.aio.ServerInterceptor):
     def _places(self, method: str, handler: Handler) -> tuple[CallLimits, ...]:
         if handler.response_streaming:
             return self._streams
-        return self._lists if method.rpartition("/")[2].startswith("List") else self._calls
+        return self._lists if _is_list(method) else self._calls
+
+
+def _is_list(method: str) -> bool:
+    return method.rpartition("/")[2].startswith("List")
 
 
 @asynccontextmanager
@@ -287,10 +289,13 @@ def _one_request(
     method: str, handler: Handler, bounds: CallerBounds, check_again: Callable[[str], None]
 ) -> Work:
     respond: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    is_local_list = _is_list(method) and method not in LONG_CALLS
 
     async def work(_: object, context: Context) -> object:
         request = await _read(method, context, bounds)
         check_again(method)
+        if is_local_list:
+            return await bounds.list_in_turn(require_caller(), lambda: respond(request, context))
         responses = respond(request, context)
         if not handler.response_streaming:
             return await responses  # gRPC sends it together with the status

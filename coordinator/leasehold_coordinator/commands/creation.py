@@ -56,6 +56,7 @@ from leasehold_coordinator.core.spec_rules import check_resources, check_spec
 from leasehold_coordinator.core.workload_metadata import check_metadata
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
 from leasehold_coordinator.fleet.callers import owner
 from leasehold_coordinator.fleet.fleet import Fleet
 from leasehold_coordinator.timestamps import duration, now_timestamp
@@ -81,16 +82,21 @@ class CommandCreation:
     Args:
         fleet: The fleet.
         dispatcher: Sends commands.
+        bounds: Told of the costs of decisions.
         user_priority_limit: The highest priority of users' workloads.
     """
 
     def __init__(
-        self, fleet: Fleet, dispatcher: Dispatcher, user_priority_limit: int = USER_PRIORITY_LIMIT
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        bounds: CallerBounds,
+        user_priority_limit: int = USER_PRIORITY_LIMIT,
     ) -> None:
         self._fleet = fleet
         self._user_priority_limit = user_priority_limit
         self._dispatcher = dispatcher
-        self.decisions = Decisions(fleet.store.health)
+        self.decisions = Decisions(fleet.store.health, bounds)
 
     def key(self, request_id: str, request: Message) -> RequestKey:
         """The key of a request, which has this id. Empty: it has none."""

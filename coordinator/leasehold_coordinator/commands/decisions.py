@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 
 from leasehold_coordinator.crash_points import crash_point
 from leasehold_coordinator.errors import FleetError
-from leasehold_coordinator.fleet.callers import CallLimits, counted_caller
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds
+from leasehold_coordinator.fleet.callers import CallLimits, counted_caller, current_caller
 from leasehold_coordinator.storage.write_health import WriteHealth
 
 Created = TypeVar("Created")
@@ -38,10 +39,15 @@ class Decisions:
 
     A decision checks a command and adds it to the ledger without an await between, so the next decision
     counts the command. Nothing is answered or sent before the command is on disk.
+
+    Args:
+        health: The health of the store.
+        bounds: Told of the costs of refusals.
     """
 
-    def __init__(self, health: WriteHealth) -> None:
+    def __init__(self, health: WriteHealth, bounds: CallerBounds) -> None:
         self._health = health
+        self._bounds = bounds
         self._deciding = asyncio.Lock()
         self._begun = CallLimits(BEGUN_LIMIT)
         self._storing: set[asyncio.Future[None]] = set()
@@ -89,13 +95,15 @@ class Decisions:
             FleetError: The request is refused, or the store failed. Nothing was created.
         """
         async with self._deciding:
+            if (caller := current_caller()) is not None:
+                self._bounds.require_no_debt(caller)
             try:
-                decision = await decide()
+                decision = await self._try(decide)
             except FleetError:
                 if not self._storing:
                     raise
                 await self._settle()
-                decision = await decide()
+                decision = await self._try(decide)
             if decision.storing is None:
                 return decision.created
             stored = asyncio.get_running_loop().create_future()
@@ -107,6 +115,15 @@ class Decisions:
             stored.set_result(None)
         crash_point("request-answered")
         return decision.created
+
+    async def _try(self, decide: Callable[[], Awaitable[Decision[Created]]]) -> Decision[Created]:
+        """Makes a decision. A refusal is charged here: its caller may have left, or have others waiting."""
+        try:
+            return await decide()
+        except FleetError as error:
+            if (caller := current_caller()) is not None:
+                self._bounds.charge_refusal(caller, error)
+            raise
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:

@@ -51,11 +51,11 @@ def place(
         for known in wanted
         if fleet.is_in_contact(known.hello.worker_id) and (among is None or known.hello.worker_id in among)
     )
-    others: list[Shortage] = []
-    candidates = _described(fleet, wanted, spec, others)
     if request.gpu_uuids:
-        return check_named_gpus(list(candidates), list(request.gpu_uuids), spec.resources)
-    return choose_worker(candidates, spec.resources, others)
+        candidates = [_candidate(fleet, known, for_helper=spec.HasField("helper")) for known in wanted]
+        return check_named_gpus(candidates, list(request.gpu_uuids), spec.resources)
+    others: list[Shortage] = []
+    return choose_worker(_described(fleet, wanted, spec, others), spec.resources, others)
 
 
 def _described(

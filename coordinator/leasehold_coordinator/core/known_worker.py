@@ -40,6 +40,8 @@ class KnownWorker:
         load_interval_s: The time between two loads, as the coordinator told the worker.
         loads_since_silence: Number of loads since the worker was last silent.
         leases: The lease entries of its GPUs, in slot order. They are part of the newest load.
+        open_gpus: Number of GPUs that may be leased. A new workload can get no more. Each placement needs
+            the number of each worker, so it is counted when the lease entries change.
         is_ahead: The result of a command has changed the lease entries since the newest load.
         load: The last load.
         resources: Total and free resources of its host. None: unknown.
@@ -59,6 +61,7 @@ class KnownWorker:
     load_interval_s: float = 0.0
     loads_since_silence: int = LOADS_TO_COME_BACK
     leases: Sequence[GpuLease] = ()
+    open_gpus: int = 0
     is_ahead: bool = False
     load: WorkerLoad = field(default_factory=WorkerLoad)
     resources: MachineResources | None = None
@@ -76,11 +79,6 @@ class KnownWorker:
         if self.cordon is not None:
             return []
         return [lease.gpu_uuid for lease in self.leases if seen_state(lease) == lease_pb2.SLOT_STATE_FREE]
-
-    @property
-    def open_gpus(self) -> int:
-        """Number of GPUs that may be leased, as last reported. A new workload can get no more."""
-        return sum(lease.state in OPEN for lease in self.leases)
 
     @property
     def conditions(self) -> Conditions:
@@ -105,6 +103,11 @@ class KnownWorker:
             reported = {lease.gpu_uuid: lease for lease in leases}
             leases = WorkerLoad(gpu_leases=[reported[uuid] for uuid in uuids if uuid in reported]).gpu_leases
         self.leases = leases
+        self.count_open_gpus()
+
+    def count_open_gpus(self) -> None:
+        """Counts the GPUs that may be leased anew, after a change of the lease entries."""
+        self.open_gpus = sum(lease.state in OPEN for lease in self.leases)
 
 
 def as_load(hello: Hello) -> WorkerLoad:

@@ -332,6 +332,7 @@ class Registry:
                 lease.state = lease_pb2.SLOT_STATE_RESERVED if is_held else state_without_lease(lease)
                 lease.ClearField("lease_id")
                 lease.ClearField("workload_id")
+        known.count_open_gpus()
 
     def disconnect(self, known: KnownWorker, session_id: SessionId, *, left: bool) -> bool:
         """Notes the end of a session. False: a newer session has taken over, and nothing changes."""

@@ -8,17 +8,28 @@ own: they could stop the coordinator anyway, and must be able to act during a fl
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, TypeVar, final
+from weakref import WeakValueDictionary
 
 from leasehold.v1 import errors_pb2
 
 from leasehold_coordinator.access.callers import Caller
-from leasehold_coordinator.core.allowance import Allowances
+from leasehold_coordinator.core.allowance import Allowance, Allowances
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.shielded_tasks import finish
+
+Response = TypeVar("Response")
 
 COMMAND_LIMIT: Final = 1_000
+
+LIST_SHARE: Final = 1 / 3
+LIST_BURST_S: Final = 2.0
+"""The part of the time that one caller's lists may take in the long run, and seconds of lists at once.
+
+A page of 1,000 commands takes 50 ms of a processor, which all threads of a Python process share.
+"""
 
 REQUESTS: Final = "caller_requests_per_s"
 BYTES: Final = "caller_bytes_per_s"
@@ -69,6 +80,9 @@ class CallerBounds:
         self._unknown = _per_caller(limits.requests_per_s)
         """By address. Nobody can use up the places of identities."""
         self._streams: Counter[str] = Counter()
+        self._listing = Allowances(LIST_SHARE, LIST_BURST_S, KEY_LIMIT)
+        self._list_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By caller, while a list of the caller is made."""
         self._held = 0
         """Number of refusals that are held back."""
         self._answers: dict[str, float] = {}
@@ -133,8 +147,10 @@ class CallerBounds:
     def _admit_request(self, allowances: Allowances, key: str) -> None:
         now = time.monotonic()
         if wait_s := allowances.of(key, now).take(1, now):
-            rate = f"{self.limits.requests_per_s:g} requests per second"
-            raise _too_many(key, REQUESTS, rate, wait_s)
+            raise self._above_requests(key, wait_s)
+
+    def _above_requests(self, key: str, wait_s: float) -> FleetError:
+        return _too_many(key, REQUESTS, f"{self.limits.requests_per_s:g} requests per second", wait_s)
 
     def charge(self, caller: Caller, size_bytes: int) -> None:
         """Counts the bytes of a request that was read. A caller with a debt is not admitted."""
@@ -147,6 +163,43 @@ class CallerBounds:
         now = time.monotonic()
         for key in _keys(caller):
             self._requests.of(key, now).charge(refusal.cost_requests, now)
+
+    def require_no_debt(self, caller: Caller) -> None:
+        """Refuses an admitted request of a caller whose later refusals have cost more than its rate allows.
+
+        Raises:
+            FleetError: As :meth:`admit`.
+        """
+        now = time.monotonic()
+        for key in _keys(caller):
+            if wait_s := self._requests.of(key, now).wait_s(0, now):
+                raise self._above_requests(key, wait_s)
+
+    async def list_in_turn(
+        self, caller: Caller, make: Callable[[], Coroutine[Any, Any, Response]]
+    ) -> Response:
+        """Makes one list of a caller at a time, after a rest if the lists before took more than their share.
+
+        A list that has begun is finished, also if the caller leaves: nothing can interrupt its read.
+
+        Args:
+            caller: The caller.
+            make: Makes the list.
+        """
+        if caller.is_local_admin:
+            return await make()
+        key = str(caller.identity)
+        turn = self._list_turns.setdefault(key, asyncio.Lock())
+        await turn.acquire()
+        try:
+            now = time.monotonic()
+            allowance = self._listing.of(key, now)
+            if wait_s := allowance.wait_s(0, now):
+                await asyncio.sleep(wait_s)
+        except BaseException:
+            turn.release()
+            raise
+        return await finish(_list(turn, allowance, make))
 
     def open_stream(self, caller: Caller) -> Callable[[], None]:
         """Counts a response stream. The returned function ends the count.
@@ -172,6 +225,19 @@ class CallerBounds:
                     del self._streams[key]
 
         return leave
+
+
+async def _list(
+    turn: asyncio.Lock, allowance: Allowance, make: Callable[[], Coroutine[Any, Any, Response]]
+) -> Response:
+    """Makes a list, counts its time, and ends the turn."""
+    began_s = time.monotonic()
+    try:
+        return await make()
+    finally:
+        now = time.monotonic()
+        allowance.charge(now - began_s, now)
+        turn.release()
 
 
 def _per_caller(per_s: float) -> Allowances:

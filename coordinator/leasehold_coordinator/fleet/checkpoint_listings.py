@@ -1,16 +1,17 @@
 """Bounds of the listings of checkpoints that ask all workers. A listing has a task for each worker."""
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 
-from leasehold_coordinator.shielded_tasks import start
+from leasehold_coordinator.fleet.callers import counted_caller
+from leasehold_coordinator.fleet.fair_places import FairPlaces
+from leasehold_coordinator.shared_runs import SharedRuns
 
 WORKLOAD_LISTINGS: Final = 8
-"""Most concurrent listings of single workloads. Further listings wait."""
+"""Most concurrent listings of single workloads. One caller has two of them. Further listings wait."""
 
 
 @final
@@ -31,31 +32,22 @@ class Listed:
 class CheckpointListings:
     """The listings that ask all workers.
 
-    Callers share a listing of all checkpoints: one is under way, and all later callers wait for the next. So
-    a worker that does not answer delays a caller by two listings at most. No caller gets a listing that began
-    before its call: a checkpoint may have been made since then.
+    Callers share a listing of all checkpoints. So a worker that does not answer delays a caller by two
+    listings at most. No caller gets a listing that began before its call: a checkpoint may have been made
+    since then.
     """
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._next: asyncio.Task[Listed] | None = None
-        """The listing that has not begun. None: nobody waits for one."""
-        self._places = asyncio.Semaphore(WORKLOAD_LISTINGS)
+        self._whole: SharedRuns[Listed] = SharedRuns()
+        self._places = FairPlaces(WORKLOAD_LISTINGS, WORKLOAD_LISTINGS // 4)
 
     async def whole(self, ask: Callable[[], Coroutine[Any, Any, Listed]]) -> Listed:
-        """The checkpoints of all workers. A cancelled caller does not end the listing, which others share.
+        """The checkpoints of all workers.
 
         Args:
             ask: Asks all workers, with a deadline.
         """
-        if self._next is None:
-            self._next = start(self._list(ask))
-        return await asyncio.shield(self._next)
-
-    async def _list(self, ask: Callable[[], Coroutine[Any, Any, Listed]]) -> Listed:
-        async with self._turn:
-            self._next = None
-            return await ask()
+        return await self._whole.next(ask)
 
     async def of_workload(self, ask: Callable[[], Coroutine[Any, Any, Listed]]) -> Listed:
         """The checkpoints of one workload on all workers.
@@ -63,5 +55,8 @@ class CheckpointListings:
         Args:
             ask: Asks all workers for the checkpoints of the workload, with a deadline.
         """
-        async with self._places:
+        give_back = await self._places.take(counted_caller())
+        try:
             return await ask()
+        finally:
+            give_back()

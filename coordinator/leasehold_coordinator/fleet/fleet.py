@@ -341,12 +341,16 @@ class Fleet:
         Returns:
             The number of deleted commands.
 
+        The first commit has the workload, its row of the audit, and up to 500 commands. If a later commit
+        fails, retention deletes the commands that are left.
+
         Raises:
-            FleetError: WRONG_STATE; WORKLOAD_BUSY; or STORAGE_UNAVAILABLE, and commands may be deleted.
+            FleetError: WRONG_STATE, WORKLOAD_BUSY or STORAGE_UNAVAILABLE. Nothing has changed.
         """
-        workload_id, count = workload.workload_id, 0
-        if not is_ended(workload.status.state):
-            raise _still_lives(workload)
+        workload_id = workload.workload_id
+        present = self.workloads.get(workload_id, workload)  # its worker may have reported it again meanwhile
+        if not is_ended(present.status.state):
+            raise _still_lives(present)
         for stored in self.ledger.of_workload(workload_id):
             raise FleetError(
                 errors_pb2.ERROR_REASON_WORKLOAD_BUSY,
@@ -354,21 +358,23 @@ class Fleet:
                 f"`leasehold cancel {stored.command.command_id}`",
                 command_id=stored.command.command_id,
             )
-        audited = change_rows(f"workload/{workload_id}")
-        while True:
-            commands = CommandsOf(workload_id)
-            await self.store.write(commands, *audited)
-            audited = ()
-            publish_deleted_commands(self.reader, commands.deleted)
-            count += len(commands.deleted)
-            if len(commands.deleted) < DELETE_LIMIT:
-                break
-        if workload_id in self.workloads:
-            raise _still_lives(self.workloads[workload_id])
         event = self.events.workload_deleted(workload)
-        await self.store.write(Gone(schema.workloads, workload_id), deletion_row(workload), event_row(event))
+        rows: list[Change] = [Gone(schema.workloads, workload_id), deletion_row(workload), event_row(event)]
+        rows += change_rows(f"workload/{workload_id}")
+        commands = CommandsOf(workload_id)
+        await self.store.write(commands, *rows)
+        publish_deleted_commands(self.reader, commands.deleted)
         publish_deleted_workloads(self.reader, [workload_id])
         self.events.publish(event)
+        count = len(commands.deleted)
+        try:
+            while len(commands.deleted) == DELETE_LIMIT:
+                commands = CommandsOf(workload_id)
+                await self.store.write(commands)
+                publish_deleted_commands(self.reader, commands.deleted)
+                count += len(commands.deleted)
+        except FleetError as error:
+            logger.warning("commands of the deleted workload %s are left: %s", workload.name, error.message)
         return count
 
     async def delete_worker(self, known: KnownWorker) -> list[str]:

@@ -28,9 +28,10 @@ async def prune(reader: FleetReader, retention_s: float, audit_retention_s: floa
 
     Entries of the audit have a retention of their own, and are never deleted for lack of space.
 
-    Age counts only time in which the store was served. If the store is too large, the oldest rows of the
-    largest table are deleted at any age: a peer may fill the store faster than rows grow old. The choice
-    of the largest table keeps a flood of events or deletions from deleting commands.
+    Age counts only time in which the store was served. If the history is too large, the oldest rows of its
+    largest part are deleted at any age: a peer may fill the store faster than rows grow old. So a flood of
+    events or deletions deletes no commands, a flood of large records deletes few small ones, and an audit of
+    any size deletes nothing.
     """
     store = reader.store
     tables = (schema.commands, schema.workloads, schema.events, schema.lease_spans, schema.deletions)
@@ -40,19 +41,23 @@ async def prune(reader: FleetReader, retention_s: float, audit_retention_s: floa
     used_bytes = await store.used_bytes()
     if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES:
         return
+    limit_bytes = HISTORY_LIMIT_BYTES + await store.audit_bytes()
+    if used_bytes <= limit_bytes:
+        return
     logger.warning(
-        "the store has %d bytes, above its limit of %d: deleting the oldest of the most numerous among "
-        "events, ended commands, ended workloads, lease spans and remembered deletions",
+        "the store has %d bytes, above its limit of %d and the audit: deleting the oldest of the largest "
+        "part among events, ended commands, ended workloads, lease spans and remembered deletions",
         used_bytes,
         HISTORY_LIMIT_BYTES,
     )
-    counts = dict(zip(tables, await store.ended_counts(tables), strict=True))
+    sizes = await store.history_sizes()
+    left_bytes = {part: count * mean for part, (count, mean) in sizes.items()}
     for _ in range(PRUNE_ROUNDS):
-        largest = max(tables, key=lambda table: counts[table])
-        await _delete(reader, OldRows(largest, ANY_AGE_S))
-        counts[largest] -= DELETE_LIMIT
+        largest = max(left_bytes, key=left_bytes.__getitem__)
+        await _delete(reader, OldRows(largest.table, ANY_AGE_S, largest.is_large))
+        left_bytes[largest] -= DELETE_LIMIT * sizes[largest][1]
         before_bytes, used_bytes = used_bytes, await store.used_bytes()
-        if used_bytes is None or used_bytes <= HISTORY_LIMIT_BYTES or used_bytes == before_bytes:
+        if used_bytes is None or used_bytes <= limit_bytes or used_bytes == before_bytes:
             return
 
 

@@ -25,6 +25,7 @@ from leasehold.worker.v1.session_pb2 import (
 from leasehold_coordinator.access.identities import Identity
 from leasehold_coordinator.core.known_worker import KnownWorker, SessionId
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import counted_caller
 from leasehold_coordinator.fleet.worker_queries import UnansweredError, WorkerQueries
 from leasehold_coordinator.timestamps import duration
 
@@ -36,7 +37,7 @@ FOLLOW_PLACES: Final = 12
 
 PLAN_PLACES: Final = 4
 LIST_PLACES: Final = 2
-"""Most concurrent questions per worker: for plans, and for checkpoints."""
+"""Most concurrent questions per worker: for plans, and for checkpoints. One caller has half of each."""
 
 FRAME_LIMIT: Final = 256
 """Most frames that may wait for a worker. Beyond the limit, the session of the worker ends."""
@@ -83,10 +84,10 @@ class Session:
         self._write: Write | None = None
         self._on_end: Callable[[], None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._reads: WorkerQueries[OutputChunk] = WorkerQueries(READ_PLACES)
-        self._follows: WorkerQueries[OutputChunk] = WorkerQueries(FOLLOW_PLACES)
-        self._plans: WorkerQueries[PlanAnswer] = WorkerQueries(PLAN_PLACES)
-        self._checkpoints: WorkerQueries[CheckpointAnswer] = WorkerQueries(LIST_PLACES)
+        self._reads: WorkerQueries[OutputChunk] = WorkerQueries(READ_PLACES, READ_PLACES)
+        self._follows: WorkerQueries[OutputChunk] = WorkerQueries(FOLLOW_PLACES, FOLLOW_PLACES)
+        self._plans: WorkerQueries[PlanAnswer] = WorkerQueries(PLAN_PLACES, PLAN_PLACES // 2)
+        self._checkpoints: WorkerQueries[CheckpointAnswer] = WorkerQueries(LIST_PLACES, LIST_PLACES // 2)
 
     def open(self, write: Write, on_end: Callable[[], None]) -> None:
         """Starts to send the waiting frames.
@@ -173,7 +174,7 @@ class Session:
             self.send(ConnectResponse(read_output=request))
 
         try:
-            return await (self._follows if follow else self._reads).ask(send, timeout_s)
+            return await (self._follows if follow else self._reads).ask(send, timeout_s, counted_caller())
         except UnansweredError as error:
             raise FleetError(
                 errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
@@ -197,7 +198,7 @@ class Session:
             self.send(ConnectResponse(plan_query=query))
 
         try:
-            return await self._plans.ask(send, timeout_s)
+            return await self._plans.ask(send, timeout_s, counted_caller())
         except UnansweredError as error:
             name, agent = self.hello.name, self.hello.agent_version or "of an unknown version"
             why = (
@@ -215,6 +216,8 @@ class Session:
     async def list_checkpoints(self, query: CheckpointQuery, timeout_s: float) -> CheckpointAnswer:
         """Asks the worker for a page of the checkpoints on its disk.
 
+        A question about all checkpoints is nobody's: callers share the answer.
+
         Raises:
             FleetError: WORKER_UNAVAILABLE, the worker did not answer.
         """
@@ -224,7 +227,8 @@ class Session:
             self.send(ConnectResponse(checkpoint_query=query))
 
         try:
-            return await self._checkpoints.ask(send, timeout_s)
+            caller = counted_caller() if query.workload_id else ""
+            return await self._checkpoints.ask(send, timeout_s, caller)
         except UnansweredError as error:
             name = self.hello.name
             raise FleetError(

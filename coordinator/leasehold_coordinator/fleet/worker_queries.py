@@ -5,6 +5,8 @@ import uuid
 from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
+from leasehold_coordinator.fleet.fair_places import FairPlaces
+
 Answer = TypeVar("Answer")
 
 
@@ -27,18 +29,19 @@ class WorkerQueries(Generic[Answer]):
     Args:
         places: Most concurrent questions to the peer. Further questions wait here, and are never sent if
             their callers are cancelled meanwhile.
+        share: Most places of one caller.
     """
 
-    __slots__ = ("_count", "_ended", "_places", "_waiting")
+    __slots__ = ("_count", "_ended", "_places", "_share", "_waiting")
 
-    def __init__(self, places: int) -> None:
-        self._count = places
-        self._places: asyncio.Semaphore | None = None
+    def __init__(self, places: int, share: int) -> None:
+        self._count, self._share = places, share
+        self._places: FairPlaces | None = None
         """Created by the first question, since most peers are never asked."""
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._ended = False
 
-    async def ask(self, send: Callable[[str], None], timeout_s: float) -> Answer:
+    async def ask(self, send: Callable[[str], None], timeout_s: float, caller: str) -> Answer:
         """Asks, and waits for the answer. A cancelled caller gets no answer.
 
         A sent question keeps its place until its answer or its deadline, even if the caller is cancelled,
@@ -47,6 +50,7 @@ class WorkerQueries(Generic[Answer]):
         Args:
             send: Sends the question with the given id.
             timeout_s: How long the answer may take, including the wait for a place.
+            caller: Whose question it is.
 
         Raises:
             UnansweredError: No answer came.
@@ -54,15 +58,14 @@ class WorkerQueries(Generic[Answer]):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         if self._places is None:
-            self._places = asyncio.Semaphore(self._count)
-        places = self._places
+            self._places = FairPlaces(self._count, self._share)
         try:
             async with asyncio.timeout_at(deadline):
-                await places.acquire()
+                give_back = await self._places.take(caller)
         except TimeoutError:
             raise UnansweredError(ended=self._ended) from None
         if self._ended:
-            places.release()
+            give_back()
             raise UnansweredError(ended=True)
         question_id = uuid.uuid4().hex
         answer: asyncio.Future[Answer] = loop.create_future()
@@ -72,7 +75,7 @@ class WorkerQueries(Generic[Answer]):
         def leave(_: "asyncio.Future[Answer]") -> None:
             over.cancel()
             self._waiting.pop(question_id, None)
-            places.release()
+            give_back()
 
         answer.add_done_callback(leave)
         send(question_id)

@@ -131,7 +131,9 @@ def check_named_gpus(
         if unknown
         else "the named GPUs are on several workers: name GPUs of one worker"
     )
-    raise FleetError(errors_pb2.ERROR_REASON_UNKNOWN_GPU, message, field="gpu_uuids")
+    refusal = FleetError(errors_pb2.ERROR_REASON_UNKNOWN_GPU, message, field="gpu_uuids")
+    refusal.cost_requests = len(candidates) / DESCRIBED_PER_REQUEST
+    raise refusal
 
 
 def _check_named(one: CandidateGpu, resources: Resources) -> None:

@@ -85,12 +85,21 @@ def shortage_at_a_glance(
     if least:
         is_particular = resources.gpu_name or resources.gpu_memory_bytes or resources.gpu_uuids
         suitable = sum(suits(gpu, resources) for gpu in gpus) if is_particular else len(gpus)
-        if min(open_gpus, suitable) < least:
+        units = _most_units(gpus, open_gpus, resources) if resources.gpu_units else None
+        if min(open_gpus, suitable) < least or (units is not None and units < resources.gpu_units):
             return Shortage(worker, errors_pb2.ERROR_REASON_NO_FREE_GPU, "", for_good=suitable < least)
     if machine is not None and any(_machine_lacks(machine, resources)):
         for_good = _is_too_small(machine, resources)
         return Shortage(worker, errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, "", for_good)
     return None
+
+
+def _most_units(gpus: Sequence[Gpu], open_gpus: int, resources: Resources) -> int | None:
+    """Most units that a worker has for a workload, free or not. None: a matching GPU has no units."""
+    units = [gpu.units for gpu in gpus if suits(gpu, resources)]
+    if not all(units):
+        return None
+    return sum(sorted(units, reverse=True)[: resources.gpu_count or open_gpus])
 
 
 def _gpus_text(candidate: Candidate, resources: Resources) -> str:

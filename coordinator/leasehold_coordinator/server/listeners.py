@@ -178,6 +178,7 @@ class Listeners:
             calls,
             enrolment,
             live,
+            bounds,
             user_priority_limit,
         )
         self._workers = grpc.aio.server(
@@ -279,10 +280,11 @@ def _add_client_services(
     calls: LiveCalls,
     enrolment: EnrolmentListener,
     live: LiveStreams,
+    bounds: CallerBounds,
     user_priority_limit: int,
 ) -> None:
     services = cast(grpc.aio.Server, _Services(servers))
-    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher, user_priority_limit)
+    reader, requests = fleet.reader, CommandCreation(fleet, dispatcher, bounds, user_priority_limit)
     revocations = Revocations(fleet.store, certificates)
     records = RecordChanges(fleet, requests.decisions, revocations)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(

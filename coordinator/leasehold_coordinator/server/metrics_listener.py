@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from typing import Final, final
 
@@ -24,6 +25,7 @@ from leasehold_coordinator.server.metrics_request import (
     refusal,
 )
 from leasehold_coordinator.server.ports import bind_port
+from leasehold_coordinator.shared_runs import SharedRuns
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ CONNECTIONS: Final = 16
 
 REQUEST_TIMEOUT_S: Final = 10.0
 """Time for the handshake, the request and the answer."""
+
+REST: Final = 2.0
+"""The rest after a scrape, as a multiple of its time. Scrapes at once share the next one."""
 
 ACCEPT_PAUSE_S: Final = 0.1
 """Pause after a failed accept, such as one beyond the limit of open files."""
@@ -56,6 +61,8 @@ class MetricsListener:
         self._encoder = ThreadPoolExecutor(1, "metrics")
         """Encodes one answer at a time, of some MiB for a large fleet. An encoding goes on after the end of
         its connection, so encodings have a thread of their own."""
+        self._scrapes = {kind: SharedRuns[bytes](REST) for _, kind in (_OPENMETRICS, _TEXT)}
+        """By content type. A scrape of a large fleet takes half a second of a processor."""
         self._connections: dict[asyncio.Task[None], None] = {}
         """Tasks of the connections, oldest first."""
 
@@ -116,9 +123,12 @@ class MetricsListener:
         except HttpError as error:
             return refusal(error)
         encode, content_type = _OPENMETRICS if request.is_openmetrics else _TEXT
-        families = _Families(await self._gauges())
-        body = await asyncio.get_running_loop().run_in_executor(self._encoder, encode, families)
+        body = await self._scrapes[content_type].next(partial(self._scrape, encode))
         return answer(HTTPStatus.OK, content_type, body, is_head=request.is_head)
+
+    async def _scrape(self, encode: Callable[[Collector], bytes]) -> bytes:
+        families = _Families(await self._gauges())
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode, families)
 
     def _admit(self, writer: asyncio.StreamWriter, address: str) -> None:
         """Refuses holders of certificates that may not read metrics.

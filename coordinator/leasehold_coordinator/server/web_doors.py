@@ -132,7 +132,17 @@ class WebDoors:
             return found
 
         async def leave() -> None:
-            forget()
-            await channel.close()
+            try:
+                await channel.close()  # first, so that no call has a login that is unknown
+            finally:
+                forget()
 
-        return Entry(str(caller.identity), api, object(), msgspec.json.encode(kept), leave)
+        # What a refusal of the caller depends on: logins with the same credential are refused together.
+        view = (
+            caller.identity,
+            caller.is_local_admin,
+            caller.claimed_role,
+            caller.serial,
+            caller.expire_time,
+        )
+        return Entry(str(caller.identity), api, view, msgspec.json.encode(kept), leave)

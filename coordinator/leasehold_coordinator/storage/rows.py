@@ -45,11 +45,13 @@ class OldRows:
     Attributes:
         table: The table.
         retention_s: The age in seconds of service.
+        is_large: Whether only rows with large records are deleted, or only others. None: rows of any size.
         deleted: The keys of the deleted rows, once the write has returned.
     """
 
     table: sa.Table
     retention_s: float
+    is_large: bool | None = None
     deleted: list[str] = field(default_factory=list)
 
 

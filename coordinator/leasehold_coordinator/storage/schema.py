@@ -21,13 +21,25 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0016"
+NEWEST: Final = "0017"
 """The newest migration. It makes the tables below."""
+
+LARGE_RECORD: Final = "length(record) >= 4096"
+"""The condition of rows with large records, as text: the database compares it with that of their index."""
+
+
+def large_records_index(table: str) -> Index:
+    """The index by ``served_s`` of the rows of a table that have large records."""
+    condition = text(LARGE_RECORD)
+    name = f"{table}_large_by_served_s"
+    return Index(name, "served_s", sqlite_where=condition, postgresql_where=condition)
+
 
 workers: Final = Table(
     "workers",
@@ -53,6 +65,7 @@ workloads: Final = Table(
     Index("workloads_by_end_and_time", "ended", "create_time_ns"),
     Index("workloads_by_time", "create_time_ns"),
     Index("workloads_by_served_s", "served_s"),
+    large_records_index("workloads"),
 )
 """Workloads as ``leasehold.v1.Workload``."""
 
@@ -76,6 +89,7 @@ commands: Final = Table(
     Index("commands_by_time", "create_time_ns"),
     Index("commands_by_workload_and_time", "workload_id", "create_time_ns"),
     Index("commands_by_served_s", "served_s"),
+    large_records_index("commands"),
 )
 """Commands as ``leasehold.v1.Command``.
 

@@ -71,7 +71,13 @@ def _old_keys(rows: OldRows | CommandsOf, served_s: int) -> sa.Select[tuple[str]
         return sa.select(table.c.command_id).where(table.c.workload_id == rows.workload_id, has_ended)
     (key,) = rows.table.primary_key.columns
     column = rows.table.c.served_s
-    return sa.select(key).where(column < served_s - rows.retention_s).order_by(column)
+    statement = sa.select(key).where(column < served_s - rows.retention_s).order_by(column)
+    return statement if rows.is_large is None else statement.where(size_condition(is_large=rows.is_large))
+
+
+def size_condition(*, is_large: bool) -> sa.TextClause:
+    """The condition of rows with large records, or of all others."""
+    return sa.text(schema.LARGE_RECORD if is_large else f"NOT {schema.LARGE_RECORD}")
 
 
 def read_clocks(database: Database) -> tuple[int, int]:

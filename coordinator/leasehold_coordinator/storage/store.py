@@ -20,6 +20,13 @@ from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.audit_chain import Link, Part, check_part, read_after
 from leasehold_coordinator.storage.database import Database
+from leasehold_coordinator.storage.history_sizes import (
+    PARTS,
+    HistoryPart,
+    audit_bytes,
+    count_ended,
+    mean_bytes,
+)
 from leasehold_coordinator.storage.read_errors import damaged
 from leasehold_coordinator.storage.readers import Readers
 from leasehold_coordinator.storage.record_decoder import RecordDecoder
@@ -124,13 +131,17 @@ class Store:
         found = await self._readers.read(count)
         return (found[0] - found[1]) * found[2] if found else None
 
-    async def ended_counts(self, tables: Sequence[sa.Table]) -> list[int]:
-        """Number of ended rows in each table. Scans an index of the table."""
+    async def history_sizes(self) -> dict[HistoryPart, tuple[int, float]]:
+        """Number and mean bytes of the ended rows of each part of the history. Scans an index of each."""
 
-        def count(connection: sa.Connection) -> list[int]:
-            return [connection.scalar(_count_ended(table)) or 0 for table in tables]
+        def measure(connection: sa.Connection) -> dict[HistoryPart, tuple[int, float]]:
+            return {part: (count_ended(connection, part), mean_bytes(connection, part)) for part in PARTS}
 
-        return await self._readers.read(count)
+        return await self._readers.read(measure, deadline_s=None)  # a large store would never get smaller
+
+    async def audit_bytes(self) -> float:
+        """Bytes of the audit, estimated."""
+        return await self._readers.read(audit_bytes)
 
     async def workers(self) -> list[StoredWorker]:
         """Every worker.
@@ -347,10 +358,6 @@ class Store:
         """
         committed = self._writes.audit.committed
         return await self._readers.read_page(lambda connection: check_part(connection, after, committed))
-
-
-def _count_ended(table: sa.Table) -> sa.Select[int]:
-    return sa.select(sa.func.count()).select_from(table).where(table.c.served_s.is_not(None))
 
 
 def _not_ended(table: sa.Table) -> sa.Select[Any]:

@@ -79,7 +79,7 @@ def test_a_page_of_gpus_makes_no_others(tmp_path: Path, monkeypatch: pytest.Monk
     async def scenario(bench: Bench) -> None:
         fleet = bench.fleet.reader
         made: list[str] = []
-        requests = CommandCreation(bench.fleet, bench.dispatcher)
+        requests = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         service = FleetService(fleet, requests, RecordChanges(bench.fleet, requests.decisions))
         for name in "abcdef":
             fleet.registry.welcome(make_hello(name, gpu_count=3), 1, SessionId("s-1"), 0, time.time_ns())

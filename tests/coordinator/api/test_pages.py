@@ -79,7 +79,7 @@ class Services:
     """The services over a bench."""
 
     def __init__(self, bench: Bench) -> None:
-        requests = CommandCreation(bench.fleet, bench.dispatcher)
+        requests = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         records = RecordChanges(bench.fleet, requests.decisions)
         reader = bench.fleet.reader
         self.fleet = FleetService(reader, requests, records)

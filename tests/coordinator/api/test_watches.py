@@ -256,7 +256,7 @@ def test_a_snapshot_without_matches_leaves_the_loop_to_others() -> None:
 
 
 def watch_workloads(bench: Bench, wanted: str = "") -> AsyncGenerator[WatchWorkloadsResponse]:
-    requests = CommandCreation(bench.fleet, bench.dispatcher)
+    requests = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
     reader = bench.fleet.reader
     service = WorkloadService(
         reader, requests, RecordChanges(bench.fleet, requests.decisions), Plans(reader, bench.dispatcher)

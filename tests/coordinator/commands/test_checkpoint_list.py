@@ -43,7 +43,11 @@ from leasehold.worker.v1.session_pb2 import (
     WorkerLoad,
     WorkloadEvent,
 )
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.commands.checkpoint_list import find_holders, list_checkpoints
+from leasehold_coordinator.fleet.callers import note_caller
 from leasehold_coordinator.fleet.checkpoint_listings import WORKLOAD_LISTINGS
 from leasehold_coordinator.fleet.session import Session
 
@@ -421,6 +425,30 @@ def test_requests_share_the_next_listing_of_all_workers(tmp_path: Path) -> None:
         beta.answer_checkpoints(CheckpointAnswer(query_id=other.query_id))
         del requests[1]
         assert await asyncio.gather(*requests) == [{"worker-alpha"}] * 20
+
+    on_bench(tmp_path, scenario)
+
+
+def test_listings_of_one_caller_hold_up_no_other_while_a_worker_is_silent(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        silent, other = await connected(bench, "silent", "other")
+        await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
+        request = ListCheckpointsRequest(workload="w-1")
+
+        def ask(name: str) -> asyncio.Task[object]:
+            note_caller(Caller(Identity(Kind.USER, name), "ipv4:192.0.2.1", role=Role.OPERATOR))
+            return asyncio.create_task(list_checkpoints(bench.fleet.reader, request))
+
+        flood = [ask("mallory") for _ in range(50)]
+        await asked(bench, silent)
+        quiet = ask("alice")
+        for session in (silent, other):
+            query = (await asked(bench, session))[-1]
+            session.answer_checkpoints(CheckpointAnswer(query_id=query.query_id))
+        await asyncio.wait_for(quiet, 5)
+        for one in flood:
+            one.cancel()
+        await asyncio.wait(flood)
 
     on_bench(tmp_path, scenario)
 

@@ -13,13 +13,20 @@ from leasehold.v1.operation_pb2 import CordonOperation, Operation, SuspendOperat
 from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, SuspendWorkerRequest
 from leasehold.worker.v1.session_pb2 import CommandUpdate
-from leasehold_coordinator.commands import decisions
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.commands import decisions, placement
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.commands.request_keys import RequestKey
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.core.command_ledger import SENT_LIMIT, UNFINISHED_LIMIT
+from leasehold_coordinator.core.known_worker import KnownWorker
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import current_caller, note_caller
+from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.scheduling import planner
+from leasehold_coordinator.scheduling.candidates import Candidate
 from leasehold_coordinator.storage import schema
 
 from tests.coordinator.bench import FULL, Bench, on_bench
@@ -36,7 +43,7 @@ class Desk:
         bench.session.known = self.fleet.registry.welcome(
             hello, 1, session_id, time.monotonic(), time.time_ns()
         )
-        self.requests = CommandCreation(bench.fleet, bench.dispatcher)
+        self.requests = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         self.gate = bench.hold_writes(monkeypatch, schema.commands)
 
     def run(self, name: str = "", *, request_id: str = "", gpus: int = 0) -> asyncio.Task[Created]:
@@ -116,6 +123,36 @@ def test_requests_that_wait_for_a_decision_are_bounded_also_without_their_caller
         await desk.until(lambda: len(bench.sent()) == 4)
         _, command = await desk.run()
         assert command is not None
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_costly_refusal_is_charged_also_without_its_caller_and_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "DESCRIBED_PER_REQUEST", 0.001)  # a description costs 1,000 requests
+    described: list[str] = []
+    describe = placement._candidate
+
+    def count(fleet: FleetReader, known: KnownWorker, *, for_helper: bool) -> Candidate:
+        described.append(str(current_caller()))
+        return describe(fleet, known, for_helper=for_helper)
+
+    monkeypatch.setattr(placement, "_candidate", count)
+    alice, bob = (Caller(Identity(Kind.USER, name), "ipv4:192.0.2.1") for name in ("alice", "bob"))
+
+    async def scenario(bench: Bench, desk: Desk) -> None:
+        async with desk.requests.decisions.alone():
+            note_caller(alice)
+            leaving, waiting = desk.run(gpus=9), desk.run(gpus=9)
+            await asyncio.sleep(0.05)
+            leaving.cancel()  # the call has ended, and the request waits
+        assert await reason(waiting) == errors_pb2.ERROR_REASON_TOO_MANY_CALLS
+        with pytest.raises(FleetError, match=r"user/alice is above 50 requests per second"):
+            bench.bounds.admit(alice)
+        note_caller(bob)
+        assert await reason(desk.run(gpus=9)) == errors_pb2.ERROR_REASON_NO_FREE_GPU
+        assert described == ["user/alice", "user/bob"]
 
     at_desk(tmp_path, scenario)
 

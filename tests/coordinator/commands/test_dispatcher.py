@@ -20,9 +20,12 @@ from leasehold.worker.v1.session_pb2 import (
     PlanQuery,
     ReadOutput,
 )
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
 from leasehold_coordinator.commands.dispatcher import NOTE_DELAY_S
 from leasehold_coordinator.core import command_states
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.callers import note_caller
 from leasehold_coordinator.fleet.session import FRAME_LIMIT, Session
 from leasehold_coordinator.server import server
 from leasehold_coordinator.shielded_tasks import finish, settle
@@ -413,6 +416,7 @@ def test_each_question_gets_its_own_answer_and_only_one() -> None:
         session = Session(make_hello())
         asked = [asyncio.create_task(session.plan(PlanQuery(), timeout_s=60)) for _ in range(2)]
         reading = asyncio.create_task(session.read_output(ReadOutput(), timeout_s=60))
+        note_caller(Caller(Identity(Kind.USER, "ann"), "ipv4:192.0.2.1"))  # one caller has two places
         gone = asyncio.create_task(session.plan(PlanQuery(), timeout_s=60))
         await asyncio.sleep(0)
         first, second, read, left = session.frames

@@ -42,6 +42,7 @@ from leasehold_coordinator.commands.enrolment import Enrolment
 from leasehold_coordinator.commands.join_tokens import JoinTokenChanges
 from leasehold_coordinator.commands.record_changes import RecordChanges
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet.caller_bounds import CallerBounds, CallerLimits
 from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.fleet.client_certificates import ClientCertificates
 from leasehold_coordinator.fleet.fleet import Fleet
@@ -589,7 +590,8 @@ def test_a_deletion_that_fails_halfway_can_be_repeated(
     async def before(office: Office) -> None:
         serials.append(office.caller(await office.join(await office.token("worker/alpha"))).serial)
         revocations = Revocations(office.store, office.certificates)
-        records = RecordChanges(office.fleet, Decisions(office.store.health), revocations)
+        decisions = Decisions(office.store.health, CallerBounds(CallerLimits()))
+        records = RecordChanges(office.fleet, decisions, revocations)
         write = Store.write
 
         async def fail(store: Store, *rows: Change) -> None:

@@ -87,26 +87,47 @@ def test_a_single_follower_waits_long_and_reads_much(tmp_path: Path) -> None:
 
 def test_a_question_that_was_sent_keeps_its_place_until_the_peer_is_done() -> None:
     async def scenario() -> None:
-        questions: WorkerQueries[str] = WorkerQueries(1)
+        questions: WorkerQueries[str] = WorkerQueries(1, 1)
         sent: list[str] = []
-        asker = asyncio.create_task(questions.ask(sent.append, 5))
+        asker = asyncio.create_task(questions.ask(sent.append, 5, ""))
         await settled()
         asker.cancel()
-        waiting = asyncio.create_task(questions.ask(sent.append, 5))
+        waiting = asyncio.create_task(questions.ask(sent.append, 5, ""))
         await settled()
         assert len(sent) == 1, "the peer is still at the first"
         with pytest.raises(UnansweredError):
-            await questions.ask(sent.append, 0.01)
+            await questions.ask(sent.append, 0.01, "")
         questions.answer(sent[0], "late")
         await settled()
         questions.answer(sent[1], "yes")
         assert await waiting == "yes"
-        last = asyncio.create_task(questions.ask(sent.append, 5))
-        behind = asyncio.create_task(questions.ask(sent.append, 5))
+        last = asyncio.create_task(questions.ask(sent.append, 5, ""))
+        behind = asyncio.create_task(questions.ask(sent.append, 5, ""))
         await settled()
         questions.end()
         results = await asyncio.gather(last, behind, return_exceptions=True)
         assert [isinstance(one, UnansweredError) and one.ended for one in results] == [True, True]
+
+    asyncio.run(scenario())
+
+
+def test_the_questions_of_one_caller_leave_places_to_others() -> None:
+    async def scenario() -> None:
+        questions: WorkerQueries[str] = WorkerQueries(4, 2)
+        sent: list[str] = []
+        flood = [asyncio.create_task(questions.ask(sent.append, 60, "user/mallory")) for _ in range(50)]
+        await settled()
+        assert len(sent) == 2
+        other = asyncio.create_task(questions.ask(sent.append, 60, "user/alice"))
+        await settled()
+        questions.answer(sent[2], "yes")
+        assert await other == "yes"
+        flood[10].cancel()
+        while not all(one.done() for one in flood):
+            for question_id in sent:
+                questions.answer(question_id, "yes")
+            await settled()
+        assert len(sent) == 1 + 49
 
     asyncio.run(scenario())
 

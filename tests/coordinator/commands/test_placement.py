@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from leasehold.v1 import errors_pb2, lease_pb2
 from leasehold.v1.gpu_pb2 import Gpu
-from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.lease_pb2 import Cordon, GpuLease
 from leasehold.v1.workload_pb2 import Resources, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest
 from leasehold_coordinator.commands import placement
@@ -26,7 +26,7 @@ def add_worker(bench: Bench, number: int, states: list[lease_pb2.SlotState.Value
     hello = make_hello(worker_id=f"worker-{number:03}", name=f"n{number:03}")
     uuids = [f"GPU-{number:03}-{slot}" for slot in range(len(states))]
     del hello.gpus[:], hello.gpu_leases[:]
-    hello.gpus.extend(Gpu(uuid=uuid, name=model, memory_total_bytes=2**30) for uuid in uuids)
+    hello.gpus.extend(Gpu(uuid=uuid, name=model, memory_total_bytes=2**30, units=4) for uuid in uuids)
     hello.gpu_leases.extend(
         GpuLease(gpu_uuid=uuid, slot=slot, state=state)
         for slot, (uuid, state) in enumerate(zip(uuids, states, strict=True))
@@ -64,8 +64,9 @@ def refused(bench: Bench, monkeypatch: pytest.MonkeyPatch, resources: Resources)
         (Resources(gpu_count=3), "ask for less, or for GPUs of another kind"),
         (Resources(gpu_count=1, gpu_name="B200"), "ask for less, or for GPUs of another kind"),
         (Resources(gpu_count=1, gpu_memory_bytes=2**40), "ask for less, or for GPUs of another kind"),
+        (Resources(gpu_units=9), "suspend or stop a workload, or ask for less"),
     ],
-    ids=["full", "too many", "no such kind", "too much memory"],
+    ids=["full", "too many", "no such kind", "too much memory", "too many units"],
 )
 def test_a_large_fleet_without_room_is_described_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: Resources, remedy: str
@@ -90,6 +91,20 @@ def test_the_only_worker_with_room_is_found_behind_many_without(tmp_path: Path) 
         spec = WorkloadSpec(resources=Resources(gpu_count=1, gpu_name="B200"))
         chosen = place(bench.fleet.reader, CreateWorkloadRequest(spec=spec))
         assert chosen.name == f"n{WORKERS}"
+
+    on_bench(tmp_path, scenario)
+
+
+def test_named_gpus_of_many_cordoned_workers_are_known(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        for number in range(WORKERS):
+            add_worker(bench, number, [FREE], "H100")
+        for known in bench.fleet.registry:
+            known.cordon = Cordon(reason="repair")
+        uuids = [f"GPU-{number:03}-0" for number in range(WORKERS)]
+        with pytest.raises(FleetError, match="the named GPUs are on several workers") as error:
+            place(bench.fleet.reader, CreateWorkloadRequest(gpu_uuids=uuids))
+        assert error.value.cost_requests == pytest.approx(WORKERS / 30)
 
     on_bench(tmp_path, scenario)
 

@@ -7,18 +7,25 @@ from typing import Any
 
 import pytest
 from leasehold.v1 import workload_pb2
+from leasehold.v1.command_pb2 import COMMAND_STATE_SUCCEEDED, Command
 from leasehold.v1.fleet_service_pb2 import DeleteWorkerRequest
 from leasehold.v1.workload_pb2 import Workload
 from leasehold.v1.workload_service_pb2 import DeleteWorkloadRequest, UpdateWorkloadRequest
+from leasehold_coordinator.access.callers import Caller
+from leasehold_coordinator.access.identities import Identity, Kind
+from leasehold_coordinator.access.roles import Role
 from leasehold_coordinator.access.worker_bindings import WorkerBinding
 from leasehold_coordinator.commands.creation import CommandCreation
 from leasehold_coordinator.commands.decisions import Decision
 from leasehold_coordinator.commands.record_changes import RecordChanges
+from leasehold_coordinator.core.command_effects import StoredCommand
 from leasehold_coordinator.errors import FleetError
+from leasehold_coordinator.fleet import fleet
+from leasehold_coordinator.fleet.callers import note_caller, note_request
 from leasehold_coordinator.shielded_tasks import settle
-from leasehold_coordinator.storage import schema
+from leasehold_coordinator.storage import schema, statements
 from leasehold_coordinator.storage.enrolment_rows import binding_row, read_bindings
-from leasehold_coordinator.storage.rows import Change, workload_row
+from leasehold_coordinator.storage.rows import AuditRow, Change, command_row, workload_row
 
 from tests.coordinator.bench import FULL, Bench, Gate, on_bench, workload
 from tests.coordinator.scripted_worker import make_hello
@@ -29,7 +36,7 @@ def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        creation = CommandCreation(bench.fleet, bench.dispatcher)
+        creation = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         records = RecordChanges(bench.fleet, creation.decisions)
         bench.fleet.registry.add_stored(make_hello("gone"), 1)
         ended = Workload(workload_id="w-1", name="one", worker_id="worker-gone")
@@ -64,9 +71,51 @@ def test_a_change_of_a_record_is_refused_while_the_disk_hangs(
     on_bench(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_deleted_workload_and_its_row_of_the_audit_are_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    for module in (statements, fleet):
+        monkeypatch.setattr(module, "DELETE_LIMIT", 2)
+
+    async def scenario(bench: Bench) -> None:
+        decisions = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
+        records = RecordChanges(bench.fleet, decisions)
+        ended = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
+        ended.status.state = workload_pb2.WORKLOAD_STATE_EXITED
+        commands = [
+            Command(command_id=f"c-{number}", workload_id="w-1", state=COMMAND_STATE_SUCCEEDED)
+            for number in range(3)
+        ]
+        await bench.store.write(workload_row(ended), *(command_row(StoredCommand(one)) for one in commands))
+        commits: list[tuple[Change, ...]] = []
+        write_now = bench.store.write
+
+        async def write(*rows: Change) -> None:
+            if len(commits) == failing:
+                raise FULL
+            commits.append(rows)
+            await write_now(*rows)
+
+        note_caller(Caller(Identity(Kind.USER, "ann"), "ipv4:192.0.2.1", role=Role.OPERATOR))
+        request = DeleteWorkloadRequest(workload="w-1")
+        note_request("/leasehold.v1.WorkloadService/DeleteWorkload", request)
+        monkeypatch.setattr(bench.store, "write", write)
+        if failing:
+            assert (await records.delete_workload(request)).deleted_command_count == 2
+        else:
+            with pytest.raises(FleetError):
+                await records.delete_workload(request)
+        is_gone = await bench.store.find_workload("w-1") is None
+        audited = [row for rows in commits for row in rows if isinstance(row, AuditRow)]
+        assert (is_gone, len(audited)) == (bool(failing), failing)
+
+    on_bench(tmp_path, scenario)
+
+
 def test_updates_on_a_slow_disk_hold_up_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(bench: Bench) -> None:
-        decisions = CommandCreation(bench.fleet, bench.dispatcher).decisions
+        decisions = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
         records = RecordChanges(bench.fleet, decisions)
         ended = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
         ended.status.state = workload_pb2.WORKLOAD_STATE_EXITED
@@ -93,7 +142,9 @@ def test_an_update_never_ends_a_workload_that_its_worker_reports_again_meanwhile
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        records = RecordChanges(
+            bench.fleet, CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
+        )
         lives = Workload(workload_id="w-1", name="one", worker_id="worker-alpha")
         lives.status.state = workload_pb2.WORKLOAD_STATE_RUNNING
         ended = Workload()
@@ -133,7 +184,9 @@ def test_an_update_never_brings_back_a_workload_whose_end_is_being_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(bench: Bench) -> None:
-        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        records = RecordChanges(
+            bench.fleet, CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
+        )
         await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
         with monkeypatch.context() as slow_disk:
             writing = bench.hold_writes(slow_disk, schema.workloads)
@@ -162,7 +215,9 @@ def test_a_report_and_an_update_that_fail_together_leave_the_workload_as_it_is_o
     """The report would otherwise stay in memory alone, and the worker's next hello would not be newer."""
 
     async def scenario(bench: Bench) -> None:
-        records = RecordChanges(bench.fleet, CommandCreation(bench.fleet, bench.dispatcher).decisions)
+        records = RecordChanges(
+            bench.fleet, CommandCreation(bench.fleet, bench.dispatcher, bench.bounds).decisions
+        )
         await bench.fleet.save_workload(workload(workload_pb2.WORKLOAD_STATE_RUNNING, 1))
         suspended = workload(workload_pb2.WORKLOAD_STATE_SUSPENDED, 2)
         with monkeypatch.context() as broken_disk:
@@ -187,7 +242,7 @@ def test_a_report_and_an_update_that_fail_together_leave_the_workload_as_it_is_o
 
 def test_the_deletion_of_a_worker_waits_for_another_change_of_bindings(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        creation = CommandCreation(bench.fleet, bench.dispatcher)
+        creation = CommandCreation(bench.fleet, bench.dispatcher, bench.bounds)
         records = RecordChanges(bench.fleet, creation.decisions)
         bench.fleet.registry.add_stored(make_hello("gone"), 1)
         async with bench.fleet.enrolling:

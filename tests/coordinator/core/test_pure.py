@@ -122,7 +122,7 @@ def test_what_a_command_took_is_not_free_before_the_next_load() -> None:
     registry = Registry(INTERVAL_S, started=0)
     known = welcome(registry, hello())
     registry.apply_result(known, CommandResult(claimed_gpu_uuids=["GPU-a"]))
-    assert known.free_gpu_uuids == ["GPU-b"]
+    assert (known.free_gpu_uuids, known.open_gpus) == (["GPU-b"], 1)
     registry.apply_result(known, CommandResult(released_gpu_uuids=["GPU-a"], claimed_gpu_uuids=["GPU-b"]))
     assert known.free_gpu_uuids == ["GPU-a"]
 

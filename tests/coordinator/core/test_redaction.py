@@ -1,5 +1,6 @@
 """No secret of a request gets into the audit."""
 
+import importlib
 import re
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -25,6 +26,7 @@ HARMLESS = {
 
 def requests() -> list[Descriptor]:
     """The requests of all methods that change something."""
+    importlib.import_module("leasehold_coordinator.server.listeners")  # knows all services
     pool = default_pool()
     named = [method.strip("/").split("/") for method in CHANGES]
     return [pool.FindServiceByName(service).methods_by_name[name].input_type for service, name in named]

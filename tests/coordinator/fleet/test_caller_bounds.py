@@ -68,6 +68,58 @@ def test_a_costly_refusal_counts_as_many_requests(clock: Clock) -> None:
     assert admitted(bounds, ALICE) == 50
 
 
+def test_a_caller_makes_one_list_at_a_time_also_if_it_leaves() -> None:
+    async def scenario() -> None:
+        bounds = CallerBounds(CallerLimits())
+        begun: list[str] = []
+        opened = asyncio.Event()
+
+        async def make(name: str) -> str:
+            begun.append(name)
+            await opened.wait()
+            return name
+
+        def ask(caller: Caller, name: str) -> asyncio.Task[str]:
+            return asyncio.create_task(bounds.list_in_turn(caller, lambda: make(name)))
+
+        leaving = ask(ALICE, "first")
+        others = [ask(ALICE, "second"), ask(BOB, "his"), ask(ADMIN, "one"), ask(ADMIN, "two")]
+        waiting = ask(ALICE, "third")
+        await asyncio.sleep(0.05)
+        for one in (leaving, waiting):  # the calls have ended, and the read of the first goes on
+            one.cancel()
+        await asyncio.wait([leaving, waiting])
+        assert sorted(begun) == ["first", "his", "one", "two"]
+        opened.set()
+        assert await asyncio.gather(*others) == ["second", "his", "one", "two"]
+        assert begun[4:] == ["second"]
+
+    asyncio.run(scenario())
+
+
+def test_lists_take_their_share_of_the_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+
+    async def rest(time_s: float) -> None:
+        rests.append(time_s)
+        clock.served_s += time_s
+
+    monkeypatch.setattr(asyncio, "sleep", rest)
+
+    async def scenario() -> None:
+        bounds = CallerBounds(CallerLimits())
+
+        async def make() -> None:
+            clock.served_s += 1.0
+
+        for _ in range(5):
+            await bounds.list_in_turn(ALICE, make)
+        await bounds.list_in_turn(BOB, make)
+
+    asyncio.run(scenario())
+    assert rests == pytest.approx([1.0, 2.0])
+
+
 def test_requests_have_a_burst_and_a_rate(clock: Clock) -> None:
     bounds = CallerBounds(CallerLimits())
     assert admitted(bounds, ALICE) == 200

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -57,7 +58,7 @@ def test_the_order_of_candidates_does_not_change_the_choice(first_seed: int) -> 
 
 
 def any_gpus(
-    dice: random.Random, prefix: str, states: list[lease_pb2.SlotState.ValueType]
+    dice: random.Random, prefix: str, states: list[lease_pb2.SlotState.ValueType], units: Sequence[int] = (0,)
 ) -> list[CandidateGpu]:
     """Up to four GPUs in any of these states."""
     return [
@@ -65,6 +66,7 @@ def any_gpus(
             f"{prefix}-{slot}",
             state := dice.choice(states),
             memory_gib=dice.choice([40, 80]),
+            units=dice.choice(units),
             awaited=dice.random() < 0.1,
             lent=state == LEASED and dice.random() < 0.5,
         )
@@ -106,13 +108,14 @@ def test_a_glance_sees_no_shortage_that_a_worker_does_not_have() -> None:
     states = [lease_pb2.SLOT_STATE_FREE, LEASED, CORDONED, UNHEALTHY, FOREIGN]
     seen = 0
     for number in range(500):
-        gpus = any_gpus(dice, "GPU", states)
+        gpus = any_gpus(dice, "GPU", states, units=[1, 2] if number % 2 else [0, 1, 2])
         cordon = REPAIR if dice.random() < 0.1 else None
         machine = SMALL if dice.random() < 0.5 else None
         one = replace(of_gpus(f"n{number}", *gpus, cordon=cordon), machine=machine)
         resources = Resources(
             gpu_count=dice.randint(0, 3),
             gpu_memory_bytes=dice.choice([0, 50 * GIB]),
+            gpu_units=dice.choice([0, 0, 1, 4]),
             cpu_millicores=dice.choice([0, 2000]),
             allow_foreign=dice.random() < 0.5,
         )

@@ -9,13 +9,13 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from leasehold.v1 import access_service_pb2
+from leasehold.v1 import access_service_pb2, access_service_pb2_grpc
 from leasehold.v1.access_service_pb2 import RoleBinding
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.command_service_pb2_grpc import CommandServiceStub
 from leasehold.v1.fleet_service_pb2 import ListWorkersRequest, WatchFleetRequest
 from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
-from leasehold.v1.workload_pb2 import Workload, WorkloadSpec
+from leasehold.v1.workload_pb2 import Resources, Workload, WorkloadSpec
 from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, UpdateWorkloadRequest
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 from leasehold_client.config import credentials_directory
@@ -35,12 +35,14 @@ TIMEOUT_S: Final = 60
 class World:
     """A coordinator for other hosts with these settings, and two users of it."""
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
+    def __init__(self, folder: Path, settings: str = "", prelude: str = "") -> None:
         path = folder / "coordinator.toml"
         path.write_text(settings)
         database = folder / "store.sqlite3"
         options = ["--config", str(path)]
-        self.coordinator = CoordinatorProcess(folder, "0.0.0.0:0", "127.0.0.1:0", options=options)
+        self.coordinator = CoordinatorProcess(
+            folder, "0.0.0.0:0", "127.0.0.1:0", prelude=prelude, options=options
+        )
         self.alice, self.mallory = enrol(database, credentials_directory(), *NAMES)
         roles = [RoleBinding(identity=name, role=access_service_pb2.ROLE_USER) for name in NAMES]
         write_rows(database, *map(binding_row, roles))
@@ -120,6 +122,49 @@ def test_a_flood_of_bytes_leaves_room_for_others(strict: World) -> None:
 
     until(lambda: refused_by(send) == "caller_bytes_per_s")
     FleetServiceStub(strict.quiet).ListWorkers(ListWorkersRequest(), timeout=TIMEOUT_S)
+
+
+COSTLY: Final = """
+from leasehold_coordinator.scheduling import planner
+planner.DESCRIBED_PER_REQUEST = 0.001
+"""
+"""Prelude of a coordinator in which a refusal for lack of room costs 1,000 requests."""
+
+
+def test_a_costly_refusal_uses_up_the_rate_of_its_caller_alone(tmp_path: Path) -> None:
+    world = World(tmp_path, prelude=COSTLY)
+    world.coordinator.connect().welcome()
+    hostile, quiet = world.hostile(), WorkloadServiceStub(world.quiet)
+    large = CreateWorkloadRequest(spec=WorkloadSpec(arguments=["true"], resources=Resources(gpu_count=9)))
+    with pytest.raises(grpc.RpcError, match="requested 9 GPUs"):
+        WorkloadServiceStub(hostile).CreateWorkload(large, timeout=TIMEOUT_S)
+    lists = FleetServiceStub(hostile).ListWorkers
+    assert refused_by(lambda: lists(ListWorkersRequest(), timeout=TIMEOUT_S)) == "caller_requests_per_s"
+    with pytest.raises(grpc.RpcError, match="requested 9 GPUs"):
+        quiet.CreateWorkload(large, timeout=TIMEOUT_S)
+    world.close()
+
+
+LONG_RESTS: Final = """
+from leasehold_coordinator.fleet import caller_bounds
+caller_bounds.LIST_SHARE, caller_bounds.LIST_BURST_S = 1e-9, 0.0
+"""
+"""Prelude of a coordinator in which each caller rests for long after a list."""
+
+
+def test_lists_of_a_caller_rest_and_no_other_call_does(tmp_path: Path) -> None:
+    world = World(tmp_path, prelude=LONG_RESTS)
+    hostile, quiet = world.hostile(), world.quiet
+    lists = CommandServiceStub(hostile).ListCommands
+    lists(ListCommandsRequest(), timeout=TIMEOUT_S)
+    with pytest.raises(grpc.RpcError) as error:
+        lists(ListCommandsRequest(), timeout=1)
+    assert cast("grpc.Call", error.value).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    access_service_pb2_grpc.AccessServiceStub(hostile).WhoAmI(
+        access_service_pb2.WhoAmIRequest(), timeout=TIMEOUT_S
+    )
+    CommandServiceStub(quiet).ListCommands(ListCommandsRequest(), timeout=TIMEOUT_S)
+    world.close()
 
 
 @pytest.mark.long

@@ -280,4 +280,42 @@ def test_ended_connections_leave_no_second_encoding(monkeypatch: pytest.MonkeyPa
     asyncio.run(story())
 
 
+def test_scrapes_at_once_share_the_next_one() -> None:
+    read = 0
+    first_read, go_on = asyncio.Event(), asyncio.Event()
+
+    async def gauges() -> list[Metric]:
+        nonlocal read
+        read += 1
+        first_read.set()
+        await go_on.wait()
+        return []
+
+    async def story() -> None:
+        listener, address = open_listener("127.0.0.1:0")
+        port = int(address.rpartition(":")[2])
+        serving = asyncio.create_task(MetricsListener(gauges, None, _NOBODY).run(listener))
+
+        async def ask() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+
+        asked = [asyncio.create_task(ask())]
+        await first_read.wait()
+        asked += [asyncio.create_task(ask()) for _ in range(CONNECTIONS - 1)]
+        await asyncio.sleep(0.3)  # all of them are waiting
+        go_on.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            answers = await asyncio.gather(*asked)
+        assert all(b"leasehold_coordinator_sessions_total" in one for one in answers)
+        assert read == 2
+        serving.cancel()
+
+    asyncio.run(story())
+
+
 _NOBODY = MetricsAccess(None, lambda _: Role.NONE)  # type: ignore[arg-type]  # nobody is asked without TLS

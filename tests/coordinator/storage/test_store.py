@@ -18,6 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from leasehold.v1 import command_pb2, errors_pb2, workload_pb2
+from leasehold.v1.audit_pb2 import AuditEntry
 from leasehold.v1.command_pb2 import Command
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
@@ -44,6 +45,7 @@ from leasehold_coordinator.storage import (
 from leasehold_coordinator.storage.database import READERS
 from leasehold_coordinator.storage.migrate import migrate
 from leasehold_coordinator.storage.rows import (
+    AuditRow,
     OldRows,
     command_row,
     deletion_row,
@@ -334,8 +336,8 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
         for table in METADATA.tables.keys() - {"workers", "workloads", "commands"}:
             connection.execute(sa.text(f"DROP TABLE {table}"))
         for table in ("workloads", "commands"):
-            for index in ("served_s", "time"):
-                connection.execute(sa.text(f"DROP INDEX {table}_by_{index}"))
+            for index in ("large_by_served_s", "by_served_s", "by_time"):
+                connection.execute(sa.text(f"DROP INDEX {table}_{index}"))
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN served_s"))
         for table in ("workers", "workloads", "commands"):
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN digest"))
@@ -387,6 +389,8 @@ def test_a_migration_that_fails_halfway_changes_neither_the_store_nor_its_copy(
     Store.open(str(path)).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executescript("DROP TABLE audit; DROP TABLE audit_anchor; DROP TABLE lease_spans;")
+        connection.executescript("DROP INDEX workloads_large_by_served_s")
+        connection.executescript("DROP INDEX commands_large_by_served_s")
     set_tables(path, "0012")
     create_index = Operations.create_index
 
@@ -440,16 +444,33 @@ def test_a_store_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> None:
             Store.open(path)
 
 
-@pytest.mark.parametrize("table", [schema.commands, schema.workloads, schema.events], ids=str)
-def test_what_is_old_is_found_without_looking_at_every_row(tmp_path: Path, table: sa.Table) -> None:
+@pytest.mark.parametrize(
+    ("table", "is_large", "index"),
+    [
+        (schema.commands, None, "commands_by_served_s"),
+        (schema.workloads, None, "workloads_by_served_s"),
+        (schema.events, None, "events_by_served_s"),
+        (schema.commands, True, "commands_large_by_served_s"),
+        (schema.workloads, True, "workloads_large_by_served_s"),
+        (schema.workloads, False, "workloads_by_served_s"),
+    ],
+    ids=str,
+)
+def test_what_is_old_is_found_without_looking_at_every_row(
+    tmp_path: Path, table: sa.Table, is_large: bool | None, index: str
+) -> None:
     path = tmp_path / "store.sqlite3"
     Store.open(str(path)).close()
     engine = sa.create_engine(f"sqlite:///{path}")
-    statement = _old_keys(OldRows(table, 5), 9).compile(engine, compile_kwargs={"literal_binds": True})
+    statement = _old_keys(OldRows(table, 5, is_large), 9).compile(
+        engine, compile_kwargs={"literal_binds": True}
+    )
     with engine.connect() as connection:
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}").all()
     engine.dispose()
-    assert [row.detail.split()[0] for row in plan] == ["SEARCH"], plan
+    assert len(plan) == 1
+    assert plan[0].detail.startswith("SEARCH")
+    assert f" INDEX {index} " in plan[0].detail
 
 
 def test_a_store_belongs_to_one_coordinator(tmp_path: Path) -> None:
@@ -534,6 +555,57 @@ def test_a_store_that_is_too_large_loses_its_oldest_history(
     with_store(tmp_path / "store.sqlite3", scenario)
 
 
+async def ended_counts(store: Store) -> dict[str, int]:
+    """Number of ended rows, by table and for large records apart. Empty parts are left out."""
+    sizes = await store.history_sizes()
+    return {
+        f"large {part.table}" if part.is_large else str(part.table): count
+        for part, (count, _) in sizes.items()
+        if count
+    }
+
+
+def test_large_records_take_the_place_of_no_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store) -> None:
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
+        for number in range(20):
+            await store.write(
+                workload_row(workload(number, EXITED)), command_row(StoredCommand(command(number, SUCCEEDED)))
+            )
+            fleet.events.refused(FleetError(errors_pb2.ERROR_REASON_PROTOCOL_VIOLATION, "no"))
+        await fleet.events.flush()
+        for number in range(20, 30):
+            large = command(number, SUCCEEDED)
+            large.operation.run.spec.arguments.append("x" * 100_000)
+            await store.write(command_row(StoredCommand(large)))
+        monkeypatch.setattr(retention, "HISTORY_LIMIT_BYTES", 0)
+        monkeypatch.setattr(retention, "PRUNE_ROUNDS", 3)
+        for module in (statements, retention):
+            monkeypatch.setattr(module, "DELETE_LIMIT", 2)
+        await prune(fleet.reader, RETENTION_S)
+        counts = {"workloads": 20, "commands": 20, "events": 20, "large commands": 4}
+        assert await ended_counts(store) == counts
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
+def test_an_audit_of_any_size_costs_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(store: Store) -> None:
+        fleet = Fleet(store, load_interval_s=5, vault=VAULT)
+        await store.write(*ENDED)
+        used_bytes = await store.used_bytes()
+        assert used_bytes is not None
+        monkeypatch.setattr(retention, "HISTORY_LIMIT_BYTES", used_bytes + 1_000_000)
+        for _ in range(10):
+            await store.write(*(AuditRow(AuditEntry(message="x" * 4_000)) for _ in range(100)))
+        await prune(fleet.reader, RETENTION_S)
+        assert await ended_counts(store) == {"workloads": 1, "commands": 1}
+
+    with_store(tmp_path / "store.sqlite3", scenario)
+
+
 def test_a_flood_of_events_costs_no_history_of_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,8 +623,7 @@ def test_a_flood_of_events_costs_no_history_of_commands(
         for module in (statements, retention):
             monkeypatch.setattr(module, "DELETE_LIMIT", 10)
         await prune(fleet.reader, RETENTION_S)
-        tables = (schema.workloads, schema.commands, schema.events)
-        assert await store.ended_counts(tables) == [4, 4, 10]
+        assert await ended_counts(store) == {"workloads": 4, "commands": 4, "events": 10}
 
     with_store(tmp_path / "store.sqlite3", scenario)
 
@@ -571,8 +642,7 @@ def test_a_flood_of_deletions_costs_no_history(tmp_path: Path, monkeypatch: pyte
         for module in (statements, retention):
             monkeypatch.setattr(module, "DELETE_LIMIT", 10)
         await prune(fleet.reader, RETENTION_S)
-        tables = (schema.workloads, schema.commands, schema.deletions)
-        assert await store.ended_counts(tables) == [4, 4, 10]
+        assert await ended_counts(store) == {"workloads": 4, "commands": 4, "deletions": 10}
 
     with_store(tmp_path / "store.sqlite3", scenario)
 

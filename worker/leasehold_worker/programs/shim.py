@@ -100,8 +100,8 @@ def start() -> None:
     drop_capabilities()
     try:
         refusal = "" if claim(folder, facts) else GIVEN_UP
-    except OSError as error:
-        refusal = f"its record can't be written ({error_text(error)}): check the disk of {folder}"
+    except OSError as refused:
+        refusal = f"its record can't be written ({error_text(refused)}): check the disk of {folder}"
     if refusal:
         tell(status, {"error": refusal})
         return  # the pipe closes, and the program ends before its exec

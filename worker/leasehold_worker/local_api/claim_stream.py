@@ -8,7 +8,6 @@ from leasehold.local.v1.local_service_pb2 import ClaimRequest, ClaimResponse
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
-from leasehold_worker.host.processes import ProcessIdentity
 
 
 @final
@@ -33,8 +32,6 @@ class ClaimStream:
         self.scope = trio.CancelScope()
         self.marked_id = ""
         """The workload id that its process was started with. Empty: none, or not read yet."""
-        self.unrelated: set[tuple[str, ProcessIdentity]] = set()
-        """Workloads with their first processes, to which its process is no ancestor and no descendant."""
 
     def close(self) -> None:
         """Reports that the process closed the stream. On trio's thread."""

@@ -203,7 +203,7 @@ class ClaimWaiting:
             OperationError: ALREADY_REGISTERED.
         """
         check = partial(_check_unrelated, session.peer, session.marked_id)
-        await check_living(self._workloads, session.unrelated, session.peer.identity.pid, check)
+        await check_living(self._workloads, session.peer.identity.pid, check)
 
     async def _check_descendants(self, peer: Peer) -> None:
         """Refuses a process with descendants that belong to a workload, even by their mark alone.

@@ -251,8 +251,7 @@ class Adoption:
 
     async def _check_owners(self, found: "_Found") -> None:
         """Refuses processes that belong to a workload. Afterwards none does until the next checkpoint."""
-        checked: set[tuple[str, ProcessIdentity]] = set()
-        await check_living(self._workloads, checked, found.root.pid, partial(_check_unowned, found.members))
+        await check_living(self._workloads, found.root.pid, partial(_check_unowned, found.members))
 
     async def _check_suspendable(self, processes: Sequence[ProcessIdentity]) -> None:
         findings = Findings()

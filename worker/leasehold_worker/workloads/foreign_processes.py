@@ -75,38 +75,29 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
     return living.get(_holder_id(pid, _holders(living.values()), marked_id))
 
 
-async def check_living(
-    workloads: Workloads,
-    checked: set[tuple[str, ProcessIdentity]],
-    pid: int,
-    check: Callable[[Collection[Workload]], None],
-) -> None:
-    """Checks a process against all workloads with processes, in a thread, until none is unchecked.
+async def check_living(workloads: Workloads, pid: int, check: Callable[[Collection[Workload]], None]) -> None:
+    """Checks a process against all workloads with processes, in a thread, also those that begin meanwhile.
 
-    No process gets other ancestors than those of its start, so each workload is checked once. Until the next
-    checkpoint after the call, the registry has no other workloads.
+    Until the next checkpoint after the call, the registry has no workload that was not checked.
 
     Args:
         workloads: The registry.
-        checked: Ids and first processes of the workloads that were checked before. The call updates it.
         pid: The process, whose user decides the thread.
         check: Raises an OperationError if the process must not be related to one of these workloads.
 
     Raises:
         OperationError: As of ``check``. TARGET_NOT_RUNNABLE: the process can't be read.
     """
-    while True:
-        living = {
-            (workload.workload_id, workload.root): workload
-            for workload in workloads.all()
-            if workload.state not in ENDED and not workload.absent
-        }
-        unchecked = [living[key] for key in living.keys() - checked]
-        if not unchecked:
-            return
-        await read_process(pid, partial(check, unchecked))
-        checked.clear()
-        checked.update(living)
+    checked: set[tuple[str, ProcessIdentity]] = set()
+    while unchecked := {
+        (workload.workload_id, workload.root): workload
+        for workload in workloads.all()
+        if workload.state not in ENDED
+        and not workload.absent
+        and (workload.workload_id, workload.root) not in checked
+    }:
+        await read_process(pid, partial(check, tuple(unchecked.values())))
+        checked |= unchecked.keys()
 
 
 async def read_mark(pid: int) -> str:

@@ -19,8 +19,9 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# With KEEP=1 the fleet keeps running, with its web page.
 demo: $(VENV)/.installed
-	$(BIN)/leasehold demo
+	$(BIN)/leasehold demo $(if $(KEEP),--keep)
 
 prepared: $(VENV)/.installed
 	@XDG_CACHE_HOME="$(CACHE)" $(BIN)/leasehold simgpu build >/dev/null

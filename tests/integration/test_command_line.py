@@ -4,11 +4,38 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from leasehold_simgpu import SimulatedHost
+
+from tests.completion import PATIENT
+from tests.prefork import COMMAND_LINE, run
 
 from .fleets import LEASEHOLD, TIMEOUT_S, Fleet
+
+CODES = "\x1b]0;owned\x07\r"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["worker", "--config", CODES],
+        ["doctor", "--config", CODES],
+        ["backup", "create", "--config", CODES, "backup.tar.gz"],
+        ["backup", "restore", f"/{CODES}/backup.tar.gz"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_path_has_no_power_over_the_terminal(arguments: list[str], tmp_path: Path) -> None:
+    host = SimulatedHost.create(tmp_path / "host", gpus=1, chip="H100")
+    env = host.environment() | {"XDG_STATE_HOME": str(tmp_path)}
+    done = run(COMMAND_LINE, arguments, env=env, timeout=TIMEOUT_S)
+    assert done.returncode in (1, 2)
+    printed = done.stdout + done.stderr
+    assert r"\x1b]0;owned\x07\r" in printed
+    assert printed.replace("\n", "").isprintable()
 
 
 @pytest.mark.long
@@ -124,7 +151,7 @@ def test_the_versions_of_both_sides_are_equal(fleet: Fleet) -> None:
 def test_a_frozen_coordinator_completes_from_the_file(fleet: Fleet, tmp_path: Path) -> None:
     fleet.cli("run", "--name", "sleeper", "--", "sleep", "600")
 
-    def completed(words: str) -> str:
+    def completed(words: str, program: Sequence[str] = PATIENT) -> str:
         variables = {
             **fleet.variables,
             "XDG_CACHE_HOME": str(tmp_path),
@@ -132,23 +159,23 @@ def test_a_frozen_coordinator_completes_from_the_file(fleet: Fleet, tmp_path: Pa
             "COMP_WORDS": words,
             "COMP_CWORD": str(words.count(" ")),
         }
-        return fleet_completion(variables)
+        return fleet_completion(variables, program)
 
     assert completed("leasehold stop s") == "plain,sleeper"
     assert completed("leasehold get gpus alpha/3") == "plain,alpha/3"
     coordinator = fleet.processes["coordinator"]
     coordinator.send_signal(signal.SIGSTOP)
     try:
-        assert completed("leasehold stop s") == "plain,sleeper"
+        assert completed("leasehold stop s", LEASEHOLD) == "plain,sleeper"
     finally:
         coordinator.send_signal(signal.SIGCONT)
     fleet.cli("stop", "sleeper")
 
 
-def fleet_completion(variables: dict[str, str]) -> str:
+def fleet_completion(variables: dict[str, str], program: Sequence[str]) -> str:
     """What the program answers a shell. Nothing may be printed to standard error."""
     done = subprocess.run(
-        LEASEHOLD, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_S
+        program, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()

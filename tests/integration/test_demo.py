@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.prefork import COMMAND_LINE, Forked, run
+from tests.prefork import COMMAND_LINE, ROOT, Forked, run
 
 
 @pytest.mark.long
@@ -37,6 +38,14 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     finally:
         demo.kill()
     assert not processes_naming(str(tmp_path))
+
+
+def test_the_makefile_keeps_the_fleet_of_the_demo() -> None:
+    """tests/web plays the command."""
+    done = subprocess.run(
+        ["make", "-n", "demo", "KEEP=1"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("/leasehold demo --keep\n")
 
 
 def processes_naming(text: str) -> list[str]:

@@ -1,5 +1,7 @@
 """What a message says that two runs of the same story have in common."""
 
+import os
+import pwd
 from collections.abc import Container
 from typing import Any, Final
 
@@ -11,9 +13,15 @@ VOLATILE: Final = frozenset(
 )
 """Fields that differ from run to run, besides the times of things."""
 
+RECORDED_OWNER: Final = "local/root"
+"""The identity of the Unix user of the recording."""
+
+OWNER: Final = f"local/{pwd.getpwuid(os.geteuid()).pw_name}"
+"""The same of this run."""
+
 
 def facts(message: Message, without: Container[str] = ()) -> Any:
-    """A message as a document, without times and other volatile fields.
+    """A message as a document, without times and other volatile fields, and with the recorded owner.
 
     Args:
         message: The message.
@@ -24,7 +32,7 @@ def facts(message: Message, without: Container[str] = ()) -> Any:
         if isinstance(value, list):
             return [kept(one) for one in value]
         if not isinstance(value, dict):
-            return value
+            return RECORDED_OWNER if value == OWNER else value
         return {
             name: kept(one)
             for name, one in value.items()

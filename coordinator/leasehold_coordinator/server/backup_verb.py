@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from leasehold_coordinator.log_format import printable
+
 EPILOG = """\b
 Examples:
   leasehold backup create /srv/backups/leasehold.tar.gz
@@ -67,9 +69,7 @@ def create(file: Path, config_path: Path | None, **flags: str | None) -> None:
         state_directory, store = _places(config_path, flags)
         manifest = backup.create(state_directory, store, file)
         size_mib = file.stat().st_size / 2**20
-        click.echo(
-            f"{file}: {len(manifest.files)} files, {size_mib:.1f} MiB, {_stored(manifest.last_commit)}"
-        )
+        _print(f"{file}: {len(manifest.files)} files, {size_mib:.1f} MiB, {_stored(manifest.last_commit)}")
 
 
 @command.command()
@@ -84,10 +84,15 @@ def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
     with _refusals():
         state_directory, store = _places(config_path, flags)
         manifest = backup.restore(file, state_directory, store)
-        click.echo(
+        _print(
             f"{state_directory}: {len(manifest.files)} files of {manifest.made_at}, "
             f"{_stored(manifest.last_commit)}; start the coordinator with --store-restored"
         )
+
+
+def _print(text: str, *, err: bool = False) -> None:
+    """Prints a line. Names of files may hold terminal codes."""
+    click.echo(printable(text), err=err)
 
 
 def _stored(last_commit: int | None) -> str:
@@ -112,9 +117,9 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except StartError as error:
-        click.echo(f"leasehold backup: {error}", err=True)
+        _print(f"leasehold backup: {error}", err=True)
         sys.exit(1)
     except OSError as error:
         what = f"{error.filename or 'a file'}: {error.strerror or error}"
-        click.echo(f"leasehold backup: {what}: check the directory, its space and its permissions", err=True)
+        _print(f"leasehold backup: {what}: check the directory, its space and its permissions", err=True)
         sys.exit(1)

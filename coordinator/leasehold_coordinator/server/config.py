@@ -30,6 +30,17 @@ TRUST_DOMAIN: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,254}")
 LIFE_LIMIT_DAYS: Final = 36_500
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
+_RANGES: Final = {
+    "load_interval_s": (0.05, 3600, " seconds"),
+    "retention_s": (60, 1e9, " seconds"),
+    "audit_retention_days": (1, LIFE_LIMIT_DAYS, " days"),
+    "caller_requests_per_s": (1, 1e6, ""),
+    "caller_bytes_per_s": (1, 1e12, ""),
+    "caller_streams": (1, 1e6, ""),
+    "caller_commands": (1, 1e6, ""),
+}
+"""The least and the greatest value of settings, and their unit."""
+
 ROLES: Final = ("viewer", "user", "operator", "admin")
 
 FILE_LIMIT_BYTES: Final = 1_000_000
@@ -220,21 +231,13 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
             raise StartError(f"the address {address!r} is not HOST:PORT: write it like {DEFAULT_LISTEN}")
     if config.log_level not in LOG_LEVELS:
         raise StartError(f"unknown log level {config.log_level!r}: give one of {', '.join(LOG_LEVELS)}")
-    if not 0.05 <= config.load_interval_s <= 3600:
-        raise StartError(
-            f"the load interval {config.load_interval_s:g} s is out of range: give 0.05 to 3600 seconds"
-        )
-    if not 60 <= config.retention_s < float("inf"):
-        raise StartError(f"retention_s {config.retention_s:g} is out of range: give 60 seconds or more")
-    for name in ("caller_requests_per_s", "caller_bytes_per_s", "caller_streams", "caller_commands"):
-        if not 1 <= getattr(config, name) < float("inf"):
-            raise StartError(f"{name} {getattr(config, name):g} is out of range: give 1 or more")
+    for name, (least, most, unit) in _RANGES.items():
+        if not least <= getattr(config, name) <= most:
+            raise StartError(
+                f"{name} {getattr(config, name):g} is out of range: give {least:g} to {most:.0f}{unit}"
+            )
     if config.audit_file and not Path(config.audit_file).is_absolute():
         raise StartError(f"audit_file {config.audit_file!r} is not absolute: write it from / on")
-    if not 1 <= config.audit_retention_days < float("inf"):
-        raise StartError(
-            f"audit_retention_days {config.audit_retention_days:g} is out of range: give 1 day or more"
-        )
     _check_certificates(config)
     _check_oidc(config)
     return config

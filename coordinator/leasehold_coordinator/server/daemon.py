@@ -17,7 +17,7 @@ from leasehold_coordinator.access.local_tokens import CLIENT_FILE
 from leasehold_coordinator.errors import StartError
 from leasehold_coordinator.log_bounds import LineBound
 from leasehold_coordinator.log_context import ContextFilter
-from leasehold_coordinator.log_format import formatter_of
+from leasehold_coordinator.log_format import formatter_of, printable
 from leasehold_coordinator.server.channel_options import (
     CLIENT_CONNECTIONS,
     DESCRIPTORS,
@@ -49,7 +49,7 @@ def run(config_path: Path | None, **flags: object) -> None:
     try:
         _serve(load_config(config_path, **flags))
     except StartError as error:
-        click.echo(f"leasehold coordinator: {error}", err=True)
+        click.echo(printable(f"leasehold coordinator: {error}"), err=True)
         sys.exit(2)
 
 

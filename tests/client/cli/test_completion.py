@@ -3,11 +3,13 @@
 import os
 import pty
 import select
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,10 @@ from leasehold.v1.workload_service_pb2 import ListWorkloadsResponse
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, workload
+from tests.completion import PATIENT
 
-TIMEOUT_S = 60
+TIMEOUT_S = 90
+PROGRAM = (sys.executable, "-m", "leasehold_client")
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def variables(named: ScriptedCoordinator, tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "bin"
     programs.mkdir()
     program = programs / "leasehold"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m leasehold_client "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(PATIENT)} "$@"\n')
     program.chmod(0o755)
     return {
         **os.environ,
@@ -57,10 +61,10 @@ def variables(named: ScriptedCoordinator, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def completed(words: str, variables: dict[str, str]) -> tuple[str, str]:
+def completed(words: str, variables: dict[str, str], program: Sequence[str] = PATIENT) -> tuple[str, str]:
     """What the program answers a shell, and what it prints to standard error."""
     done = subprocess.run(
-        [sys.executable, "-m", "leasehold_client"],
+        program,
         env={
             **variables,
             "_LEASEHOLD_COMPLETE": "bash_complete",
@@ -122,14 +126,14 @@ def test_a_coordinator_that_is_away_completes_nothing_and_says_nothing(
     variables: dict[str, str], address: str
 ) -> None:
     variables["LEASEHOLD_COORDINATOR"] = address
-    assert completed("leasehold stop ", variables) == ("", "")
-    assert completed("leasehold sto", variables) == ("stop", "")
+    assert completed("leasehold stop ", variables, PROGRAM) == ("", "")
+    assert completed("leasehold sto", variables, PROGRAM) == ("stop", "")
 
 
 @pytest.mark.long
 def test_a_coordinator_that_hangs_is_given_up(named: ScriptedCoordinator, variables: dict[str, str]) -> None:
     named.answers["ListWorkers"] = lambda request, context: time.sleep(30)
-    assert completed("leasehold stop ", variables) == ("", "")
+    assert completed("leasehold stop ", variables, PROGRAM) == ("", "")
 
 
 def test_a_home_that_can_not_be_written_is_no_error(variables: dict[str, str], tmp_path: Path) -> None:

@@ -44,7 +44,11 @@ def refused(*arguments: str) -> str:
             r"\.toml has the unknown key 'load_interval': did you mean 'load_interval_s'\?",
         ),
         (b"zzz = 1", r"the unknown key 'zzz': remove it \(docs/cli.md#settings lists the keys\)"),
-        (b"load_interval_s = nan", "out of range"),
+        (b"load_interval_s = nan", "load_interval_s nan is out of range: give 0.05 to 3600 seconds"),
+        (b"retention_s = 1e300", r"retention_s 1e\+300 is out of range: give 60 to 1000000000 seconds"),
+        (b"audit_retention_days = 1e9", r"audit_retention_days 1e\+09 is out of range: give 1 to 36500 days"),
+        (b"caller_streams = 0", "caller_streams 0 is out of range: give 1 to 1000000$"),
+        (b"caller_requests_per_s = inf", "caller_requests_per_s inf is out of range: give 1 to 1000000$"),
         (b'listen = ":7400"', "is not HOST:PORT"),
     ],
 )
@@ -57,6 +61,11 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path, text: bytes, match:
 
 def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
     assert "can't be read: Is a directory" in refused("--config", str(tmp_path))
+
+
+def test_a_refusal_has_no_terminal_codes(tmp_path: Path) -> None:
+    file = tmp_path / "\x1b]0;owned\x07.toml"
+    assert "\\x1b]0;owned\\x07.toml can't be read" in refused("--config", str(file))
 
 
 def test_flags_go_before_the_file(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_every_setting_can_stand_in_the_file(tmp_path: Path) -> None:
         ("proof_timeout_s = -1", "greater than 0"),
         ("proof_timeout_s = inf", "greater than 0"),
         ("checkpoint_expiry_s = 1e15", "at most 1e\\+09"),
-        ("host_memory_reserve_bytes = -1", "0 or more"),
+        ("host_memory_reserve_bytes = -1", "is out of range: give 0 to"),
         ('log_level = "loud"', "unknown log level 'loud': give one of debug, info, warning, error"),
     ],
 )
@@ -125,8 +125,15 @@ def test_without_limits_all_of_the_host_may_be_had(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("cpu_limit_millicores = -1", "cpu_limit_millicores -1 is negative"),
-        ("memory_limit = -5", "memory_limit -5 is negative"),
+        (
+            "cpu_limit_millicores = -1",
+            "cpu_limit_millicores -1 is out of range: give 0 to 9223372036854775807",
+        ),
+        ("memory_limit = -5", "memory_limit -5 is out of range"),
+        (
+            "host_memory_reserve_bytes = 9223372036854775808",
+            "host_memory_reserve_bytes 9223372036854775808 is out",
+        ),
         ('memory_limit = "8G"', "memory_limit: invalid size '8G'"),
         ('disk_reserve = "-1GiB"', "disk_reserve: invalid size '-1GiB'"),
         ("disk_reserve = 1.5", "expected a whole number or text, got a number"),

@@ -17,7 +17,7 @@ from leasehold_worker.programs.programs import LaunchError, launch, launched, wa
 
 from tests.worker.dead_volumes import dead_volume
 from tests.worker.small_disks import fill, small_disk
-from tests.worker.unreadable_files import unreadable
+from tests.worker.unreadable_files import require_bind_mounts, unreadable
 
 START_TIMEOUT_S = 30.0
 
@@ -171,9 +171,10 @@ async def test_a_program_has_the_descriptors_that_the_worker_was_started_with(tm
 
 @pytest.mark.parametrize("name", ["process", "exit"])
 async def test_a_record_that_can_not_be_read_is_missing_after_a_while(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A workload would otherwise keep its GPUs for as long as the disk is damaged."""
+    require_bind_mounts(tmp_path)
     monkeypatch.setattr(programs, "EXIT_TIMEOUT_S", 0.5)
     async with trio.open_nursery() as nursery:
         program = await start(folder, nursery)

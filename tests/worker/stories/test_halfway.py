@@ -31,7 +31,7 @@ from tests.worker.counters import (
     wait_counting,
 )
 from tests.worker.scripted_coordinator import ScriptedCoordinator, Session, make_command
-from tests.worker.unreadable_files import unreadable
+from tests.worker.unreadable_files import require_bind_mounts, unreadable
 
 SUCCEEDED, FAILED, REJECTED, CANCELLED = (
     command_pb2.COMMAND_STATE_SUCCEEDED,
@@ -357,6 +357,7 @@ def test_a_run_whose_record_can_not_be_read_ends_the_start_with_the_reason(
     tmp_path: Path,
     name: str,
 ) -> None:
+    require_bind_mounts(tmp_path)
     doomed = start_worker(host, crash_point="program-started")
     session = coordinator.next_session()
     session.send(make_command("c1", "w1", run=counter_run("one")))
@@ -375,6 +376,7 @@ def test_a_restart_whose_record_can_not_be_read_keeps_its_gpus_and_says_what_to_
     coordinator: ScriptedCoordinator,
     tmp_path: Path,
 ) -> None:
+    require_bind_mounts(tmp_path)
     doomed = start_worker(host, crash_point="program-started:2")
     session = coordinator.next_session()
     session.run("c1", "w1", run=counter_run("one"))

@@ -31,6 +31,9 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 TIME_LIMIT_S: Final = 1e9
 """The longest time of a setting, of 32 years: Python's dates end."""
 
+NUMBER_LIMIT: Final = 2**63 - 1
+"""The largest number of bytes or of thousandths of a core."""
+
 SYSTEM_FILE: Final = Path("/etc/leasehold/worker.toml")
 DEFAULT_COORDINATOR: Final = "127.0.0.1:7401"
 WORKER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -248,8 +251,8 @@ def load_config(
         "checkpoint_limit": config.checkpoint_limit_bytes,
         "parked_memory_limit": config.parked_memory_limit_bytes,
     }.items():
-        if number < 0:
-            raise StartError(f"{name} {number} is negative: give 0 or more")
+        if not 0 <= number <= NUMBER_LIMIT:
+            raise StartError(f"{name} {number} is out of range: give 0 to {NUMBER_LIMIT}")
     gpus = [_gpu_uuid(text) for text in config.gpus]
     if doubled := {uuid for uuid in gpus if gpus.count(uuid) > 1}:
         raise StartError(f"gpus names {min(doubled)} twice: name each GPU once")

@@ -28,7 +28,7 @@ from leasehold_worker.files.workload_files import USER_FOLDERS
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.capabilities import give_up_unneeded
 from leasehold_worker.log_context import ContextFilter
-from leasehold_worker.log_format import formatter_of
+from leasehold_worker.log_format import formatter_of, printable
 from leasehold_worker.session.enrolment import TICKET_LIMIT, read_ticket, ticket_name
 from leasehold_worker.session.enrolment import join as enrol
 from leasehold_worker.tracing import open_tracing
@@ -77,7 +77,7 @@ def run(
                 config = load_config(config_path, name, **flags)
             _serve(config, state_directory)
     except StartError as error:
-        click.echo(f"leasehold worker: {error}", err=True)
+        click.echo(printable(f"leasehold worker: {error}"), err=True)
         sys.exit(2)
 
 

@@ -27,6 +27,7 @@ from leasehold_worker.files.workload_files import USER_FOLDERS
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.capabilities import give_up_unneeded
 from leasehold_worker.host.service_unit import read_unit
+from leasehold_worker.log_format import printable
 from leasehold_worker.planning.findings import NOT_CHECKED, PASSED, REFUSED, WARNING, Check
 
 EXIT_FAILED: Final = 1
@@ -182,7 +183,9 @@ def _document(checks: list[Check]) -> str:
 
 def _lines(checks: list[Check]) -> list[str]:
     width = max(len(check.name) for check in checks)
-    lines = [f"{check.name:<{width}}  {WORDS[check.result]:<11}  {check.detail}" for check in checks]
+    lines = [
+        printable(f"{check.name:<{width}}  {WORDS[check.result]:<11}  {check.detail}") for check in checks
+    ]
     failed = sum(check.result == REFUSED for check in checks)
     warnings = sum(check.result == WARNING for check in checks)
     told = f"{warnings} warning{'' if warnings == 1 else 's'}"

@@ -91,6 +91,7 @@ def test_every_setting_can_stand_in_the_file(tmp_path: Path) -> None:
         ("proof_timeout_s = inf", "greater than 0"),
         ("checkpoint_expiry_s = 1e15", "at most 1e\\+09"),
         ("host_memory_reserve_bytes = -1", "is out of range: give 0 to"),
+        ('log_level = "loud"', "unknown log level 'loud': give one of debug, info, warning, error"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(tmp_path: Path, text: str, match: str) -> None:

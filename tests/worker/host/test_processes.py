@@ -23,6 +23,7 @@ from leasehold_worker.host import process_files, process_trees, processes
 from leasehold_worker.host.process_files import Pid, _read_file
 from leasehold_worker.host.process_trees import ProcessTree, kill_tree, process_tree, scan_tree
 from leasehold_worker.host.processes import (
+    ANCESTORS_LIMIT,
     ProcessIdentity,
     catches,
     command_line,
@@ -602,3 +603,29 @@ def test_a_large_environment_is_not_read_whole() -> None:
         assert processes.variable_of(process.pid, "PATH") == ""
     finally:
         end(process)
+
+
+DESCEND = """
+import os, signal, sys
+for _ in range(int(sys.argv[1])):
+    if os.fork():
+        signal.pause()
+os.write(1, b"%d\\n" % os.getpid())
+signal.pause()
+"""
+"""Forks a chain of so many processes, and prints the last one's pid."""
+
+
+def test_only_the_next_ancestors_of_a_process_are_read() -> None:
+    """A user may have chains of 100,000 processes, of which each takes 30 µs."""
+    command = [sys.executable, "-c", DESCEND, str(ANCESTORS_LIMIT + 1)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as chain:
+        assert chain.stdout is not None
+        try:
+            last = int(chain.stdout.readline())
+            found = [identity.pid for identity, _ in lineage(last)]
+        finally:
+            os.killpg(chain.pid, signal.SIGKILL)
+    assert len(found) == ANCESTORS_LIMIT + 1
+    assert found[0] == last
+    assert chain.pid not in found

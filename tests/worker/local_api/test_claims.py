@@ -4,9 +4,10 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.host.cgroup_limits import ResourceLimits
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.host.process_trees import process_tree
-from leasehold_worker.host.processes import ProcessIdentity, identify
+from leasehold_worker.host.processes import ProcessIdentity, identify, lineage
 from leasehold_worker.leasing.allocation import Allocation, AllocRequest, Resources
 from leasehold_worker.leasing.gpu_selection import PoolGpu
 from leasehold_worker.leasing.leases import ForeignProcess
@@ -441,20 +442,36 @@ async def test_what_goes_wrong_between_grant_and_registration_leaves_nothing_beh
     if after == 0:
         monkeypatch.setattr(local_claims, "is_alive", fail)
     else:
-        check, calls = ClaimWaiting.check_unowned, iter((check_once, fail))
-        monkeypatch.setattr(
-            ClaimWaiting,
-            "check_unowned",
-            lambda claim_waiting, session: next(calls)(check, claim_waiting, session),
-        )
+        check, calls = ClaimWaiting.check_unowned, count()
+
+        async def fail_after_the_grant(claim_waiting: ClaimWaiting, session: ClaimStream) -> None:
+            await check(claim_waiting, session)
+            if next(calls):
+                fail()
+
+        monkeypatch.setattr(ClaimWaiting, "check_unowned", fail_after_the_grant)
     refusal = await local.refused(peer, wanted())
     assert refusal.reason == errors_pb2.ERROR_REASON_INTERNAL
+    assert local.holds_nothing()
 
 
-def check_once(
-    check: Callable[[ClaimWaiting, ClaimStream], None], claim_waiting: ClaimWaiting, session: ClaimStream
+async def test_the_ancestors_of_first_processes_are_read_beside_the_worker_s_loop(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(claim_waiting, session)
+    """A user's claims can be as many, and their ancestors as many, as to take minutes."""
+    await local.grant(peer, wanted())
+    threads: list[threading.Thread] = []
+
+    def read(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
+        if pid == peer.identity.pid:
+            threads.append(threading.current_thread())
+        return lineage(pid)
+
+    monkeypatch.setattr(claim_waiting, "lineage", read)
+    with running("sleep", "1000") as other:
+        await local.grant(other, wanted())
+    assert len(threads) == 2, "before the wait and after the grant"
+    assert threading.main_thread() not in threads
 
 
 async def test_descendants_are_read_beside_the_worker_s_loop(

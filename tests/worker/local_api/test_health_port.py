@@ -78,6 +78,31 @@ def test_a_worker_that_hangs_answers_no_check(
     assert prober.check() == SERVING
 
 
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [("Check", grpc.StatusCode.INTERNAL), ("Watch", grpc.StatusCode.UNIMPLEMENTED)],
+)
+def test_refused_calls_have_no_lines_in_the_log(
+    start_worker: Callable[..., WorkerProcess],
+    host: SimulatedHost,
+    address: str,
+    prober: Prober,
+    method: str,
+    code: grpc.StatusCode,
+) -> None:
+    """The callers of this port have no identity, and could fill the disk."""
+    worker = start_worker(host, health_listen=address)
+    assert prober.check() == SERVING
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = prober.channel.unary_unary(
+        f"/grpc.health.v1.Health/{method}"
+    )
+    with pytest.raises(grpc.RpcError) as refused:
+        call(b"\xff", timeout=TIMEOUT_S)
+    assert refused.value.code() == code
+    assert worker.stop() == 0
+    assert "Traceback" not in worker.log.read_text()
+
+
 def test_a_port_in_use_is_one_line(
     start_worker: Callable[..., WorkerProcess], host: SimulatedHost, coordinator: ScriptedCoordinator
 ) -> None:

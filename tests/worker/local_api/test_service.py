@@ -131,3 +131,24 @@ async def test_lists_at_once_are_few(tmp_path: Path) -> None:
         finally:
             silence.set()
     assert said == "8 lists are open, the limit of a worker: wait until one of them ends"
+
+
+async def test_malformed_requests_have_no_lines_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each had a traceback, so any user of the socket could fill the disk."""
+
+    def ask(socket: Path, method: str) -> str:
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            call: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(
+                f"/leasehold.local.v1.LocalService/{method}"
+            )
+            with pytest.raises(grpc.RpcError) as refused:
+                call(iter([b"\xff"]), timeout=20)
+            return f"{refused.value.code()} {refused.value.details()}"
+
+    async with open_served(tmp_path) as served:
+        for method in ("List", "Release", "Claim", "ServeKernel"):
+            said = await trio.to_thread.run_sync(ask, served.folder / "worker.sock", method)
+            assert said == "StatusCode.INTERNAL Exception deserializing request!"
+    assert "deserializing" not in caplog.text

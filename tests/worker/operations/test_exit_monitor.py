@@ -5,12 +5,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import trio
 from leasehold.v1 import command_pb2, errors_pb2, lease_pb2, workload_pb2
 from leasehold.v1.operation_pb2 import AdoptOperation, SuspendOperation
+from leasehold.v1.workload_pb2 import WorkloadSpec
 from leasehold_simgpu import ProcessState, SimulatedHost, Timing
+from leasehold_worker.agent.assembly import open_parts
+from leasehold_worker.agent.config import WorkerConfig
+from leasehold_worker.host.processes import identify
+from leasehold_worker.operations.kill import Killer
+from leasehold_worker.workloads.registry import Workloads
+from leasehold_worker.workloads.states import RUNNING, SUSPENDED, SUSPENDING
+from leasehold_worker.workloads.workload import CLAIM, Workload
 
 from tests.worker.conftest import COUNTER
 from tests.worker.counters import counter_run, counters, until
@@ -39,6 +49,13 @@ def launcher(host: SimulatedHost) -> Iterator[subprocess.Popen[bytes]]:
     process.wait(timeout=30)
     for counter in counters(host):
         os.kill(counter.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
 
 
 def adopt(session: Session, launcher: subprocess.Popen[bytes]) -> None:
@@ -71,6 +88,38 @@ def test_the_end_of_the_first_process_ends_suspended_ones(
         lambda: all(process.state != ProcessState.CHECKPOINTED for process in host.processes()),
         "the suspended processes have ended",
     )
+
+
+async def test_members_that_are_suspended_during_the_last_search_for_processes_are_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """The search can take seconds, and the session of the first process may have members for a suspend."""
+    kill = Killer.kill_suspended
+    kills: list[int] = []
+
+    async def counted(killer: Killer, workload: Workload) -> None:
+        kills.append(workload.state)
+        await kill(killer, workload)
+
+    monkeypatch.setattr(Killer, "kill_suspended", counted)
+    async with open_parts(WorkerConfig(), tmp_path / "workloads", lambda _: None) as parts:
+        identity = identify(sleeper.pid)
+        assert identity is not None
+        spec, now = WorkloadSpec(), datetime.now(UTC)
+        workload = Workload("w", "w", spec, identity, tmp_path, now, None, origin=CLAIM)
+        look, states = parts.foreign.look, iter([SUSPENDING, SUSPENDED])
+
+        async def look_while_suspending(workloads: Workloads, leaving: Workload | None = None) -> None:
+            for state in states:
+                workloads.set_state(workload, state)
+            await look(workloads, leaving)
+
+        monkeypatch.setattr(parts.foreign, "look", look_while_suspending)
+        parts.exit_monitor.add(workload)
+        sleeper.kill()
+        with trio.fail_after(30):
+            await workload.ended.wait()
+    assert kills == [RUNNING, SUSPENDED]
 
 
 @pytest.mark.long

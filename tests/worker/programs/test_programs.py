@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import trio
 from leasehold_worker.files.file_descriptors import STARTED_WITH
+from leasehold_worker.host.process_files import read_stat
 from leasehold_worker.host.processes import ProcessIdentity, is_alive
 from leasehold_worker.programs import programs
 from leasehold_worker.programs.programs import LaunchError, launch, launched, wait_exit
 
 from tests.worker.dead_volumes import dead_volume
+from tests.worker.small_disks import fill, small_disk
 from tests.worker.unreadable_files import require_bind_mounts, unreadable
 
 START_TIMEOUT_S = 30.0
@@ -29,12 +31,15 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 async def start(
-    folder: Path, nursery: trio.Nursery, working_directory: Path | None = None
+    folder: Path,
+    nursery: trio.Nursery,
+    working_directory: Path | None = None,
+    arguments: Sequence[str] = ("sleep", "60"),
 ) -> ProcessIdentity:
     with (folder / "output").open("ab") as output:
         return await launch(
             folder,
-            ["sleep", "60"],
+            arguments,
             working_directory=working_directory or folder,
             environment=dict(os.environ),
             output=output.fileno(),
@@ -177,3 +182,41 @@ async def test_a_record_that_can_not_be_read_is_missing_after_a_while(
             os.kill(program.pid, signal.SIGKILL)
             with trio.fail_after(START_TIMEOUT_S):
                 assert await wait_exit(folder, program) is None
+
+
+ORPHAN = 'sleep 60 & echo $! >"$0/orphan"; read _ <"$0/gate"; exit 7'
+
+
+async def test_a_full_disk_loses_neither_an_exit_status_nor_the_parent_of_orphans(tmp_path: Path) -> None:
+    """The program may have filled the disk itself."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with small_disk(folder):
+        os.mkfifo(folder / "gate")
+        async with trio.open_nursery() as nursery:
+            program = await start(folder, nursery, arguments=["sh", "-c", ORPHAN, str(folder)])
+            fill(folder)
+            (folder / "gate").write_bytes(b"\n")
+            record = await wait_exit(folder, program)
+            assert record is not None
+            assert record.returncode == 7
+            who = launched(folder)
+            assert who is not None
+            orphan = int((folder / "orphan").read_text())
+            stat = read_stat(orphan)
+            assert stat is not None
+            assert stat.parent_pid == who.launcher_pid
+            assert b"Traceback" not in (folder / "output").read_bytes()
+            os.kill(orphan, signal.SIGKILL)
+
+
+async def test_a_start_on_a_full_disk_is_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with small_disk(folder):
+        (folder / "output").touch()
+        fill(folder)
+        async with trio.open_nursery() as nursery:
+            with pytest.raises(LaunchError, match=f"No space left on device.*check the disk of {folder}"):
+                await start(folder, nursery)
+        assert launched(folder) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import duration_pb2
-from leasehold.v1 import command_pb2, errors_pb2, gpu_pb2, lease_pb2, workload_pb2
+from leasehold.v1 import command_pb2, errors_pb2, eviction_pb2, gpu_pb2, lease_pb2, workload_pb2
 from leasehold.v1.operation_pb2 import (
     Move,
     RemapOperation,
@@ -368,3 +368,37 @@ def test_a_run_whose_record_can_not_be_read_ends_the_start_with_the_reason(
     log = worker.log.read_text()
     assert "workload one can't be read or cancelled (Input/output error): check the disk" in log
     assert "Traceback" not in log
+
+
+def test_a_restart_whose_record_can_not_be_read_keeps_its_gpus_and_says_what_to_do(
+    start_worker: Start,
+    host: SimulatedHost,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+) -> None:
+    require_bind_mounts(tmp_path)
+    doomed = start_worker(host, crash_point="program-started:2")
+    session = coordinator.next_session()
+    session.run("c1", "w1", run=counter_run("one"))
+    by_stop = SuspendOperation(
+        policy=eviction_pb2.EvictionPolicy(process_strategy=eviction_pb2.PROCESS_STRATEGY_STOP), force=True
+    )
+    stopped = session.run("c2", "w1", suspend=by_stop)
+    assert stopped.state == SUCCEEDED, stopped.error
+    session.send(make_command("c3", "w1", restore=RestoreOperation()))
+    assert doomed.process.wait(timeout=30) == -signal.SIGKILL
+    with unreadable(tmp_path / "state/workloads/w1/process"):
+        worker = start_worker(host)
+        again = coordinator.next_session()
+        outcome = again.outcome("c3")
+        assert outcome.state == FAILED
+        assert outcome.error.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
+        assert f"check the disk of {tmp_path}/state/workloads/w1" in outcome.error.message
+        until(again, "w1", UNKNOWN)
+        again.wait(lambda frame: LEASED in [lease.state for lease in frame.worker_load.gpu_leases])
+    assert "Traceback" not in worker.log.read_text()
+    worker.kill()
+    worker = start_worker(host)
+    session = coordinator.next_session()
+    until(session, "w1", workload_pb2.WORKLOAD_STATE_STOPPED)
+    assert "the program of workload w1 still runs as process" in worker.log.read_text()

@@ -26,6 +26,8 @@ from leasehold_worker.programs.output_bounds import DEFAULT_LIMIT_BYTES
 from leasehold_worker.programs.run_as import MIN_UID, RunAsSetting, check_run_as, is_loopback
 from leasehold_worker.session.channel import INSECURE_SCHEME
 
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
 TIME_LIMIT_S: Final = 1e9
 """The longest time of a setting, of 32 years: Python's dates end."""
 
@@ -230,6 +232,8 @@ def load_config(
             f"invalid worker name {config.name!r}: use 1 to 64 letters, digits, '-', '_' or '.', and start "
             "with a letter or digit (--name)"
         )
+    if config.log_level not in LOG_LEVELS:
+        raise StartError(f"unknown log level {config.log_level!r}: give one of {', '.join(LOG_LEVELS)}")
     for name in (
         *("driver_call_floor_s", "proof_timeout_s", "checkpoint_expiry_s"),
         *("kernel_quiescence_s", "kernel_start_s"),

@@ -124,18 +124,14 @@ class DiskRecovery:
         """Ends the processes of an interrupted restart or restore. The workload is suspended as before."""
         workloads = self._parts.workloads
         workloads.set_state(workload, RESTORING)  # another recovery may have settled the state before
-        folder = workloads.folder(workload.workload_id)
-        if not await trio.to_thread.run_sync(abandon, folder):
-            who = launched(folder)
-            if who is not None and is_alive(who.program):
-                workloads.begin_again(workload, who.program)
         try:
-            await self._parts.termination.end_processes(workload, Progress.unheard(), parked=True)
+            await self._end_started(workload)
         except OperationError as error:
             gpu_uuids = [gpu_uuid for lease in intent.reserved for gpu_uuid in lease.gpu_uuids]
             granted = self._parts.pool.reassign(intent.reserved, [(workload.workload_id, gpu_uuids)])
             workload.hold(granted.get(workload.workload_id))
-            self._parts.exit_monitor.watch(workload)
+            if not workload.absent:
+                self._parts.exit_monitor.watch(workload)
             workloads.lose(workload, error)
             return error, ""
         workloads.release_lease(workload)  # held if the operation itself had failed to end the processes
@@ -143,6 +139,28 @@ class DiskRecovery:
         self._parts.applications.forget_restore(workload.workload_id)
         workloads.set_state(workload, STOPPED if intent.phase == "start" else CHECKPOINTED)
         return _interrupted(f"workload {workload.name} is suspended as before"), ""
+
+    async def _end_started(self, workload: Workload) -> None:
+        """Ends the program of an interrupted restart or restore, or makes sure that it never starts.
+
+        Raises:
+            OperationError: STORAGE_UNAVAILABLE, the record of the program can't be read or written, or as of
+                :meth:`Termination.end_processes`. The program may run.
+        """
+        folder = self._parts.workloads.folder(workload.workload_id)
+        try:
+            is_abandoned = await trio.to_thread.run_sync(abandon, folder)
+            who = None if is_abandoned else await trio.to_thread.run_sync(launched, folder)
+        except OSError as error:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+                f"the worker restarted during the command, and can't read whether workload {workload.name} "
+                f"runs ({error.strerror}): check the disk of {folder}, end the program if it runs, and "
+                "restart the worker",
+            ) from error
+        if who is not None and is_alive(who.program):
+            self._parts.workloads.begin_again(workload, who.program)
+        await self._parts.termination.end_processes(workload, Progress.unheard(), parked=True)
 
     async def settle_wake(self, intent: Intent, workload: Workload) -> tuple[OperationError | None, str]:
         """Settles a restore from an image: the workload runs, or is suspended as before.

@@ -82,18 +82,22 @@ class Strays:
             expected: Ids of workloads whose start was interrupted: their commands settle them.
         """
         workloads = self._parts.workloads.all()
-        ended = {workload.workload_id for workload in workloads if workload.state in ENDED}
         known = {workload.workload_id for workload in workloads} | set(expected)
+        over = {
+            workload.workload_id
+            for workload in workloads
+            if workload.state in ENDED or (workload.absent and workload.workload_id not in expected)
+        }
         with trio.move_on_after(SEARCH_TIMEOUT_S) as search:
-            living = await trio.to_thread.run_sync(self._find, known - ended, abandon_on_cancel=True)
-            found = [stray for stray in living if stray.workload_id not in ended]
+            living = await trio.to_thread.run_sync(self._find, known - over, abandon_on_cancel=True)
+            found = [stray for stray in living if stray.workload_id not in over]
             for stray in found:
                 self._register(stray)
             for stray in living:
-                if stray.workload_id in ended:
+                if stray.workload_id in over:
                     logger.error(
                         "the program of workload %s still runs as process %d, although the "
-                        "journal has the workload as ended: end that process",
+                        "journal has the workload as ended or without processes: end that process",
                         stray.workload_id,
                         stray.program.pid,
                     )

@@ -197,8 +197,8 @@ class ApplicationRegistry:
         if other is not None:
             raise OperationError(
                 errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
-                f"workload {other.facts.kernel_id} already has the application "
-                f"{workload.name}: serve one application per workload, in its first process "
+                f"workload {workload.name} already has the application "
+                f"{other.facts.kernel_id}: serve one application per workload, in its first process "
                 "for example",
                 {"pid": str(self._peers[workload.workload_id].identity.pid)},
             )

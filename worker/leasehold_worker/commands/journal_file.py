@@ -147,8 +147,8 @@ class JournalFile:
             except (OSError, sqlite3.Error, msgspec.DecodeError, DecodeError, ValueError) as error:
                 raise StartError(
                     f"the journal {path} can't be used ({error}), and it records the leases "
-                    f"of all GPUs. Repair its disk, or move {path}* away: then the next start "
-                    "finds the running programs, and forgets commands"
+                    "of all GPUs. Free space on its disk, or repair the disk. If neither helps, move "
+                    f"{path}* away: then the next start finds the running programs, and forgets commands"
                 ) from error
             undone.pop_all()
         self._files = self._identify()

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,9 +13,12 @@ from typing import Final, final
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment, read_enrolment, write_enrolment
 from leasehold_worker.files.private_directories import PRIVATE, open_private
+from leasehold_worker.files.workload_files import read_regular
 
 TEXT_LIMIT: Final = 256
-"""Characters of a file that are read."""
+"""Bytes of a file that are read."""
+
+_ID: Final = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
 @final
@@ -33,24 +37,39 @@ class StateDirectory:
         """Commands and workloads."""
 
     def worker_id(self) -> str:
-        """The worker's id, made at the first start."""
+        """The worker's id, made at the first start.
+
+        Raises:
+            StartError: The id can't be read or written.
+        """
         path = self._path / "worker_id"
-        if not path.exists():
-            self._write(path, f"worker-{uuid.uuid4().hex[:12]}")
+        try:
+            if not path.exists():
+                self._write(path, f"worker-{uuid.uuid4().hex[:12]}")
+        except OSError as error:
+            raise _unusable(path, error) from error
         worker_id = self._read(path)
-        if not worker_id:
+        if not _ID.fullmatch(worker_id):
             raise _damaged(path, "no id")
         return worker_id
 
     def last_epoch(self) -> int:
-        """The highest epoch seen, 0 before the first."""
+        """The highest epoch seen, 0 before the first.
+
+        Raises:
+            StartError: The epoch can't be read.
+        """
         return self._number("epoch")
 
     def save_epoch(self, epoch: int) -> None:
-        """Stores the epoch, on disk before this returns. The stored epoch never decreases."""
+        """Stores the epoch, on disk before this returns. The stored epoch never decreases.
+
+        Raises:
+            StartError: The epoch can't be read or written.
+        """
         with self._epoch_lock:
             if epoch > self.last_epoch():
-                self._write(self._path / "epoch", str(epoch))
+                self._keep_number("epoch", epoch)
 
     def enrolment(self) -> Enrolment | None:
         """The worker's own credential. None: the worker has not joined.
@@ -85,26 +104,35 @@ class StateDirectory:
         """Counts this start of the worker: 1 for the first. The number is on disk before this returns.
 
         Raises:
-            StartError: The count can't be read.
+            StartError: The count can't be read or written.
         """
         number = 1 + self._number("starts")
-        self._write(self._path / "starts", str(number))
+        self._keep_number("starts", number)
         return number
 
     def _number(self, name: str) -> int:
         """The number in a file; 0 if there is none."""
         path = self._path / name
-        if not path.exists():
+        if not os.path.lexists(path):
             return 0
         if not (text := self._read(path)).isdecimal():
             raise _damaged(path, "no number")
         return int(text)
 
+    def _keep_number(self, name: str, number: int) -> None:
+        path = self._path / name
+        try:
+            self._write(path, str(number))
+        except OSError as error:
+            raise _unusable(path, error) from error
+
     def _read(self, path: Path) -> str:
         try:
-            return path.read_text(encoding="ascii")[:TEXT_LIMIT].strip()
+            return read_regular(path, TEXT_LIMIT).decode("ascii").strip()
         except UnicodeDecodeError as error:
             raise _damaged(path, "no text") from error
+        except OSError as error:
+            raise _unusable(path, error) from error
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")
@@ -118,6 +146,12 @@ class StateDirectory:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _unusable(path: Path, error: OSError) -> StartError:
+    return StartError(
+        f"{path} can't be read or written ({error.strerror}): check its disk and the free space there"
+    )
 
 
 def _damaged(path: Path, what: str) -> StartError:

@@ -46,6 +46,9 @@ HOLD_AGAIN_S: Final = 1.0
 _NO_PROCESS: Final = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 """Errors of pidfd_open(2) for an unused pid; the last two are for a thread's id, by kernel."""
 
+ANCESTORS_LIMIT: Final = 128
+"""Ancestors of a process that are read. A user can have chains of as many processes as its limits permit."""
+
 COMMAND_LINE_LIMIT: Final = 65_536
 """Bytes of a command line that are used."""
 
@@ -156,13 +159,14 @@ def variable_of(pid: int, name: str) -> str:
 
 
 def lineage(pid: int) -> Iterator[tuple[ProcessIdentity, int]]:
-    """The process and its ancestors, each with the id of its session. Zombies are left out.
+    """The process and its next ancestors, each with the id of its session. Zombies are left out.
 
     Pids may be reused during the call, so that a chain of them can lead back to its start.
     """
-    seen: set[int] = set()
-    while pid > 0 and pid not in seen and (stat := read_stat(pid)) is not None:
-        seen.add(pid)
+    for _ in range(ANCESTORS_LIMIT + 1):
+        stat = read_stat(pid) if pid > 0 else None
+        if stat is None:
+            return
         if not stat.over:
             yield ProcessIdentity(stat.pid, stat.start_time_ticks), stat.session_id
         pid = stat.parent_pid

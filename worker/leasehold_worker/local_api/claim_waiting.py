@@ -34,7 +34,7 @@ from leasehold_worker.local_api.start_allowance import STARTS_BURST, STARTS_PER_
 from leasehold_worker.overlap import both
 from leasehold_worker.timestamps import seconds, timestamp
 from leasehold_worker.workloads.eviction import resolve
-from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner, read_mark
+from leasehold_worker.workloads.foreign_processes import ForeignWatch, check_living, owner, read_mark
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
 from leasehold_worker.workloads.workload import CLAIM, EXEC, Workload
@@ -108,10 +108,11 @@ class ClaimWaiting:
         """
         session.marked_id = await read_mark(session.peer.identity.pid)
         name = self._new_name(wanted.name, workload_id)
-        self._check(session, wanted)
+        self._check(session.peer, wanted)
         self._names[workload_id] = name
         self._waiting[workload_id] = session
         try:
+            await self.check_unowned(session)
             await both(
                 partial(self._check_descendants, session.peer),
                 partial(self._foreign.look, self._workloads),
@@ -158,8 +159,7 @@ class ClaimWaiting:
             )
         return wanted
 
-    def _check(self, claimant: ClaimStream, wanted: ClaimOpen) -> None:
-        peer = claimant.peer
+    def _check(self, peer: Peer, wanted: ClaimOpen) -> None:
         check_claim_hooks(wanted.spec.hooks, peer)
         check_priority(wanted.spec, peer, self._user_priority_limit)
         resolve(None, wanted.spec.eviction)
@@ -171,7 +171,13 @@ class ClaimWaiting:
         self._starts.check(peer, units(0), trio.current_time())
         if any(session.peer.identity == peer.identity for session in self._waiting.values()):
             raise _registered(peer, "already has a waiting claim: make one claim at a time")
-        self.check_unowned(claimant)
+        if _is_below(os.getpid(), peer):
+            raise OperationError(
+                errors_pb2.ERROR_REASON_NOT_PERMITTED,
+                f"process {peer.identity.pid} can't claim, since the worker is among its "
+                "descendants and would be suspended with it: start the worker elsewhere",
+                {"pid": str(peer.identity.pid)},
+            )
 
     def _check_number(self, peer: Peer) -> None:
         """Refuses a claim beyond the limit: claims without GPUs are as cheap as processes."""
@@ -188,28 +194,16 @@ class ClaimWaiting:
             errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, f"{why}: wait until one of them ends"
         )
 
-    def check_unowned(self, session: ClaimStream) -> None:
+    async def check_unowned(self, session: ClaimStream) -> None:
         """Refuses a process that belongs to a workload, or that is an ancestor of a workload's first process.
 
         It reads only ancestors, so its cost does not depend on the number of descendants.
 
         Raises:
-            OperationError: ALREADY_REGISTERED, or NOT_PERMITTED if the worker is among its descendants.
+            OperationError: ALREADY_REGISTERED.
         """
-        peer, workloads = session.peer, self._workloads.all()
-        holder = owner(peer.identity.pid, workloads, session.marked_id)
-        if holder is not None:
-            raise _registered(peer, f"already belongs to workload {holder.name}: it can't claim for itself")
-        if _is_below(os.getpid(), peer):
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NOT_PERMITTED,
-                f"process {peer.identity.pid} can't claim, since the worker is among its "
-                "descendants and would be suspended with it: start the worker elsewhere",
-                {"pid": str(peer.identity.pid)},
-            )
-        for workload in workloads:
-            if workload.state not in ENDED and not workload.absent and _is_below(workload.root.pid, peer):
-                raise _has_below(peer, workload.root.pid, workload)
+        check = partial(_check_unrelated, session.peer, session.marked_id)
+        await check_living(self._workloads, session.peer.identity.pid, check)
 
     async def _check_descendants(self, peer: Peer) -> None:
         """Refuses a process with descendants that belong to a workload, even by their mark alone.
@@ -301,6 +295,16 @@ class ClaimWaiting:
                     told = message
             await pool.slots.wait_changed()
             await trio.sleep(COALESCE_S)
+
+
+def _check_unrelated(peer: Peer, marked_id: str, workloads: Collection[Workload]) -> None:
+    """Refuses a process that is an ancestor or a descendant of a workload's first process."""
+    holder = owner(peer.identity.pid, workloads, marked_id)
+    if holder is not None:
+        raise _registered(peer, f"already belongs to workload {holder.name}: it can't claim for itself")
+    for workload in workloads:
+        if _is_below(workload.root.pid, peer):
+            raise _has_below(peer, workload.root.pid, workload)
 
 
 def _is_below(pid: int, peer: Peer) -> bool:

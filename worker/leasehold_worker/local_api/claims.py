@@ -142,6 +142,11 @@ class LocalClaims:
         workload_id = f"w-{uuid.uuid4().hex[:12]}"
         async with self._claim_waiting.entered(session, workload_id, wanted) as name:
             allocation = await self._claim_waiting.wait_turn(session, workload_id, name, wanted)
+            try:
+                await self._claim_waiting.check_unowned(session)
+            except BaseException:
+                allocation.release()
+                raise
             workload = self._register(session, workload_id, name, wanted, allocation)
         await self._hold(session, workload)
 
@@ -159,11 +164,11 @@ class LocalClaims:
     def _register(
         self, session: ClaimStream, workload_id: str, name: str, wanted: ClaimOpen, allocation: Allocation
     ) -> Workload:
-        """Makes the process a workload, in one step with its grant.
+        """Makes the process a workload, in one step after the last check of its ancestors.
 
         Raises:
-            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, ALREADY_REGISTERED, it was adopted, or
-                INSUFFICIENT_RESOURCES, its user has begun too many workloads. Nothing is held after an error.
+            OperationError: UNKNOWN_PROCESS, it has ended meanwhile, or INSUFFICIENT_RESOURCES, its user has
+                begun too many workloads. Nothing is held after an error.
         """
         peer = session.peer
         try:
@@ -171,7 +176,6 @@ class LocalClaims:
                 raise OperationError(
                     errors_pb2.ERROR_REASON_UNKNOWN_PROCESS, f"process {peer.identity.pid} has ended"
                 )
-            self._claim_waiting.check_unowned(session)
             origin, spec = _registration(wanted)
             workload = Workload(
                 workload_id,

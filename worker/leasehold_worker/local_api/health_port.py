@@ -4,13 +4,15 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, final
 
 import grpc
 import trio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.local_api.request_parser import parse
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ STOP_GRACE_S: Final = 1.0
 
 
 @final
-class HealthService(health_pb2_grpc.HealthServicer):
+class HealthService:
     """Unary checks only. Watches without an identity could take all places for calls.
 
     Trio's thread answers each check. A worker whose trio thread hangs therefore fails its checks.
@@ -45,10 +47,18 @@ class HealthService(health_pb2_grpc.HealthServicer):
         self._token = token
         self._questions: dict[str, Callable[[], bool]] = {"": lambda: True, SESSION: is_connected}
 
-    def Check(  # noqa: N802 - gRPC's name
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: grpc.ServicerContext,
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The method, for gRPC. It is UNIMPLEMENTED for others."""
+        check = grpc.unary_unary_rpc_method_handler(
+            self.check,
+            request_deserializer=partial(parse, health_pb2.HealthCheckRequest),
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        service = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        return grpc.method_handlers_generic_handler(service, {"Check": check})
+
+    def check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         """The health of the worker, or of its session. NOT_FOUND: the name is unknown."""
         if (question := self._questions.get(request.service)) is None:
@@ -90,7 +100,7 @@ async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncI
         ],
     )
     service = HealthService(trio.lowlevel.current_trio_token(), is_connected)
-    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    server.add_generic_rpc_handlers((service.handlers(),))
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:

@@ -12,7 +12,6 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final
 import grpc
 import trio
 from google.protobuf import any_pb2
-from google.protobuf.message import Message as ProtoMessage
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from leasehold.local.v1 import local_service_pb2
@@ -28,6 +27,7 @@ from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.refusal_log import RefusalLog
+from leasehold_worker.local_api.request_parser import parse
 from leasehold_worker.local_api.unix_socket import CONNECTIONS_LIMIT, LocalSocket
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,6 @@ _CODES: Final = {
 Context: TypeAlias = grpc.ServicerContext
 Answer = TypeVar("Answer")
 Request = TypeVar("Request")
-Message = TypeVar("Message", bound=ProtoMessage)
 
 
 @final
@@ -167,22 +166,22 @@ class LocalService:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # gRPC types no mixture of methods
             "Claim": grpc.stream_stream_rpc_method_handler(
                 self.claim,
-                request_deserializer=partial(_parse, local_service_pb2.ClaimRequest),
+                request_deserializer=partial(parse, local_service_pb2.ClaimRequest),
                 response_serializer=local_service_pb2.ClaimResponse.SerializeToString,
             ),
             "ServeKernel": grpc.stream_stream_rpc_method_handler(
                 self.serve_kernel,
-                request_deserializer=partial(_parse, local_service_pb2.ServeKernelRequest),
+                request_deserializer=partial(parse, local_service_pb2.ServeKernelRequest),
                 response_serializer=local_service_pb2.ServeKernelResponse.SerializeToString,
             ),
             "List": grpc.stream_unary_rpc_method_handler(
                 self.list,
-                request_deserializer=partial(_parse, local_service_pb2.ListRequest),
+                request_deserializer=partial(parse, local_service_pb2.ListRequest),
                 response_serializer=local_service_pb2.ListResponse.SerializeToString,
             ),
             "Release": grpc.stream_unary_rpc_method_handler(
                 self.release,
-                request_deserializer=partial(_parse, local_service_pb2.ReleaseRequest),
+                request_deserializer=partial(parse, local_service_pb2.ReleaseRequest),
                 response_serializer=local_service_pb2.ReleaseResponse.SerializeToString,
             ),
         }
@@ -371,13 +370,6 @@ async def serve_locally(
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(server.stop(STOP_GRACE_S).wait, 2 * STOP_GRACE_S)
             await trio.to_thread.run_sync(executor.shutdown)
-
-
-def _parse(kind: type[Message], data: bytes) -> Message:
-    """A request, without unknown fields: nothing else would bound what a workload's reports repeat."""
-    request = kind.FromString(data)
-    request.DiscardUnknownFields()
-    return request
 
 
 def _abort(context: Context, error: OperationError) -> NoReturn:

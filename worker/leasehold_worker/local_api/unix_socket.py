@@ -146,14 +146,18 @@ class LocalSocket:
         token: object,
     ) -> None:
         """Serves one connection until its end. An error affects no other one."""
+        uid = -1  # no user's
         try:
-            peer = await self._identify(connection, taken_at)
+            pid, uid, gid = _CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            peer = await self._identify(connection, pid, uid, gid, taken_at)
             if peer is not None:
                 with self._counted(peer) as admitted:
                     if admitted:
                         await self._join(connection, peer)
         except OSError as error:
-            logger.warning("a local connection failed: %s", error)
+            self._refusals.note(uid, "failure", f"a local connection of user {uid} failed: {error}")
         finally:
             connection.close()
             limit.release_on_behalf_of(token)
@@ -199,9 +203,9 @@ class LocalSocket:
             self._peers.pop(name, None)
             inner.close()
 
-    async def _identify(self, connection: trio.socket.SocketType, taken_at: float) -> Peer | None:
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, gid = _CREDENTIALS.unpack(data)
+    async def _identify(
+        self, connection: trio.socket.SocketType, pid: int, uid: int, gid: int, taken_at: float
+    ) -> Peer | None:
         try:
             identity = by_pidfd(connection)
         except OSError as error:

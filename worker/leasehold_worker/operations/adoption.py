@@ -1,9 +1,10 @@
 """Adoption of running processes as workloads, and their release, unharmed."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, final
 
 import trio
@@ -34,7 +35,7 @@ from leasehold_worker.planning.driver_checks import SUSPEND_CUDA_VERSION, Driver
 from leasehold_worker.planning.findings import Findings
 from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.workloads.eviction import resolve
-from leasehold_worker.workloads.foreign_processes import ForeignWatch, owner
+from leasehold_worker.workloads.foreign_processes import ForeignWatch, check_living, owner
 from leasehold_worker.workloads.probes import probes
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.release_rules import check_releasable
@@ -115,8 +116,8 @@ class Adoption:
             return
         require_folder_name(workload_id)
         found, gpu_uuids, account = await self._examine(operation, owner)
+        await self._check_owners(found)
         # No await from here on: nobody can take the GPUs or the process in between.
-        self._check_owners(found)
         lease = self._pool.occupy(workload_id, gpu_uuids)
         spec = workload_pb2.WorkloadSpec(
             arguments=told_arguments(found.arguments),
@@ -163,7 +164,7 @@ class Adoption:
         check_hooks(operation.hooks, "operation.hooks")
         found = await _find(operation.pid)
         await self._check_permitted(found, owner)
-        self._check_owners(found)
+        await self._check_owners(found)
         account = await self._account(operation, owner, found)
         await self._check_suspendable(found.processes)
         return found, await self._occupied_gpus(operation.pid, found.processes), account
@@ -248,15 +249,9 @@ class Adoption:
                 )
         return account
 
-    def _check_owners(self, found: "_Found") -> None:
-        for member in found.members:
-            holder = owner(member.identity.pid, self._workloads.all(), member.marked_id)
-            if holder is not None:
-                raise OperationError(
-                    errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
-                    f"process {member.identity.pid} already belongs to workload {holder.name}: use that",
-                    {"pid": str(member.identity.pid)},
-                )
+    async def _check_owners(self, found: "_Found") -> None:
+        """Refuses processes that belong to a workload. Afterwards none does until the next checkpoint."""
+        await check_living(self._workloads, found.root.pid, partial(_check_unowned, found.members))
 
     async def _check_suspendable(self, processes: Sequence[ProcessIdentity]) -> None:
         findings = Findings()
@@ -326,6 +321,17 @@ class _Found:
     def processes(self) -> list[ProcessIdentity]:
         """The process and its descendants."""
         return [member.identity for member in self.members]
+
+
+def _check_unowned(members: Iterable[_Member], workloads: Collection[Workload]) -> None:
+    for member in members:
+        holder = owner(member.identity.pid, workloads, member.marked_id)
+        if holder is not None:
+            raise OperationError(
+                errors_pb2.ERROR_REASON_ALREADY_REGISTERED,
+                f"process {member.identity.pid} already belongs to workload {holder.name}: use that",
+                {"pid": str(member.identity.pid)},
+            )
 
 
 async def _find(pid: int) -> _Found:

@@ -153,13 +153,15 @@ class ExitMonitor:
         """Leaves the remaining processes of a workload running, and kills those that are suspended.
 
         An operation may still restore suspended members on their GPUs, so the workload keeps its lease until
-        the operation has ended. Nobody could restore a suspended member after the end of the workload.
+        the operation has ended. Nobody could restore a suspended member after the end of the workload. An
+        operation may begin, and even end, during the search for the remaining processes.
         """
         while True:
             await _wait_operation(workload)
+            state = workload.state
             await self._killer.kill_suspended(workload)
             await self._foreign.look(self._workloads, leaving=workload)
-            if workload.state not in IN_OPERATION:
+            if workload.state == state:
                 return
 
     async def _end_rest(self, workload: Workload) -> None:

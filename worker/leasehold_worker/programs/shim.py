@@ -15,6 +15,7 @@ The shim keeps the worker's user, without capabilities. So programs of other use
 trace it, nor change its records.
 
 The shim writes two files to the folder: ``process`` identifies the program, and ``exit`` says how it ended.
+The shim takes the disk space of ``exit`` before the program starts, which may fill the disk.
 link(2) creates ``process``, so only one process can. A worker that abandons a start creates it, and nothing
 starts. CRIU stops a restored program until the shim has created the file, and kills the program otherwise.
 """
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 PROCESS_FILE = "process"
 EXIT_FILE = "exit"
+RESERVED_FILE = "exit.reserved"
+RESERVED_BYTES = 1024
 RESTORE = "--restore"
 GIVEN_UP = "the worker has given up this start"
 
@@ -95,8 +98,12 @@ def start() -> None:
         return
     facts = describe(pid, boot_id)
     drop_capabilities()
-    if not claim(folder, facts):
-        tell(status, {"error": GIVEN_UP})
+    try:
+        refusal = "" if claim(folder, facts) else GIVEN_UP
+    except OSError as refused:
+        refusal = f"its record can't be written ({error_text(refused)}): check the disk of {folder}"
+    if refusal:
+        tell(status, {"error": refusal})
         return  # the pipe closes, and the program ends before its exec
     os.write(go_write, b"g")
     os.close(go_write)
@@ -328,7 +335,13 @@ def describe(pid: int, boot_id: str) -> dict[str, object]:
 
 
 def claim(folder: str, facts: dict[str, object]) -> bool:
-    """Records the program's identity. False: the worker was faster to abandon it."""
+    """Records the program's identity. False: the worker was faster to abandon it.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    with open(os.path.join(folder, RESERVED_FILE), "w", encoding="utf-8") as file:
+        file.write(" " * RESERVED_BYTES)
     fresh = write_file(folder, PROCESS_FILE, facts)
     try:
         os.link(fresh, os.path.join(folder, PROCESS_FILE))
@@ -352,10 +365,16 @@ def see_out(folder: str, pid: int, error: str) -> None:
 
 
 def keep_end(folder: str, returncode: int, error: str) -> None:
-    """Records how the program ended."""
+    """Records how the program ended, in the reserved space. A disk that refuses even so loses the record."""
     outcome = {"returncode": returncode, "end_time": time.time(), "error": error}
-    os.replace(write_file(folder, EXIT_FILE, outcome), os.path.join(folder, EXIT_FILE))
-    sync_folder(folder)
+    reserved = os.path.join(folder, RESERVED_FILE)
+    with contextlib.suppress(OSError):  # the orphans of the program still need the shim
+        with open(reserved, "r+", encoding="utf-8") as file:
+            file.write(json.dumps(outcome).ljust(RESERVED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(reserved, os.path.join(folder, EXIT_FILE))
+        sync_folder(folder)
 
 
 def become(

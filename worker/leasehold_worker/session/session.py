@@ -392,8 +392,8 @@ class CoordinatorSession:
         try:
             with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
                 await trio.to_thread.run_sync(save, abandon_on_cancel=True)
-        except OSError as error:
-            raise SessionEndError(f"the epoch can't be stored ({error.strerror}): check the disk") from error
+        except StartError as error:
+            raise SessionEndError(f"the epoch can't be stored: {error}") from error
         if scope.cancelled_caught:
             raise SessionEndError(
                 f"the epoch was not stored within {JOURNAL_TIMEOUT_S:g} s: check the disk of "

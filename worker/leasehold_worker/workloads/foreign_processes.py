@@ -8,7 +8,7 @@ While NVML can't list the processes of a GPU that a workload leaves, the GPU is 
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, final
@@ -73,6 +73,31 @@ def owner(pid: int, workloads: Iterable[Workload], marked_id: str | None = None)
     """
     living = {workload.workload_id: workload for workload in workloads if workload.state not in ENDED}
     return living.get(_holder_id(pid, _holders(living.values()), marked_id))
+
+
+async def check_living(workloads: Workloads, pid: int, check: Callable[[Collection[Workload]], None]) -> None:
+    """Checks a process against all workloads with processes, in a thread, also those that begin meanwhile.
+
+    Until the next checkpoint after the call, the registry has no workload that was not checked.
+
+    Args:
+        workloads: The registry.
+        pid: The process, whose user decides the thread.
+        check: Raises an OperationError if the process must not be related to one of these workloads.
+
+    Raises:
+        OperationError: As of ``check``. TARGET_NOT_RUNNABLE: the process can't be read.
+    """
+    checked: set[tuple[str, ProcessIdentity]] = set()
+    while unchecked := {
+        (workload.workload_id, workload.root): workload
+        for workload in workloads.all()
+        if workload.state not in ENDED
+        and not workload.absent
+        and (workload.workload_id, workload.root) not in checked
+    }:
+        await read_process(pid, partial(check, tuple(unchecked.values())))
+        checked |= unchecked.keys()
 
 
 async def read_mark(pid: int) -> str:

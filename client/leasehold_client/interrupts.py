@@ -17,3 +17,15 @@ def raise_in_verb() -> None:
     """Makes SIGINT raise KeyboardInterrupt again, after :func:`end_at_once`."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_in_call() -> None:
+    """As :func:`raise_in_verb`, for a verb that only makes calls.
+
+    An exception of a signal handler may leave a call half made, and a thread of gRPC may fail because of it.
+    Python would print its traceback. Each call has a deadline, so nothing waits for that thread.
+    """
+    import threading  # late: most of the command's life needs no threads
+
+    raise_in_verb()
+    threading.excepthook = lambda failure: None

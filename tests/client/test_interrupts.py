@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.scripted_coordinator import ScriptedCoordinator
+
 INTERRUPTED = """
 import os, signal, sys
 event, first = sys.argv[1:3]
@@ -70,6 +72,32 @@ def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
         [sys.executable, "-c", ignoring, "import", "click", "--version"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+FAILING = """
+import threading
+from leasehold_client.coordinator.connection import Connection
+def close(connection):
+    thread = threading.Thread(target=int, args=["half made"])
+    thread.start()
+    thread.join()
+Connection.close = close
+from leasehold_client.__main__ import main
+main()
+"""
+"""A call that a signal left half made lets a thread of gRPC fail, rarely."""
+
+
+def test_a_thread_that_fails_leaves_no_traceback(scripted: ScriptedCoordinator) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, "get", "workers"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LEASEHOLD_COORDINATOR": scripted.address},
+    )
+    assert done.returncode == 1, "the scripted coordinator has no workers to list"
+    assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 PRINTED = ["--help", "--version", "worker --help", "doctor --state-dir state"]

@@ -36,7 +36,7 @@ def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -
     def call(socket: Path | None, *positional: Arguments.args, **named: Arguments.kwargs) -> None:
         from leasehold_client.local.worker import LocalWorker, check_access
 
-        interrupts.raise_in_verb()
+        interrupts.raise_in_call()
         try:
             check_access(socket)
             with LocalWorker(socket) as worker:

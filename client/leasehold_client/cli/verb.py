@@ -200,7 +200,7 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
         from leasehold_client.cli.lookups import with_short_names
         from leasehold_client.coordinator.client import Client
 
-        interrupts.raise_in_verb()
+        interrupts.raise_in_call()
         try:
             found = find_context(context, coordinator)
             default = found.coordinator if found is not None else None

@@ -42,7 +42,7 @@ class TerminalDriver(LinuxDriver):
                     if not data:
                         self._app.call_later(self._app.exit, return_code=1)
                         return
-                    # One by one: only the sequence that fails is lost, and not the beginning of a paste after it.
+                    # One by one: a sequence that fails does not take the beginning of a paste with it.
                     for character in decoder.decode(data):
                         self._parse(character)
                 self._parse("")

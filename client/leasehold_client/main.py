@@ -269,7 +269,7 @@ def main() -> None:
 
 
 def _fail(error: click.ClickException) -> NoReturn:
-    echo_error(_describe(error))
+    echo_error(*_describe(error).splitlines())
     sys.exit(error.exit_code)
 
 

@@ -6,18 +6,30 @@ from contextlib import contextmanager
 
 import click
 
-from leasehold_client.display.terminal_text import discard, safe_text
+from leasehold_client.display.terminal_text import discard, safe_cell, safe_text
 from leasehold_client.errors import LeaseholdError
 
 _has_no_reader = False
 """Whether the pipe of standard output was found closed. Python reports that once."""
 
 
-def echo(text: str) -> bool:
-    """Prints a line. Returns False if the pipe is closed, so that the line is dropped.
+def echo(line: str) -> bool:
+    """Prints a line. A line break within is escaped: in the text of somebody else it would forge a line.
+
+    Returns:
+        False if the pipe is closed, so that the line is dropped.
 
     Raises:
         LeaseholdError: The write failed, such as on a full disk.
+    """
+    return echo_escaped(safe_cell(line))
+
+
+def echo_lines(text: str) -> bool:
+    """Prints lines, such as a document, in which nobody else could put a line break.
+
+    Returns and raises:
+        As :func:`echo`.
     """
     return echo_escaped(safe_text(text))
 

@@ -9,6 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import interrupted
 from leasehold_client.cli.names import complete_workloads
 from leasehold_client.cli.parameter_types import Seconds
 from leasehold_client.cli.selection import Selection, selection_options
@@ -108,7 +109,10 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
         _require_ended(client, selection, condition)
     for label, name in chosen:
         left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s
-        found.append(client.wait_workload(name, condition, timeout_s=left_s))
+        try:
+            found.append(client.wait_workload(name, condition, timeout_s=left_s))
+        except KeyboardInterrupt:
+            interrupted(f"{label} continues: `leasehold get workloads` shows its state")
         if output == "table":
             echo(f"{label}: {'ready' if condition == 'ready' else workload_state(found[-1])}")
     if output != "table" and len(chosen) == 1:

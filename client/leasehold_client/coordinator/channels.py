@@ -21,7 +21,8 @@ from leasehold_client.config import (
 )
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.pem_checks import has_certificates, key_problem
-from leasehold_client.errors import NoCoordinatorError, UsageError
+from leasehold_client.coordinator.socket_access import closed_socket_text
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 AUTHORITY_FILE: Final = "ca.pem"
 CLIENT_FILE: Final = "client.token"
@@ -54,6 +55,7 @@ def find_credentials(address: str) -> Credentials:
 
     Raises:
         NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
+        LeaseholdError: The user may not open the socket.
         UsageError: The credentials can't be read.
     """
     if address.startswith(UNIX_SCHEME):
@@ -174,6 +176,8 @@ def _token(path: Path, address: str) -> str:
 def _require_server(path: str) -> None:
     try:
         require_trusted(path)
+    except PermissionError:  # another attempt has the same end
+        raise LeaseholdError(closed_socket_text(Path(path))) from None
     except OSError as error:
         raise NoCoordinatorError(
             f"no coordinator answers at {UNIX_SCHEME}{path} ({error.strerror or error}): start one with "

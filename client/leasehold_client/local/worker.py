@@ -179,6 +179,10 @@ class LocalWorker:
             return NoWorkerError(refusal.message, reason=refusal.reason, code=refusal.code)
         if refusal is not None:
             return refusal
+        try:
+            check_access(self.path)
+        except LeaseholdError as closed:
+            return closed
         call = cast("grpc.Call", error)
         return NoWorkerError(
             f"no worker answers at {self.path} ({call.details()}): start `leasehold worker`, or name its "

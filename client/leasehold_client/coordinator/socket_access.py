@@ -11,12 +11,13 @@ def closed_socket_text(path: Path) -> str:
     """A sentence about a connection that was refused with EACCES: what happened, why, and what to do."""
     closed, found = _closed_part(path)
     what = "the socket" if closed == path else f"the directory {closed}"
+    caller = _user_name(os.geteuid())
     owner, group = _user_name(found.st_uid), _group_name(found.st_gid)
     mode = f"{stat.S_IMODE(found.st_mode):04o}"
     return (
-        f"user {_user_name(os.geteuid())} may not use the coordinator's socket {path}: {what} belongs to user "
-        f"{owner} and group {group}, with mode {mode}; call as {owner}, or name the coordinator's HOST:PORT "
-        "with --coordinator"
+        f"user {caller} may not use the coordinator's socket {path}: {what} belongs to user {owner} and "
+        f"group {group}, with mode {mode}; call as {owner}, or name the coordinator's HOST:PORT with "
+        "--coordinator"
     )
 
 

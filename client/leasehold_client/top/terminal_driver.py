@@ -1,9 +1,9 @@
 """The terminal of ``leasehold top``: input that no byte can end.
 
-The input thread of textual decodes UTF-8 strictly, and its parser raises ValueError for some escape
-sequences, such as ``ESC [ 1114112 u``. Either ends the page with a traceback. A terminal sends such bytes if
-its encoding differs, after a paste, and on a noisy line. textual has no public setting for that, so its input
-loop is replaced here.
+The input thread of textual decodes UTF-8 strictly, and its parser raises ValueError or ZeroDivisionError for
+some escape sequences, such as ``ESC [ 1114112 u``. Either ends the page with a traceback. A terminal sends
+such bytes if its encoding differs, after a paste, and on a noisy line. textual has no public setting for
+that, so its input loop is replaced here.
 """
 
 import os
@@ -13,6 +13,7 @@ from typing import Final, final
 
 from textual._xterm_parser import XTermParser  # textual has no public parser
 from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
 
 POLL_S: Final = 0.1
 """Time between two checks whether the page has ended, as in textual."""
@@ -55,8 +56,10 @@ class TerminalDriver(LinuxDriver):
 
     def _parse(self, character: str) -> None:
         """Parses a character. Empty: a pause, which ends a sequence such as a single Escape."""
+        events: list[Message] = []
         try:
-            for event in self._parser.feed(character) if character else self._parser.tick():
-                self.process_message(event)
-        except ValueError:
+            events += self._parser.feed(character) if character else self._parser.tick()
+        except Exception:  # noqa: BLE001 - input decides which one
             self._parser = XTermParser()
+        for event in events:
+            self.process_message(event)

@@ -54,7 +54,9 @@ class Terminal:
     def wait_for(self, text: bytes) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while text not in self.output:
-            assert time.monotonic() < deadline, self.output[-3000:]
+            if time.monotonic() > deadline:
+                self.process.kill()
+                pytest.fail(f"{text!r} is missing: {self.output[-3000:]!r}")
             time.sleep(0.02)
 
     def end(self) -> int:
@@ -106,7 +108,9 @@ def test_malformed_input_ends_nothing(fleet: ScriptedFleet, tmp_path: Path) -> N
     terminal.wait_for(b"1 host | 2 GPUs: 2 free")
     terminal.press(b"\xff")
     terminal.press(b"\xc3")  # the first byte of a character of UTF-8
-    terminal.press(b"\x1b[1114112u\x1b[:u")  # escape sequences that the parser of textual fails on
+    # Escape sequences that the parser of textual fails on: a character that is none, and a pixel of no size.
+    terminal.press(b"\x1b[1114112u\x1b[:u\x1b[?2048;1$y\x1b[48;0;0;0;0t\x1b[<0;10;5M")
+    terminal.press(b"\x1b[48;24;80;480;800t")  # the terminal has a size again
     terminal.press(b"?")
     terminal.wait_for(b"Two workloads")
     terminal.press(b"\x03")

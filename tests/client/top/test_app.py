@@ -21,6 +21,7 @@ from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
 from leasehold_client.top import fleet_feed
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
+from textual.widgets import Input
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
 
@@ -260,6 +261,21 @@ def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -
         await page.until(lambda: bool(fleet.scripted.asked(fleet_service_pb2.UncordonRequest)))
 
     play(fleet, steps, width=120)
+
+
+def test_a_second_enter_closes_no_other_screen(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        await page.press("c")
+        await page.shows("cordon alpha", "Enter continue")
+        await page.type("fan")
+        entry = page.app.screen.query_one(Input)
+        for _ in range(3):
+            await entry.action_submit()  # as keys that come before the dialog has gone
+        await page.shows("worker alpha accepts no new work: fan. Leases stay.")
+        await page.press("escape")
+        await page.until(lambda: len(page.app.screen_stack) == 1)
+
+    play(fleet, steps)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final, final
 
+from rich.console import RenderableType
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, Static
@@ -117,10 +118,17 @@ class TopApp(App[None]):
 
     def _handle_exception(self, error: Exception) -> None:
         """Ends the page after a defect. textual would print a traceback with the values of variables."""
-        super()._handle_exception(error)
-        self._exit_renderables.clear()
         if self.failure is None:
             self.failure = error.error if isinstance(error, WorkerFailed) else error
+        super()._handle_exception(error)
+        self._exit_renderables.clear()
+
+    def panic(self, *renderables: RenderableType) -> None:
+        """Ends the page after a defect in a thread of textual, which hands over its traceback."""
+        super().panic(*renderables)
+        self._exit_renderables.clear()
+        if self.failure is None:
+            self.failure = RuntimeError("a thread of the terminal failed")
 
     # Updates
 

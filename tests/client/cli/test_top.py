@@ -117,16 +117,33 @@ def test_malformed_input_ends_nothing(fleet: ScriptedFleet, tmp_path: Path) -> N
     assert terminal.end() == 0
 
 
-def test_a_defect_of_the_page_is_one_line(fleet: ScriptedFleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("broken", "defect"),
+    [
+        ("app.counts_text", b"KeyError at broken.py:4: 'lost'"),
+        pytest.param(
+            "terminal_driver.TerminalDriver._read",
+            b"RuntimeError: a thread of the terminal failed",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_defect_of_the_page_is_one_line(
+    fleet: ScriptedFleet, tmp_path: Path, broken: str, defect: bytes
+) -> None:
     program = tmp_path / "broken.py"
     program.write_text(
         "from leasehold_client.main import main\n"
-        "from leasehold_client.top import app\n"
-        "def broken(*_): raise KeyError('lost')\n"
-        "app.counts_text = broken\n"
+        "from leasehold_client.top import app, terminal_driver\n"
+        "def broken(*_):\n"
+        "    raise KeyError('lost')\n"
+        f"{broken} = broken\n"
         "main()\n"
     )
     terminal = Terminal(fleet.scripted.address, tmp_path, (str(program),))
+    if "_read" in broken:
+        terminal.wait_for(b"1 host | 2 GPUs: 2 free")
+        terminal.press(b"q")
     assert terminal.end() == 1
-    assert b"leasehold: top ended by a defect of its own (KeyError at broken.py:3: 'lost')" in terminal.output
+    assert b"leasehold: top ended by a defect of its own (" + defect + b")" in terminal.output
     assert b"\x1b[?1049l" in terminal.output

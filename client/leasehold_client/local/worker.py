@@ -184,8 +184,9 @@ class LocalWorker:
         except LeaseholdError as closed:
             return closed
         call = cast("grpc.Call", error)
+        why = call.details() if self.path.exists() else "no such socket"
         return NoWorkerError(
-            f"no worker answers at {self.path} ({call.details()}): start `leasehold worker`, or name its "
+            f"no worker answers at {self.path} ({why}): start `leasehold worker`, or name its "
             f"socket with --socket or {SOCKET_VARIABLE}",
             code=call.code(),
         )

@@ -76,7 +76,7 @@ class TopApp(App[None]):
     def __init__(self, client: AsyncClient, contact: Contact, caller: str) -> None:
         super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self.theme = "ansi-dark"
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         """The defect that ended the page. None: it has none so far."""
         self.model = FleetModel()
         self.contact = contact

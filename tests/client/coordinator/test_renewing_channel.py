@@ -143,13 +143,16 @@ def test_a_damaged_context_is_refused_before_grpc_logs_it(
     coordinator: Renewals, capfd: pytest.CaptureFixture[str], field: str
 ) -> None:
     holder = coordinator.issue("user/bob")
-    texts = {
-        "key": holder.key.decode(),
-        "certificate": holder.chain.decode(),
-        "authorities": holder.roots.decode(),
-    }
-    context_credentials(Context("bob", "user/bob", **texts))
-    texts[field] = texts[field][:100]
+    whole = Context(
+        "bob",
+        "user/bob",
+        key=holder.key.decode(),
+        certificate=holder.chain.decode(),
+        authorities=holder.roots.decode(),
+    )
+    context_credentials(whole)
+    cut = getattr(whole, field)[:100]
+    damaged = replace(whole, **{field: cut})
     with pytest.raises(UsageError, match="of the context bob is damaged: `leasehold context delete bob`"):
-        context_credentials(Context("bob", "user/bob", **texts))
+        context_credentials(damaged)
     assert capfd.readouterr().err == ""

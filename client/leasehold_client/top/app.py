@@ -8,6 +8,7 @@ from typing import ClassVar, Final, final
 from rich.console import RenderableType
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.widgets import Input, Static
 from textual.worker import Worker as TextualWorker
 from textual.worker import WorkerFailed
@@ -174,8 +175,11 @@ class TopApp(App[None]):
     def _write(self, place: str, text: str, style: str = "") -> None:
         """Writes a line of text, if it has changed."""
         if self._written.get(place) != (text, style):
+            try:
+                line = self.query_one(f"#{place}", Static)
+            except NoMatches:  # textual removes the lines of a page that ends before its timers
+                return
             self._written[place] = (text, style)
-            line = self.query_one(f"#{place}", Static)
             line.set_classes(style)
             line.update(safe_cell(text))
 

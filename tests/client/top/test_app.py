@@ -19,8 +19,10 @@ from leasehold.v1 import (
 from leasehold.v1.lease_pb2 import Cordon
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
 from leasehold_client.top import fleet_feed
+from leasehold_client.top.app import TICK_S
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
+from leasehold_client.top.summary_text import counts_text
 from textual.widgets import Input
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
@@ -462,6 +464,18 @@ def test_a_thousand_hosts_stay_responsive(fleet: ScriptedFleet) -> None:
         finally:
             RowList.render_line = render_line  # type: ignore[method-assign]
         assert rendered < 5000  # a few screens, and not the fleet
+
+    play(fleet, steps)
+
+
+def test_a_change_while_the_page_ends_is_no_defect(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        await page.shows("4 GPUs: 3 free")
+        await page.app.query_one("#counts").remove()  # as textual does first at the end
+        fleet.tell(gpu(1, LEASED, "one"))
+        await page.until(lambda: "2 free" in counts_text(page.app.model))
+        await asyncio.sleep(3 * TICK_S)
+        assert page.app.failure is None
 
     play(fleet, steps)
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import stat
 import struct
@@ -32,6 +33,15 @@ ISSUED_VARIABLE: Final = "LEASEHOLD_TOKEN_FILE"
 
 SOCKET_VARIABLE: Final = "LEASEHOLD_SOCKET"
 """Environment variable with the path of the worker's socket."""
+
+SOCKET_PATH_LIMIT_BYTES: Final = 107
+"""Longest path of a Unix socket on Linux (unix(7))."""
+
+SHOWN_LIMIT: Final = 100
+"""Characters of an invalid address in a message."""
+
+_HOST: Final = re.compile(r"[\w.-]{1,253}")
+"""A name of a host, or an IPv4 address."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group of a peer, as SO_PEERCRED has them (unix(7))."""
@@ -160,16 +170,37 @@ def parse_address(text: str) -> str:
         UsageError: The text is none of HOST:PORT, insecure:HOST:PORT and unix:PATH.
     """
     if text.startswith(f"{UNIX_SCHEME}/"):
+        path = text.removeprefix(UNIX_SCHEME)
+        if not path.isprintable() or len(path.encode()) > SOCKET_PATH_LIMIT_BYTES:
+            raise UsageError(
+                f"invalid coordinator address {_cut(text)!r}: the path of a socket has printable characters, "
+                f"and {SOCKET_PATH_LIMIT_BYTES} bytes at most"
+            )
         return text
     scheme = INSECURE_SCHEME if text.strip().startswith(INSECURE_SCHEME) else ""
     host, _, port = text.strip().removeprefix(scheme).rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not host or (":" in host and not bracketed) or not _is_port(port):
+    if not (_is_address(host[1:-1]) if bracketed else _HOST.fullmatch(host)) or not _is_port(port):
         raise UsageError(
-            f"invalid coordinator address {text!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}, "
+            f"invalid coordinator address {_cut(text)!r}: write HOST:PORT, such as {DEFAULT_COORDINATOR}, "
             f"{INSECURE_SCHEME}HOST:PORT without TLS, or {UNIX_SCHEME}/PATH of a socket"
         )
     return f"{scheme}{host}:{port}"
+
+
+def _is_address(text: str) -> bool:
+    """Whether a text is an IPv6 address."""
+    import ipaddress  # late: few addresses are of IPv6
+
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}…"
 
 
 def _is_port(text: str) -> bool:

@@ -109,10 +109,8 @@ class Contexts:
             UsageError: There is none.
         """
         if name not in self.by_name:
-            known = ", ".join(self.by_name) or "none"
-            raise UsageError(
-                f"no context is named {name!r}: the contexts are {known}; `leasehold login` makes one"
-            )
+            known = f"the contexts are {', '.join(self.by_name)}" if self.by_name else "there is no context"
+            raise UsageError(f"no context is named {name!r}: {known}; `leasehold login` makes one")
         return self.by_name[name]
 
     def put(self, context: Context) -> Contexts:

@@ -220,10 +220,12 @@ def _suggestion(name: str) -> str:
     word = name.lower()
     if word in BY_WORD:
         return f": did you mean `leasehold get {BY_WORD[word].plural}`?"
-    meant = MEANT.get(word) or closest(word, [*VERBS, *PLUGINS])
-    if meant is None and (kind := closest(word, BY_WORD)) is not None:
-        meant = f"get {BY_WORD[kind].plural}"
-    return f": did you mean `leasehold {meant}`?" if meant else ""
+    known = word if word in MEANT else closest(word, [*VERBS, *PLUGINS, *BY_WORD, *MEANT])
+    if known is None:
+        return ""
+    kind = BY_WORD.get(known) if known not in (*VERBS, *PLUGINS) else None
+    meant = f"get {kind.plural}" if kind is not None else MEANT.get(known, known)
+    return f": did you mean `leasehold {meant}`?"
 
 
 def _load(name: str) -> click.Command | None:
@@ -269,7 +271,7 @@ def main() -> None:
 
 
 def _fail(error: click.ClickException) -> NoReturn:
-    echo_error(_describe(error))
+    echo_error(*_describe(error).splitlines())
     sys.exit(error.exit_code)
 
 

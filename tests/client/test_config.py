@@ -47,14 +47,34 @@ def test_a_file_that_cannot_be_read_is_refused(file: Path) -> None:
         configured_coordinator()
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:7400", "gpu-fleet.example:1", "[::1]:65535"])
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:7400", "gpu-fleet.example:1", "[::1]:65535", "[fe80::1%eth0]:1", "unix:/run/ü s.sock"]
+)
 def test_addresses(text: str) -> None:
     assert parse_address(text) == text
 
 
+@pytest.mark.parametrize("text", ["unix:/a\nb", "unix:/a\x00b", "unix:/" + "a" * 107, "unix:/\udcff"])
+def test_what_is_no_path_of_a_socket(text: str) -> None:
+    with pytest.raises(UsageError, match="the path of a socket has printable characters, and 107 bytes"):
+        parse_address(text)
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "here", ":7400", "here:", "here:port", "here:0", "here:65536", "::1:7400", "here:-1", "here:٣"],
+    [
+        *("", "here", ":7400", "here:", "here:port", "here:0", "here:65536", "::1:7400", "here:-1", "here:٣"),
+        *(
+            "he\nre:1",
+            "he re:1",
+            "he\x00re:1",
+            "a,b:1",
+            "http://here:1",
+            "[here]:1",
+            "[::1:1",
+            "a" * 254 + ":1",
+        ),
+    ],
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError, match="write HOST:PORT, such as"):

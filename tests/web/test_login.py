@@ -51,6 +51,8 @@ def test_a_login_leads_to_the_wanted_view_and_to_no_other_site(web_fleet: WebFle
     client = Client(web_fleet.url)
     assert client.get("/timeline?range=60000").headers["Location"] == ("/login?next=/timeline?range%3D60000")
     assert client.get("/plain/commands").headers["Location"] == "/login?next=/plain/commands"
+    assert client.get("/plain").headers["Location"] == "/plain/fleet"
+    assert client.get("/plain/").headers["Location"] == "/login"
     assert 'name="next" value="/workloads/a"' in client.get("/login?next=/workloads/a").body
     for wanted, found in (("/workloads/a", "/workloads/a"), *((one, "/") for one in FOREIGN[1:4])):
         assert "evil" not in client.get(f"/login?next={quote(wanted)}").body

@@ -28,6 +28,11 @@ _GIB: Final = 2**30
 Row = Sequence[str]
 
 
+async def lead_to_fleet(request: web.Request) -> web.Response:
+    """The address without the name of a table."""
+    raise web.HTTPSeeOther(f"{TABLE_PREFIX}fleet")
+
+
 async def get_table(request: web.Request) -> web.Response:
     """A page of one table."""
     session = request[SESSION]
@@ -186,4 +191,7 @@ def _time(moment: Timestamp) -> str:
 
 def routes() -> list[web.RouteDef]:
     """The routes of this module."""
-    return [web.get(TABLE_PREFIX + "{kind}", get_table)]
+    return [
+        web.get(TABLE_PREFIX + "{kind}", get_table),
+        *(web.get(path, lead_to_fleet) for path in (TABLE_PREFIX.rstrip("/"), TABLE_PREFIX)),
+    ]

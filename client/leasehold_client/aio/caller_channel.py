@@ -15,6 +15,7 @@ from leasehold_client.coordinator.connection import (
     ON_BEHALF_OF_KEY,
     OPTIONS,
     find_coordinator,
+    require_user,
 )
 from leasehold_client.coordinator.renewing_channel import RenewedContext, context_credentials
 from leasehold_client.coordinator.trace_interceptor import trace_interceptors
@@ -59,7 +60,8 @@ class CallerChannel:
         A renewal goes on if this is cancelled, and the next call opens a channel with the new certificate.
 
         Raises:
-            LeaseholdError: There are no credentials for the coordinator, or a file can't be read.
+            LeaseholdError: There are no credentials for the coordinator, a file can't be read or is
+                malformed, or an argument of the client is invalid.
         """
         async with self._lock:
             if not self._channels:
@@ -93,6 +95,8 @@ class CallerChannel:
         return grpc.aio.secure_channel(target, tls, options=OPTIONS, interceptors=interceptors)
 
     def _find(self) -> Credentials:
+        if self._on_behalf_of:
+            require_user(self._on_behalf_of)
         self.address, context = find_coordinator(self._given_address, self._context_name)
         if context is not None:
             self._context = RenewedContext(context)

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 
 import msgspec
 
+from leasehold_client.arguments.job_document import parse_json, parse_toml, parse_yaml
 from leasehold_client.arguments.suggestions import close_to
 from leasehold_client.config import FILE_LIMIT_BYTES, read_settings_file
 from leasehold_client.errors import UsageError
@@ -85,14 +86,17 @@ def read_job_file(path: str) -> dict[str, Any]:
         else:
             data = read_settings_file(Path(path))
     except OSError as error:
-        raise UsageError(f"the job file {path} can't be read: {error.strerror}; name a TOML file") from error
+        raise UsageError(
+            f"the job file {path} can't be read: {error.strerror}; name a readable file in TOML, JSON or YAML"
+        ) from error
     name = "on standard input" if path == "-" else path
     try:
-        document = _decoder(path)(data)
+        document = _parser(path)(data)
+        _require_texts(document, name)
         job = msgspec.convert(document, JobFile)
     except msgspec.ValidationError as error:
         raise UsageError(f"the job file {name}: {_explained(str(error))}") from error
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the job file {name} is malformed: {' '.join(str(error).split())}") from error
     for key, table in (("env", job.env), ("labels", job.labels), ("annotations", job.annotations)):
         for entry in table:
@@ -102,14 +106,35 @@ def read_job_file(path: str) -> dict[str, Any]:
     return dict(given)
 
 
-def _decoder(path: str) -> Callable[[bytes], Any]:
+def _parser(path: str) -> Callable[[bytes], Any]:
     match Path(path).suffix.lower():
         case ".json":
-            return msgspec.json.decode
+            return parse_json
         case ".yaml" | ".yml":
-            return msgspec.yaml.decode
+            return parse_yaml
         case _:
-            return msgspec.toml.decode
+            return parse_toml
+
+
+def _require_texts(document: Any, name: str) -> None:
+    """Refuses other values in the tables of texts. msgspec would not name their key.
+
+    Raises:
+        UsageError: A value is not text.
+    """
+    for key in ("env", "labels", "annotations"):
+        table = document.get(key) if isinstance(document, dict) else None
+        for entry, value in table.items() if isinstance(table, dict) else ():
+            if not isinstance(value, str):
+                raise UsageError(
+                    f"the job file {name}: {key}.{entry}: expected text, got {_type_text(value)}: put it "
+                    "into quotes"
+                )
+
+
+def _type_text(value: object) -> str:
+    found = {bool: "bool", int: "int", float: "float", list: "array", dict: "object"}.get(type(value), "")
+    return _TYPES.get(found, "another value")
 
 
 def _explained(message: str) -> str:

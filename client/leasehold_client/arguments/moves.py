@@ -26,7 +26,7 @@ def check_options(workloads: Sequence[str], pairs: Sequence[str], to: str | None
             f"--to moves one workload, and {len(workloads)} are named: move several with --pair or --swap"
         )
     if swap and len(workloads) != 2:
-        raise UsageError(f"--swap takes two workloads, and {len(workloads)} are named: name two")
+        raise UsageError(f"--swap takes two workloads, not {len(workloads)}: name two")
 
 
 def find_moves(

@@ -1,13 +1,17 @@
 """Suggestions for mistyped words. Pure."""
 
 from collections.abc import Iterable
+from typing import Final
+
+CUTOFF: Final = 0.75
+"""Smallest likeness of a suggestion. A word of four letters with two exchanged, such as ``stpo``, has it."""
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that a mistyped word most likely means. None: no known word is close."""
     from difflib import get_close_matches  # late: most words are right
 
-    found = get_close_matches(word.lower(), [*known], n=1, cutoff=0.6)
+    found = get_close_matches(word.lower(), [*known], n=1, cutoff=CUTOFF)
     return found[0] if found else None
 
 

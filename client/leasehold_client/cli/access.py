@@ -9,6 +9,7 @@ import click
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.verb import output_option, verb
 from leasehold_client.display.standard_output import echo
+from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.access_service_pb2 import RoleBinding
@@ -51,6 +52,7 @@ def grant(client: Client, role: str, identity: str, users: str, output: str) -> 
     """
     from leasehold_client.display.documents import echo_message
 
+    _require_fitting_users(role, users)
     binding = client.grant(role, identity, users=users)
     if output != "table":
         echo_message(binding, output)
@@ -65,6 +67,7 @@ def grant(client: Client, role: str, identity: str, users: str, output: str) -> 
 @verb
 def revoke(client: Client, role: str, identity: str, users: str) -> None:
     """Take a role from an identity. Its watches end at once if they are no longer permitted."""
+    _require_fitting_users(role, users)
     client.revoke(role, identity, users=users)
     echo(f"{identity} {role}{f' for {users}' if users else ''}: revoked")
 
@@ -83,6 +86,17 @@ def list_bindings(client: Client, output: str) -> None:
         echo_document({"bindings": [to_dict(binding) for binding in bindings]}, output)
     else:
         echo_table(BINDING_COLUMNS, bindings)
+
+
+def _require_fitting_users(role: str, users: str) -> None:
+    """Refuses on_behalf_of without a pattern of users, and a pattern with another role."""
+    if role == "on_behalf_of" and not users:
+        raise UsageError(
+            "on_behalf_of needs the users for whom the service acts: add --users PATTERN, such as "
+            "--users 'user/*'"
+        )
+    if role != "on_behalf_of" and users:
+        raise UsageError(f"--users is only for the role on_behalf_of, and not for {role}: leave it out")
 
 
 def _text(binding: RoleBinding) -> str:

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from leasehold_client.cli.examples import examples
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo_lines
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -31,4 +31,4 @@ def completion(shell: str) -> None:
     if found is None:
         raise click.UsageError(f"this version of click has no completion for {shell}")
     script = found(click.get_current_context().find_root().command, {}, "leasehold", "_LEASEHOLD_COMPLETE")
-    echo(script.source_template % script.source_vars())
+    echo_lines(script.source_template % script.source_vars())

@@ -243,7 +243,9 @@ def conclude_cancel(client: Client, commands: Sequence[Command], options: Comman
                 standard_output.echo(f"{what} is {command_state(command)}, cancellation requested")
         elif command.state == COMMAND_STATE_CANCELLED:
             if options.is_told:
-                standard_output.echo("\n".join([f"{what} is CANCELLED", *member_lines(command)]))
+                standard_output.echo(f"{what} is CANCELLED")
+                for line in member_lines(command):
+                    standard_output.echo(line)
         elif command.state == COMMAND_STATE_SUCCEEDED:
             is_late = True
             _echo_failure([f"too late to cancel {what} SUCCEEDED"])
@@ -262,7 +264,7 @@ def _fail(lines: list[str]) -> NoReturn:
 
 def _echo_failure(lines: list[str]) -> None:
     first, *others = lines
-    echo_error("\n".join([f"leasehold: {first}", *others]))
+    echo_error(f"leasehold: {first}", *others)
 
 
 def _echo_stored(command: Command, what: str, options: CommandOptions) -> None:

@@ -14,7 +14,7 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.kind_argument import KindType
 from leasehold_client.cli.names import complete_kind
 from leasehold_client.cli.verb import verb
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo_lines
 from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
         )
     for number, name in enumerate(dict.fromkeys(names)):
         if number:
-            echo("\n")
+            echo_lines("\n")
         _describe(client, kind.plural, name)
 
 
@@ -123,5 +123,5 @@ def _section(title: str, columns: Sequence[Column[Row]], rows: Sequence[Row]) ->
     from leasehold_client.display.tables import echo_table
 
     if rows:
-        echo(heading(title))
+        echo_lines(heading(title))
         echo_table(columns, rows)

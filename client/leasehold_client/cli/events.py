@@ -15,7 +15,7 @@ from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.cli.names import complete_workers, complete_workloads
 from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.verb import YEAR_S, output_option, verb
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo, echo_lines
 
 if TYPE_CHECKING:
     from leasehold.v1.event_pb2 import Event
@@ -109,7 +109,7 @@ def _echo(event: Event, output: str) -> bool:
     if output == "yaml":
         from leasehold_client.display.documents import document_text, to_dict
 
-        return echo(f"---\n{document_text(to_dict(event), output)}")
+        return echo_lines(f"---\n{document_text(to_dict(event), output)}")
     from leasehold.v1.event_pb2 import EventKind
 
     from leasehold_client.display.record_tables import event_text

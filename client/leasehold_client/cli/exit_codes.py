@@ -48,7 +48,7 @@ def raise_all(refusals: Sequence[LeaseholdError]) -> None:
         raise refusals[-1]
 
 
-def interrupted(remainder: str) -> NoReturn:
-    """Prints what continues, and exits like a program that SIGINT ended."""
-    echo_error(f"leasehold: interrupted; {remainder}")
+def interrupted(remainder: str = "") -> NoReturn:
+    """Prints what continues, and exits like a program that SIGINT ended. Empty: nothing continues."""
+    echo_error(f"leasehold: interrupted; {remainder}" if remainder else "leasehold: interrupted")
     sys.exit(EXIT_INTERRUPTED)

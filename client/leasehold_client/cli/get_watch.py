@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo_lines
 from leasehold_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, 
         is_other_kind = kind in ("workers", "gpus") and (kind == "gpus") != ("gpu" in change)
         if change == "bookmark" or is_other_kind:
             continue
-        if not echo(_text(response, change, output)):
+        if not echo_lines(_text(response, change, output)):
             return
 
 

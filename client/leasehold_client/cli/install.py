@@ -12,7 +12,7 @@ import click
 
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo, echo_lines
 from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _install(
     except LeaseholdError as error:
         fail(error)
     if dry_run:
-        echo(f"\n{service.unit_path}:\n{unit.rstrip()}")
+        echo_lines(f"\n{service.unit_path}:\n{unit.rstrip()}")
 
 
 def _service(name: str, user: str | None) -> Service:

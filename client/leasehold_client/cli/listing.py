@@ -15,6 +15,7 @@ from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+    from leasehold.v1.audit_pb2 import AuditEntry
     from leasehold.v1.command_pb2 import Command
 
     from leasehold_client.coordinator.client import Client
@@ -102,11 +103,9 @@ def list_kind(client: Client, plural: str, query: Query) -> Listing:
             events = [event for some in found for event in some]
             return Listing(events, record_tables.EVENT_COLUMNS, _event_id, _event_id, refusals)
         case "audit":
-            of_names = " OR ".join(f"identity = {quoted(name)}" for name in names)
-            entries = client.audit_entries(filter=both(text, of_names), order_by=order)
-            return Listing(
-                entries, record_tables.AUDIT_COLUMNS, lambda one: str(one.number), lambda one: str(one.number)
-            )
+            parts, refusals = _each(lambda name: _audit_entries(client, name, text, order), names or [""])
+            entries = [entry for part in parts for entry in part]
+            return Listing(entries, record_tables.AUDIT_COLUMNS, _audit_number, _audit_number, refusals)
         case _:
             commands, refusals = _each(client.command, names)
             if not names:
@@ -148,6 +147,26 @@ def _each(find: Callable[[str], Shown], names: Sequence[str]) -> tuple[list[Show
                 raise
             refusals.append(error)
     return found, refusals
+
+
+def _audit_entries(client: Client, identity: str, text: str, order: str) -> list[AuditEntry]:
+    """Entries of the audit. Empty: of all identities.
+
+    Raises:
+        LeaseholdError: The audit has no such entry of the identity.
+    """
+    of_identity = f"identity = {quoted(identity)}" if identity else ""
+    found = client.audit_entries(filter=both(text, of_identity), order_by=order)
+    if identity and not found:
+        raise LeaseholdError(
+            f"no entry of the audit is of the identity {identity!r}{' and matches' if text else ''}: "
+            "`leasehold get audit` shows identities, such as user/alice"
+        )
+    return found
+
+
+def _audit_number(message: Any) -> str:
+    return str(message.number)
 
 
 def _checkpoint_id(message: Any) -> str:  # Message has no fields of its own

@@ -46,6 +46,22 @@ class Selection:
     def find(
         self, client: Client, applies: Callable[[Workload], bool], *, include_ended: bool = False
     ) -> list[tuple[str, str]]:
+        """Finds the workloads, and says on standard error if a search found none.
+
+        Args and raises:
+            As :meth:`matches`.
+
+        Returns:
+            As :meth:`matches`.
+        """
+        chosen = self.matches(client, applies, include_ended=include_ended)
+        if not chosen:
+            echo_error("leasehold: no workload matches, so nothing was done")
+        return chosen
+
+    def matches(
+        self, client: Client, applies: Callable[[Workload], bool], *, include_ended: bool = False
+    ) -> list[tuple[str, str]]:
         """Finds the workloads.
 
         Args:
@@ -54,8 +70,7 @@ class Selection:
             include_ended: Whether workloads that have ended are searched too.
 
         Returns:
-            Name for people, and name or id for calls, of each workload. Empty: the search found none, which
-            was said on standard error.
+            Name for people, and name or id for calls, of each workload. Empty: the search found none.
 
         Raises:
             UsageError: Nothing is named, or a name and a search are given.
@@ -68,10 +83,7 @@ class Selection:
             raise UsageError("name a workload, or choose some by -l, --filter or --all")
         text = both(self.filter_text, label_filter(self.selector))
         found = client.workloads(include_ended=include_ended, filter=text)
-        chosen = [(one.name, one.workload_id) for one in found if applies(one)]
-        if not chosen:
-            echo_error("leasehold: no workload matches, so nothing was done")
-        return chosen
+        return [(one.name, one.workload_id) for one in found if applies(one)]
 
 
 def selection_options(function: Callable[..., None]) -> Callable[..., None]:

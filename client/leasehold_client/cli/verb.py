@@ -222,6 +222,8 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
                 )
             )
         except KeyboardInterrupt:
-            interrupted("a command that was stored continues: `leasehold get commands` shows it")
+            if "options" in named:  # those of a verb that creates commands
+                interrupted("a command that was stored continues: `leasehold get commands` shows it")
+            interrupted()
 
     return call

@@ -9,12 +9,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from leasehold_client.cli.examples import examples
+from leasehold_client.cli.exit_codes import interrupted
 from leasehold_client.cli.names import complete_workloads
 from leasehold_client.cli.parameter_types import Seconds
 from leasehold_client.cli.selection import Selection, selection_options
 from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo
-from leasehold_client.errors import UsageError
+from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.workload_pb2 import Workload
@@ -91,7 +93,8 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
     """Wait until workloads are ready, have ended or are in a state.
 
     A workload is ready once its readiness probes have succeeded. A workload without probes is ready once it
-    uses CUDA, or at once if it has no GPU. If a workload ends before the condition holds, the exit code is 1.
+    uses CUDA, or at once if it has no GPU. The exit code is 1 if a workload ends before the condition holds,
+    or if a search finds no workload.
     """
     from leasehold_client.coordinator.workload_watch import STATES
     from leasehold_client.display.documents import echo_document, echo_message, to_dict
@@ -101,13 +104,35 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
         raise UsageError(f"{condition!r} is not a state of workloads: choose {', '.join(STATES)}")
     deadline = time.monotonic() + timeout_s
     found: list[Workload] = []
-    chosen = selection.find(client, lambda workload: True)
+    chosen = selection.matches(client, lambda workload: True)
+    if not chosen:
+        _require_ended(client, selection, condition)
     for label, name in chosen:
         left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s
-        found.append(client.wait_workload(name, condition, timeout_s=left_s))
+        try:
+            found.append(client.wait_workload(name, condition, timeout_s=left_s))
+        except KeyboardInterrupt:
+            interrupted(f"{label} continues: `leasehold get workloads` shows its state")
         if output == "table":
             echo(f"{label}: {'ready' if condition == 'ready' else workload_state(found[-1])}")
     if output != "table" and len(chosen) == 1:
         echo_message(found[0], output)
     elif output != "table":
         echo_document({"workloads": [to_dict(one) for one in found]}, output)
+
+
+def _require_ended(client: Client, selection: Selection, condition: str) -> None:
+    """Accepts a search that found no open workload, if it finds ended ones for which the condition holds.
+
+    Raises:
+        LeaseholdError: There are none.
+    """
+    from leasehold_client.coordinator.workload_watch import ENDED, STATES
+
+    wanted = ENDED if condition == "ended" else ENDED & {STATES.get(condition)}
+    ended = wanted and selection.matches(client, lambda one: one.status.state in wanted, include_ended=True)
+    if not ended:
+        raise LeaseholdError(
+            "no workload matches, so there is nothing to wait for: `leasehold get workloads` lists them"
+        )
+    echo_error("leasehold: all workloads that match have ended")

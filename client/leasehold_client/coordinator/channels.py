@@ -20,13 +20,14 @@ from leasehold_client.config import (
     require_trusted,
 )
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
-from leasehold_client.errors import NoCoordinatorError, UsageError
+from leasehold_client.coordinator.pem_checks import has_certificates, key_problem
+from leasehold_client.coordinator.socket_access import closed_socket_text
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 AUTHORITY_FILE: Final = "ca.pem"
 CLIENT_FILE: Final = "client.token"
 CERTIFICATE_FILES: Final = ("client.pem", "client.key")
 """A client certificate and its key, which take the place of the token if they exist."""
-_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{32,512}")
 _ISSUED_TOKEN: Final = re.compile(r"[A-Za-z0-9_.-]{1,8192}")
 FILE_LIMIT_BYTES: Final = 65_536
@@ -54,6 +55,7 @@ def find_credentials(address: str) -> Credentials:
 
     Raises:
         NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
+        LeaseholdError: The user may not open the socket.
         UsageError: The credentials can't be read.
     """
     if address.startswith(UNIX_SCHEME):
@@ -68,7 +70,7 @@ def find_credentials(address: str) -> Credentials:
         return _issued_token(address, certificate, Path(token_file))
     chain_path, key_path = (directory / name for name in CERTIFICATE_FILES)
     if key_path.exists() and not is_insecure:
-        pair = _read(key_path, address), _read(chain_path, address)
+        pair = _pair(key_path, chain_path, address)
         return Credentials(address, grpc.ssl_channel_credentials(certificate, *pair))
     token = _token(directory / CLIENT_FILE, address)
     if is_insecure:
@@ -149,9 +151,19 @@ def _issued_token(address: str, certificate: bytes, path: Path) -> Credentials:
 
 def _authority(path: Path, address: str) -> bytes:
     certificate = _read(path, address)
-    if _CERTIFICATE not in certificate:  # without any, gRPC would trust the authorities of the system
+    if not has_certificates(certificate):  # without any, gRPC would trust the authorities of the system
         raise UsageError(f"{path} holds no certificate: copy it from the coordinator's host again")
     return certificate
+
+
+def _pair(key_path: Path, chain_path: Path, address: str) -> tuple[bytes, bytes]:
+    """A key and its certificate."""
+    key, chain = _read(key_path, address), _read(chain_path, address)
+    if not has_certificates(chain):
+        raise UsageError(f"{chain_path} holds no certificate: copy it from its issuer again")
+    if problem := key_problem(chain, key):
+        raise UsageError(f"the private key {key_path} {problem}")
+    return key, chain
 
 
 def _token(path: Path, address: str) -> str:
@@ -164,6 +176,8 @@ def _token(path: Path, address: str) -> str:
 def _require_server(path: str) -> None:
     try:
         require_trusted(path)
+    except PermissionError:  # another attempt has the same end
+        raise LeaseholdError(closed_socket_text(Path(path))) from None
     except OSError as error:
         raise NoCoordinatorError(
             f"no coordinator answers at {UNIX_SCHEME}{path} ({error.strerror or error}): start one with "

@@ -1,6 +1,7 @@
 """The connection to a coordinator: calls, lists and streams that raise :class:`LeaseholdError`."""
 
 import os
+import re
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Final, Protocol, TypeVar, cast, final
 
 import grpc
 
-from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator
+from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator, parse_address
 from leasehold_client.contexts import CONTEXT_VARIABLE, Context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
@@ -17,13 +18,15 @@ from leasehold_client.coordinator.renewing_channel import RenewingChannel
 from leasehold_client.coordinator.retry import CONNECT_TIMEOUT_S, repeat
 from leasehold_client.coordinator.tls_failures import explain, explain_closed
 from leasehold_client.coordinator.trace_interceptor import traced
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError, decode_error
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, decode_error
 
 CALL_TIMEOUT_S: Final = 10.0
 """Deadline of most calls."""
 
 ON_BEHALF_OF_KEY: Final = "leasehold-on-behalf-of"
 """Metadata of a call with the user for whom a service acts."""
+
+_USER: Final = re.compile(r"user/[A-Za-z0-9._@-]{1,64}")
 
 CLOSE_TIMEOUT_S: Final = 1.0
 PAGE_SIZE: Final = 1000
@@ -72,6 +75,7 @@ class Connection:
 
     Raises:
         LeaseholdError: There are no credentials for the coordinator.
+        UsageError: An argument, or a file of the credentials, is invalid.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Connection:
         else:
             self.channel = repeat(partial(open_channel, self.address, OPTIONS), on_wait)
         if on_behalf_of:
+            require_user(on_behalf_of)
             header = HeaderInterceptor(ON_BEHALF_OF_KEY, lambda: on_behalf_of)
             self.channel = grpc.intercept_channel(self.channel, header)
         self.channel = traced(self.channel)
@@ -175,6 +180,19 @@ class Connection:
             call.cancel()
 
 
+def require_user(on_behalf_of: str) -> None:
+    """Refuses a user that no header can carry. The coordinator checks the rest.
+
+    Raises:
+        UsageError: The text is no identity of a user.
+    """
+    if not _USER.fullmatch(on_behalf_of):
+        raise UsageError(
+            f"a service acts for a user, and {on_behalf_of[:100]!r} is none: write user/NAME, where NAME has "
+            "letters, digits, '-', '_', '.' or '@', at most 64"
+        )
+
+
 def find_coordinator(address: str | None, context: str | None) -> tuple[str, Context | None]:
     """The address of a coordinator, and the context whose certificate it knows.
 
@@ -184,9 +202,13 @@ def find_coordinator(address: str | None, context: str | None) -> tuple[str, Con
 
     Returns:
         The address, and the context. None: the credentials are a token, or the user of a socket.
+
+    Raises:
+        UsageError: The address is invalid, or there is no such context.
     """
     if not address and not context:
         address, context = os.environ.get(COORDINATOR_VARIABLE), os.environ.get(CONTEXT_VARIABLE)
+    address = parse_address(address) if address else None
     found = find_context(context, address)
     if found is not None:
         require_no_token(f"the context {found.name} has a certificate")

@@ -13,7 +13,8 @@ from typing import Any, Final, final
 import grpc
 
 from leasehold_client.contexts import Context
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.coordinator.pem_checks import has_certificates, key_problem
+from leasehold_client.errors import LeaseholdError, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +66,20 @@ class RenewedContext:
 
 
 def context_credentials(context: Context) -> grpc.ChannelCredentials:
-    """Credentials with the certificate of a context."""
-    texts = context.authorities, context.key, context.certificate
-    return grpc.ssl_channel_credentials(*(text.encode() for text in texts))
+    """Credentials with the certificate of a context.
+
+    Raises:
+        UsageError: The context is damaged.
+    """
+    authorities, key, chain = (
+        text.encode() for text in (context.authorities, context.key, context.certificate)
+    )
+    if not (has_certificates(authorities) and has_certificates(chain)) or key_problem(chain, key):
+        raise UsageError(
+            f"the key or a certificate of the context {context.name} is damaged: `leasehold context delete "
+            f"{context.name}`, and log in again"
+        )
+    return grpc.ssl_channel_credentials(authorities, key, chain)
 
 
 @final

@@ -111,11 +111,13 @@ def _not_yet(condition: Condition) -> str:
 
 
 def _ended_early(workload: Workload, name: str, condition: Condition) -> LeaseholdError:
-    state = workload_pb2.WorkloadState.Name(workload.status.state).removeprefix("WORKLOAD_STATE_")
+    status = workload.status
+    state = workload_pb2.WorkloadState.Name(status.state).removeprefix("WORKLOAD_STATE_")
+    why = f"`leasehold logs {name}` shows its output"
+    if status.HasField("error") and not status.HasField("start_time"):
+        why = f"its program was never started: {status.error.message}"
     return LeaseholdError(
-        f"workload {name} is {state}: it ended before it was {condition}; `leasehold logs {name}` shows its "
-        "output",
-        "WRONG_STATE",
+        f"workload {name} is {state}: it ended before it was {condition}; {why}", "WRONG_STATE"
     )
 
 

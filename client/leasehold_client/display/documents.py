@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from leasehold_client.display.standard_output import echo
+from leasehold_client.display.standard_output import echo_lines
 from leasehold_client.errors import LeaseholdError
 
 
@@ -37,7 +37,7 @@ def echo_message(message: Message, output: str) -> None:
 
 def echo_document(document: object, output: str) -> None:
     """Prints one document. Arguments and errors as of :func:`document_text`."""
-    echo(document_text(document, output))
+    echo_lines(document_text(document, output))
 
 
 def document_text(document: object, output: str) -> str:

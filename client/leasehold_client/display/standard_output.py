@@ -6,18 +6,30 @@ from contextlib import contextmanager
 
 import click
 
-from leasehold_client.display.terminal_text import discard, safe_text
+from leasehold_client.display.terminal_text import discard, safe_cell, safe_text
 from leasehold_client.errors import LeaseholdError
 
 _has_no_reader = False
 """Whether the pipe of standard output was found closed. Python reports that once."""
 
 
-def echo(text: str) -> bool:
-    """Prints a line. Returns False if the pipe is closed, so that the line is dropped.
+def echo(line: str) -> bool:
+    """Prints a line. A line break within is escaped: in the text of somebody else it would forge a line.
+
+    Returns:
+        False if the pipe is closed, so that the line is dropped.
 
     Raises:
-        LeaseholdError: The write failed, such as on a full disk.
+        LeaseholdError: Standard output is closed, or the write failed, such as on a full disk.
+    """
+    return echo_escaped(safe_cell(line))
+
+
+def echo_lines(text: str) -> bool:
+    """Prints lines, such as a document, in which nobody else could put a line break.
+
+    Returns and raises:
+        As :func:`echo`.
     """
     return echo_escaped(safe_text(text))
 
@@ -30,6 +42,7 @@ def echo_escaped(text: str) -> bool:
     """
     if _has_no_reader:
         return False
+    _require_open()
     try:
         click.echo(text, color=True)  # click would remove colours where standard output is no terminal
     except OSError as error:
@@ -42,10 +55,9 @@ def write(data: bytes) -> bool:
     """Writes and flushes bytes. Returns False if the pipe is closed.
 
     Raises:
-        LeaseholdError: The write failed, such as on a full disk.
+        LeaseholdError: Standard output is closed, or the write failed, such as on a full disk.
     """
-    if sys.stdout is None:  # it was closed before the start
-        return False
+    _require_open()
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -53,6 +65,13 @@ def write(data: bytes) -> bool:
         _give_up(error)
         return False
     return True
+
+
+def _require_open() -> None:
+    if sys.stdout is None:  # as after `>&-` in a shell
+        raise LeaseholdError(
+            "can't write the output: standard output is closed; redirect it to a file, or to /dev/null"
+        )
 
 
 @contextmanager

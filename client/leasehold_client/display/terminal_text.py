@@ -39,10 +39,13 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def echo_error(text: str) -> None:
-    """Prints lines to standard error. A failed write is ignored, since the exit code still counts."""
+def echo_error(*lines: str) -> None:
+    """Prints lines to standard error. A line break within a line is escaped.
+
+    A failed write is ignored, since the exit code still counts.
+    """
     try:
-        click.echo(safe_text(text), err=True)
+        click.echo("\n".join(map(safe_cell, lines)), err=True)
     except OSError:
         discard(sys.stderr)
 

@@ -179,9 +179,14 @@ class LocalWorker:
             return NoWorkerError(refusal.message, reason=refusal.reason, code=refusal.code)
         if refusal is not None:
             return refusal
+        try:
+            check_access(self.path)
+        except LeaseholdError as closed:
+            return closed
         call = cast("grpc.Call", error)
+        why = call.details() if self.path.exists() else "no such socket"
         return NoWorkerError(
-            f"no worker answers at {self.path} ({call.details()}): start `leasehold worker`, or name its "
+            f"no worker answers at {self.path} ({why}): start `leasehold worker`, or name its "
             f"socket with --socket or {SOCKET_VARIABLE}",
             code=call.code(),
         )

@@ -5,10 +5,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final, final
 
+from rich.console import RenderableType
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.widgets import Input, Static
 from textual.worker import Worker as TextualWorker
+from textual.worker import WorkerFailed
 
 from leasehold_client.aio.client import AsyncClient
 from leasehold_client.display.terminal_text import one_line, safe_cell
@@ -34,6 +37,7 @@ from leasehold_client.top.rows import (
 )
 from leasehold_client.top.selection import host_of
 from leasehold_client.top.summary_text import connection_text, counts_text
+from leasehold_client.top.terminal_driver import TerminalDriver
 
 TICK_S: Final = 0.1
 """Shortest time between two updates of the rows."""
@@ -71,8 +75,10 @@ class TopApp(App[None]):
     ]
 
     def __init__(self, client: AsyncClient, contact: Contact, caller: str) -> None:
-        super().__init__(ansi_color=True)
+        super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self.theme = "ansi-dark"
+        self.failure: BaseException | None = None
+        """The defect that ended the page. None: it has none so far."""
         self.model = FleetModel()
         self.contact = contact
         self._client = client
@@ -110,6 +116,20 @@ class TopApp(App[None]):
         self.set_interval(TICK_S, self._update_rows)
         self.set_interval(AGES_S, self._update_ages)
         self._update_texts()
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Ends the page after a defect. textual would print a traceback with the values of variables."""
+        if self.failure is None:
+            self.failure = error.error if isinstance(error, WorkerFailed) else error
+        super()._handle_exception(error)
+        self._exit_renderables.clear()
+
+    def panic(self, *renderables: RenderableType) -> None:
+        """Ends the page after a defect in a thread of textual, which hands over its traceback."""
+        super().panic(*renderables)
+        self._exit_renderables.clear()
+        if self.failure is None:
+            self.failure = RuntimeError("a thread of the terminal failed")
 
     # Updates
 
@@ -155,8 +175,11 @@ class TopApp(App[None]):
     def _write(self, place: str, text: str, style: str = "") -> None:
         """Writes a line of text, if it has changed."""
         if self._written.get(place) != (text, style):
+            try:
+                line = self.query_one(f"#{place}", Static)
+            except NoMatches:  # textual removes the lines of a page that ends before its timers
+                return
             self._written[place] = (text, style)
-            line = self.query_one(f"#{place}", Static)
             line.set_classes(style)
             line.update(safe_cell(text))
 

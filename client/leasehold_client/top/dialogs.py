@@ -201,8 +201,9 @@ class ReasonDialog(ModalScreen[str | None]):
             yield Static("Enter continue   Esc leave as it is", classes="dialog-keys", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Takes a reason that is not empty."""
-        if text := one_line(event.value):
+        """Takes a reason that is not empty. A second Enter, before the dialog has gone, changes nothing."""
+        text = one_line(event.value)
+        if text and self.is_current:  # textual would close the screen below
             self.dismiss(text)
 
     def action_close(self) -> None:

@@ -3,9 +3,12 @@
 import asyncio
 import signal
 import time
+import traceback
+from pathlib import Path
 from typing import Final
 
 from leasehold_client.aio.client import AsyncClient
+from leasehold_client.errors import LeaseholdError
 from leasehold_client.top.app import TopApp
 from leasehold_client.top.contact import Contact
 
@@ -24,7 +27,8 @@ async def show(address: str, context: str | None, on_behalf_of: str, caller: str
         caller: The calling user, for cordons.
 
     Raises:
-        LeaseholdError: The coordinator does not answer, or refuses the caller, before the screen is shown.
+        LeaseholdError: The coordinator does not answer, or refuses the caller, before the screen is shown. Or
+            the page ended by a defect.
     """
     contact = Contact(time.monotonic)
     ended_by = 0
@@ -41,4 +45,18 @@ async def show(address: str, context: str | None, on_behalf_of: str, caller: str
         for one in _ENDING:
             loop.add_signal_handler(one, end, one)
         await app.run_async(mouse=False)
+        if app.failure is not None:
+            raise _described(app.failure) from app.failure
         return ended_by or app.return_code or 0
+
+
+def _described(failure: BaseException) -> LeaseholdError:
+    """The defect that ended the page, in one line with its place."""
+    if isinstance(failure, LeaseholdError):
+        return failure
+    places = traceback.extract_tb(failure.__traceback__)
+    place = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+    return LeaseholdError(
+        f"top ended by a defect of its own ({type(failure).__name__}{place}: {failure}): start it again, and "
+        "report this line. Commands that were stored continue: `leasehold get commands` shows them"
+    )

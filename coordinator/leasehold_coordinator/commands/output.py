@@ -42,7 +42,7 @@ async def read_output(
 
     Raises:
         FleetError: INVALID_ARGUMENT, the offset is too large. WORKER_UNAVAILABLE, the worker is out of
-            contact. Or the worker's own error.
+            contact. WRONG_STATE, the program was never started. Or the worker's own error.
     """
     if offset >= OFFSET_LIMIT:
         raise invalid("offset", f"offset {offset} is out of range: give less than {OFFSET_LIMIT}")
@@ -65,7 +65,7 @@ async def read_output(
             )
             chunk = await session.read_output(request, wait_s + ANSWER_S, follow=follow)
             if chunk.HasField("error"):
-                raise FleetError.from_proto(chunk.error)
+                raise _refusal(workload, chunk.error)
             if chunk.data:
                 begin = max(offset, chunk.offset) if chunk.HasField("offset") else offset
                 offset = begin + len(chunk.data)
@@ -82,6 +82,20 @@ async def read_output(
         readers[workload.worker_id] -= 1
         if not readers[workload.worker_id]:
             del readers[workload.worker_id]
+
+
+def _refusal(workload: Workload, error: errors_pb2.Error) -> FleetError:
+    """The worker's error. A worker knows nothing of a workload whose program it has not started."""
+    status = workload.status
+    if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD or status.HasField("start_time"):
+        return FleetError.from_proto(error)
+    if not status.HasField("end_time"):
+        why = "the program has not started yet: read the output once it has"
+    elif status.HasField("error"):
+        why = f"the program was never started: {status.error.message}"
+    else:
+        why = "the program was never started: `leasehold get commands` shows why"
+    return FleetError(errors_pb2.ERROR_REASON_WRONG_STATE, f"{workload.name} has no output, because {why}")
 
 
 def _wait_s(readers: int) -> float:

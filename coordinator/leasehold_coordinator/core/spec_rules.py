@@ -106,7 +106,7 @@ def check_resources(resources: Resources) -> None:
 
 def _check_no_nul(field: str, text: str) -> None:
     if "\0" in text:
-        raise invalid(field, f"the {field} has a NUL byte, which no program can receive: remove it")
+        raise invalid(field, f"{field} has a NUL byte, which no program can receive: remove it")
 
 
 def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
@@ -118,7 +118,7 @@ def check_parking(field: str, wanted: WorkloadSpec | AdoptOperation) -> None:
     if wanted.ByteSize() > SPEC_LIMIT_BYTES:
         raise invalid(
             field,
-            f"the {field} has {wanted.ByteSize()} of at most {SPEC_LIMIT_BYTES} bytes: move data into a file",
+            f"{field} has {wanted.ByteSize()} of at most {SPEC_LIMIT_BYTES} bytes: move data into a file",
         )
     if wanted.HasField("eviction"):
         check_policy(f"{field}.eviction", wanted.eviction)

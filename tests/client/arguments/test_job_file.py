@@ -70,7 +70,10 @@ def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
         ('gpus = "two"', "job.toml: gpus: expected a whole number, got text"),
         ("command = 'sleep 5'", "command: expected a list, got text"),
         ("command = [1]", r"command\[0\]: expected text, got a whole number"),
-        ("env = {A = 1}", r"env\[...\]: expected text, got a whole number"),
+        ("env = {A = 1}", "job.toml: env.A: expected text, got a whole number: put it into quotes"),
+        ("labels = {B = 'b', A = [1]}", "labels.A: expected text, got a list: put it into quotes"),
+        ("annotations = {A = 1979-05-27}", "annotations.A: expected text, got another value"),
+        ("name = 'a'\nname = 'b'", "job.toml is malformed: "),
         ('env = {"A=B" = "1"}', "env: invalid name 'A=B': leave out '='"),
         ('labels = {"=" = "1"}', "labels: invalid name '='"),
         ("cpu = true", "cpu: expected .*, got true or false"),
@@ -84,6 +87,56 @@ def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, message
     file = tmp_path / "job.toml"
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match=message):
+        read_job_file(str(file))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "message"),
+    [
+        (
+            "json",
+            '{"name": "a", "env": {"A": "1", "A": "2"}}',
+            "malformed: the key 'A' occurs twice in one table",
+        ),
+        ("json", '{"cpu": NaN}', "malformed: NaN is not JSON: write a number"),
+        ("json", '{"env": {"A": null}}', "env.A: expected text, got another value"),
+        ("yaml", "name: a\nenv:\n  A: 1\n", "job.yaml: env.A: expected text, got a whole number"),
+        (
+            "yaml",
+            "name: a\ngpus: 1\nname: b\n",
+            "malformed: line 3: the key 'name' occurs twice in one table",
+        ),
+        (
+            "yaml",
+            "env:\n  A: x\n  yes: x\n",
+            "malformed: line 3: the key yes is not text: put it into quotes",
+        ),
+        ("yaml", "1: x\n", "malformed: line 1: the key 1 is not text: put it into quotes"),
+        ("yaml", "? [a]\n: x\n", "malformed: line 1: the key of a list or table is not text"),
+        ("yaml", "hooks:\n- {name: a, name: b}\n", "malformed: line 2: the key 'name' occurs twice"),
+        ("yaml", "hooks: &a [*a]\n", r"hooks\[0\]: expected a table, got a list"),
+        ("yaml", "a: b: c", "malformed: mapping values are not allowed"),
+        ("yaml", "\x80", "malformed: "),
+    ],
+)
+def test_keys_are_texts_and_occur_once(tmp_path: Path, suffix: str, text: str, message: str) -> None:
+    file = tmp_path / f"job.{suffix}"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_job_file(str(file))
+
+
+def test_a_table_of_yaml_takes_the_entries_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("labels: &both {a: x}\nannotations:\n  <<: *both\n  b: y\n")
+    assert read_job_file(str(file)) == {"labels": {"a": "x"}, "annotations": {"a": "x", "b": "y"}}
+
+
+def test_aliases_of_yaml_are_checked_once(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    levels = [f"- &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]" for level in range(1, 30)]
+    file.write_text("\n".join(["hooks:", "- &l0 [x]", *levels]))
+    with pytest.raises(UsageError, match=r"hooks\[0\]: expected a table, got a list"):
         read_job_file(str(file))
 
 

@@ -9,3 +9,4 @@ def test_only_a_close_word_is_suggested() -> None:
     assert closest("zzz", ["workers"]) is None
     assert close_to("stpo", ["stop"]) == " (did you mean 'stop'?)"
     assert close_to("zzz", ["stop"]) == ""
+    assert closest("sup", ["suspend"]) is None, "three of seven letters are no mistype"

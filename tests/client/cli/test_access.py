@@ -3,6 +3,7 @@
 import json
 
 import grpc
+import pytest
 from leasehold.v1 import access_service_pb2
 from leasehold.v1.access_service_pb2 import GrantRequest, RevokeRequest, RoleBinding
 from leasehold_client.cli.access import ROLES
@@ -34,6 +35,19 @@ def test_a_role_is_granted_and_revoked(leasehold: CommandLine, scripted: Scripte
     assert (done.code, done.stdout) == (0, "user/ann operator: revoked\n")
     [revoked] = scripted.asked(RevokeRequest)
     assert revoked.binding == RoleBinding(identity="user/ann", role=access_service_pb2.ROLE_OPERATOR)
+
+
+@pytest.mark.parametrize("verb", ["grant", "revoke"])
+def test_users_are_for_on_behalf_of_only(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, verb: str
+) -> None:
+    done = leasehold("access", verb, "on_behalf_of", "service/batch")
+    assert done.code == 2
+    assert "on_behalf_of needs the users for whom the service acts: add --users PATTERN" in done.stderr
+    done = leasehold("access", verb, "user", "user/ann", "--users", "user/*")
+    assert done.code == 2
+    assert "--users is only for the role on_behalf_of, and not for user: leave it out" in done.stderr
+    assert not scripted.requests
 
 
 def test_bindings_are_listed(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

@@ -36,6 +36,23 @@ def test_entries_as_a_table_of_one_identity(leasehold: CommandLine, scripted: Sc
     assert asked == ["", '(count > 1) AND (identity = "user/alice")']
 
 
+def test_an_identity_without_entries_is_told(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
+    def answer(request: audit_service_pb2.ListAuditEntriesRequest, context: object) -> object:
+        entries = [AuditEntry(number=1, identity="user/ann")] if "user/ann" in request.filter else []
+        return audit_service_pb2.ListAuditEntriesResponse(entries=entries)
+
+    scripted.answers["ListAuditEntries"] = answer
+    done = leasehold("get", "audit", "ann")
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "leasehold: no entry of the audit is of the identity 'ann': `leasehold get audit` shows identities, "
+        "such as user/alice\n"
+    )
+    done = leasehold("get", "audit", "ann", "user/ann", "-q")
+    assert (done.code, done.stdout) == (1, "1\n")
+    assert leasehold("get", "audit").code == 0, "an empty audit is no failure"
+
+
 def test_verify_adds_up_the_parts(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     def answer(request: audit_service_pb2.VerifyAuditRequest, context: object) -> object:
         part = audit_service_pb2.VerifyAuditResponse(entry_count=2, last_number=2, next_page_token="next")

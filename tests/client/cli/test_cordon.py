@@ -145,7 +145,7 @@ def test_no_wait_names_each_command(leasehold: CommandLine, fleet: ScriptedCoord
 
 def test_the_wait_timeout_is_for_all_of_them(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     ends(fleet, w1=RUNNING)
-    done = leasehold("cordon", "alpha", "beta", "--reason", "x", "--wait-timeout", "0.2")
+    done = leasehold("cordon", "alpha", "beta", "--reason", "x", "--wait-timeout", "2")
     assert (done.code, done.stdout) == (4, "beta: cordon done\n")
     assert "command c-w-1 has not ended" in done.stderr
 

@@ -64,7 +64,11 @@ def test_the_sections_of_the_help_have_each_verb_once() -> None:
     [
         ("workers", "get workers"),
         ("wl", "get workloads"),
-        ("gpu-s", "gpu"),
+        ("gpu-s", "get gpus"),
+        ("wrokers", "get workers"),
+        ("evnts", "events"),
+        ("drian", "cordon"),
+        ("stpo", "stop"),
         ("suspnd", "suspend"),
         ("kill", "stop"),
         ("ls", "get workloads"),
@@ -77,6 +81,14 @@ def test_a_mistyped_verb_suggests_another(word: str, suggestion: str) -> None:
     with pytest.raises(
         click.UsageError, match=f"No such command '{word}': did you mean `leasehold {suggestion}`"
     ):
+        main.leasehold.make_context("leasehold", [word]).command.invoke(
+            main.leasehold.make_context("leasehold", [word])
+        )
+
+
+@pytest.mark.parametrize("word", ["sup", "foo", "quota", "apple", "rename"])
+def test_a_word_that_is_like_none_suggests_nothing(word: str) -> None:
+    with pytest.raises(click.UsageError, match=f"No such command '{word}'$"):
         main.leasehold.make_context("leasehold", [word]).command.invoke(
             main.leasehold.make_context("leasehold", [word])
         )

@@ -56,6 +56,14 @@ def test_annotations_are_set_likewise(leasehold: CommandLine, scripted: Scripted
     assert list(request.update_mask.paths) == ["annotations"]
 
 
+def test_a_line_break_in_a_value_forges_no_line(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    serve(scripted, Workload(workload_id="w-1", name="one", etag="e-1"))
+    done = leasehold("label", "workload", "one", "note=a\nleasehold: all is well\tnow")
+    assert done.stdout == ": note=a\\nleasehold: all is well\\tnow\n"
+
+
 def test_a_workload_that_always_changes_is_left_alone(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:

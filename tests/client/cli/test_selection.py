@@ -114,7 +114,7 @@ def test_a_search_finds_what_the_verb_applies_to(
 
 def test_a_search_that_finds_nothing_says_so(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     fleet.answers["ListWorkloads"] = lambda request, context: ListWorkloadsResponse()
-    for verb in ("suspend", "restore", "stop", "checkpoint", "wait"):
+    for verb in ("suspend", "restore", "stop", "checkpoint"):
         done = leasehold(verb, "--all")
         assert (done.code, done.stdout) == (0, "")
         assert done.stderr == "leasehold: no workload matches, so nothing was done\n"

@@ -1,15 +1,25 @@
 """``leasehold wait``: conditions, several workloads, and what is refused."""
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 
+import grpc
 import pytest
 from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_service_pb2 import WatchWorkloadsRequest, WatchWorkloadsResponse
+from leasehold.v1.workload_service_pb2 import (
+    ListWorkloadsRequest,
+    ListWorkloadsResponse,
+    WatchWorkloadsRequest,
+    WatchWorkloadsResponse,
+)
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, workload
 
+TIMEOUT_S = 30.0
 RUNNING, SUSPENDED = workload_pb2.WORKLOAD_STATE_RUNNING, workload_pb2.WORKLOAD_STATE_SUSPENDED
 
 
@@ -72,3 +82,62 @@ def test_bad_usage(leasehold: CommandLine, moving: ScriptedCoordinator, conditio
     assert (done.code, done.stdout) == (2, "")
     assert match in done.stderr
     assert not moving.asked(WatchWorkloadsRequest)
+
+
+@pytest.mark.parametrize("condition", ["ready", "ended", "state=SUSPENDED", "state=FAILED"])
+def test_a_search_that_finds_nothing_is_a_failure(
+    leasehold: CommandLine, moving: ScriptedCoordinator, condition: str
+) -> None:
+    moving.answers["ListWorkloads"] = lambda request, context: ListWorkloadsResponse()
+    done = leasehold("wait", "-l", "job=9", f"--for={condition}")
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr.startswith("leasehold: no workload matches, so there is nothing to wait for: ")
+
+
+def test_workloads_that_have_all_ended_are_no_failure(
+    leasehold: CommandLine, moving: ScriptedCoordinator
+) -> None:
+    ended = workload("one")
+    ended.status.state = workload_pb2.WORKLOAD_STATE_FAILED
+
+    def listed(request: ListWorkloadsRequest, context: object) -> ListWorkloadsResponse:
+        return ListWorkloadsResponse(workloads=[ended] if request.include_ended else [])
+
+    moving.answers["ListWorkloads"] = listed
+    for condition in ("ended", "state=FAILED"):
+        done = leasehold("wait", "-l", "job=9", f"--for={condition}")
+        assert (done.code, done.stderr) == (0, "leasehold: all workloads that match have ended\n")
+    assert leasehold("wait", "-l", "job=9", "--for=state=EXITED").code == 1
+    assert leasehold("wait", "-l", "job=9", "--for=ready").code == 1
+
+
+def interrupt(request: object, context: grpc.ServicerContext) -> Iterator[WatchWorkloadsResponse]:
+    """Sends SIGINT to this process, and answers nothing until the caller has gone."""
+    os.kill(os.getpid(), signal.SIGINT)
+    gone = threading.Event()
+    context.add_callback(gone.set)
+    gone.wait(TIMEOUT_S)
+    yield from ()
+
+
+def test_ctrl_c_names_no_command_that_is_not_there(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.answers["WatchWorkloads"] = interrupt
+    done = leasehold("wait", "one")
+    assert done.code == 130
+    assert done.stderr == (
+        "leasehold: interrupted; one continues: `leasehold get workloads` shows its state\n"
+    )
+    scripted.answers["ListWorkloads"] = lambda request, context: [*interrupt(request, context)]
+    done = leasehold("get", "workloads")
+    assert (done.code, done.stderr) == (130, "leasehold: interrupted\n")
+
+
+def test_ctrl_c_tells_that_a_command_may_continue(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: [*interrupt(request, context)]
+    done = leasehold("suspend", "one")
+    assert done.code == 130
+    assert done.stderr.startswith("leasehold: interrupted; a command that was stored continues")

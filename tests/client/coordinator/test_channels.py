@@ -1,5 +1,7 @@
 """Where a client finds its coordinator, and the credentials for it."""
 
+import asyncio
+import datetime
 import os
 import socket
 import subprocess
@@ -7,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from leasehold_client.aio.client import AsyncClient
 from leasehold_client.config import DEFAULT_COORDINATOR, default_coordinator
 from leasehold_client.coordinator import retry
 from leasehold_client.coordinator.channels import certificate_file
@@ -63,6 +70,85 @@ def test_credentials_that_hold_nothing_are_refused(credentials: Path, name: str,
     (credentials / name).write_text(content)
     with pytest.raises(UsageError, match=rf"{name} holds no "):
         Client(ADDRESS)
+
+
+CUT = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+
+
+@pytest.fixture
+def pair(credentials: Path) -> tuple[str, str]:
+    """A directory with an own certificate and its key, and another key."""
+    open_state(credentials)
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "alice")])
+    begin = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, keys[0].public_key(), 1, begin, begin.replace(year=2046))
+    certificate = builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (credentials / "client.pem").write_bytes(certificate)
+    own, other = (_pem(key, serialization.NoEncryption()) for key in keys)
+    (credentials / "client.key").write_text(own)
+    return own, other
+
+
+def _pem(key: ec.EllipticCurvePrivateKey, encryption: serialization.KeySerializationEncryption) -> str:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, encryption).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("ca.pem", CUT, r"ca\.pem holds no certificate: copy it from the coordinator's host again"),
+        ("client.pem", "x", r"client\.pem holds no certificate: copy it from its issuer again"),
+        ("client.pem", CUT, r"client\.pem holds no certificate"),
+        ("client.key", "x", r"client\.key holds no private key: copy the file again"),
+        (
+            "client.key",
+            "OTHER",
+            r"client\.key does not belong to the certificate: copy both files from one issue",
+        ),
+        ("client.key", "ENCRYPTED", r"client\.key is encrypted, and nobody is asked for a passphrase"),
+    ],
+)
+def test_malformed_certificates_and_keys_are_refused_before_grpc_logs_them(
+    credentials: Path,
+    pair: tuple[str, str],
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    content: str,
+    match: str,
+) -> None:
+    with Client(ADDRESS):
+        pass
+    if content == "OTHER":
+        content = pair[1]
+    elif content == "ENCRYPTED":
+        content = _pem(
+            ec.generate_private_key(ec.SECP256R1()), serialization.BestAvailableEncryption(b"word")
+        )
+    (credentials / name).write_text(content)
+    with pytest.raises(UsageError, match=match):
+        Client(ADDRESS)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "user", ["user/a\nb", "user/\x00", "user/ü", "alice", "service/batch", "user/" + "a" * 65]
+)
+def test_a_user_that_no_header_can_carry_is_refused(
+    credentials: Path, capfd: pytest.CaptureFixture[str], user: str
+) -> None:
+    open_state(credentials)
+    with pytest.raises(UsageError, match=r"a service acts for a user, and .* is none: write user/NAME"):
+        Client(ADDRESS, on_behalf_of=user)
+
+    async def call() -> None:
+        async with AsyncClient(ADDRESS, on_behalf_of=user) as client:
+            await client.who_am_i()
+
+    with pytest.raises(UsageError, match="a service acts for a user"):
+        asyncio.run(call())
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

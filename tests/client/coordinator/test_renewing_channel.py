@@ -11,6 +11,7 @@ import pytest
 from leasehold_client.config import config_path
 from leasehold_client.contexts import FILE, Context, Contexts, locked_contexts, read_contexts
 from leasehold_client.coordinator.client import Client
+from leasehold_client.coordinator.renewing_channel import context_credentials
 from leasehold_client.errors import UsageError
 
 from tests.renewals import Renewals, serving_renewals
@@ -135,3 +136,23 @@ def test_a_damaged_file_is_told(coordinator: Renewals, text: str) -> None:
     os.chmod(path, 0o644)
     with pytest.raises(UsageError, match="others may have the keys"):
         read_contexts()
+
+
+@pytest.mark.parametrize("field", ["key", "certificate", "authorities"])
+def test_a_damaged_context_is_refused_before_grpc_logs_it(
+    coordinator: Renewals, capfd: pytest.CaptureFixture[str], field: str
+) -> None:
+    holder = coordinator.issue("user/bob")
+    whole = Context(
+        "bob",
+        "user/bob",
+        key=holder.key.decode(),
+        certificate=holder.chain.decode(),
+        authorities=holder.roots.decode(),
+    )
+    context_credentials(whole)
+    cut = getattr(whole, field)[:100]
+    damaged = replace(whole, **{field: cut})
+    with pytest.raises(UsageError, match="of the context bob is damaged: `leasehold context delete bob`"):
+        context_credentials(damaged)
+    assert capfd.readouterr().err == ""

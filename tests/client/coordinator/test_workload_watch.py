@@ -16,7 +16,7 @@ from leasehold.v1 import (
     workload_service_pb2,
 )
 from leasehold.v1.command_pb2 import Command
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold_client import Client, LeaseholdError, WaitTimeoutError
 from leasehold_client.errors import NoCoordinatorError
 
@@ -89,6 +89,21 @@ def test_a_workload_that_ends_before_it_is_ready_ends_the_wait(
     )
     done = leasehold("wait", "one", "--for", "ended")
     assert (done.code, done.stdout) == (0, "one: EXITED(3)\n")
+
+
+def test_a_wait_for_a_program_that_was_never_started_tells_why(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    failed = workload()
+    failed.status.CopyFrom(WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_FAILED))
+    failed.status.error.message = "'x' could not be started: No such file"
+    tells(scripted, failed)
+    done = leasehold("wait", "one")
+    assert done.code == 1
+    assert done.stderr == (
+        "leasehold: workload one is FAILED: it ended before it was ready; its program was never started: 'x' "
+        "could not be started: No such file (WRONG_STATE)\n"
+    )
 
 
 def test_a_wait_has_its_time(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

@@ -83,7 +83,7 @@ def test_a_command_that_fails_tells_of_each_member(
             state_before=workload_pb2.MEMBER_STATE_RUNNING,
             state_after=workload_pb2.MEMBER_STATE_RUNNING,
             rolled_back=True,
-            error=errors_pb2.Error(message="it did not drain"),
+            error=errors_pb2.Error(message="it did not drain\nleasehold: done"),
         ),
         MemberOutcome(pid=43, state_after=workload_pb2.MEMBER_STATE_WEDGED, rolled_back=False),
         MemberOutcome(pid=44, error=errors_pb2.Error(message="pid 42 is busy")),
@@ -95,7 +95,7 @@ def test_a_command_that_fails_tells_of_each_member(
     assert (done.code, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "leasehold: suspend FAILED: pid 42 is busy (LOCK_TIMEOUT)",
-        "  pid 42: RUNNING -> RUNNING, rolled back: it did not drain",
+        "  pid 42: RUNNING -> RUNNING, rolled back: it did not drain\\nleasehold: done",
         "  pid 43: UNSPECIFIED -> WEDGED, NOT rolled back",
         "  pid 44: UNSPECIFIED -> UNSPECIFIED",
         "  warning: look at pid 43",

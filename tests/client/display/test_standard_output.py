@@ -1,6 +1,7 @@
 """What becomes of a verb whose output goes nowhere: the exit code still tells how the command ended."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,10 +44,11 @@ def plays(scripted: ScriptedCoordinator, state: CommandState.ValueType) -> None:
     scripted.plays(command(command_pb2.COMMAND_STATE_PENDING), command(state, 2))
 
 
-def leasehold(scripted: ScriptedCoordinator, verb: str, stdout: int) -> tuple[int, str]:
-    """Exit code and standard error of a verb."""
+def leasehold(scripted: ScriptedCoordinator, verb: str, stdout: int | None) -> tuple[int, str]:
+    """Exit code and standard error of a verb. None: its standard output is closed."""
+    command = [sys.executable, "-m", "leasehold_client", *verb.split()]
     done = subprocess.run(
-        [sys.executable, "-m", "leasehold_client", *verb.split()],
+        command if stdout is not None else ["sh", "-c", f"exec {shlex.join(command)} >&-"],
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
@@ -85,3 +87,16 @@ def test_a_full_disk_is_one_line(coordinator: ScriptedCoordinator, verb: str) ->
         code, stderr = leasehold(coordinator, verb, full.fileno())
     assert code == 1
     assert stderr == "leasehold: can't write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["get gpus", *(pytest.param(verb, marks=pytest.mark.long) for verb in VERBS if verb != "get gpus")],
+)
+def test_a_closed_output_is_one_line(coordinator: ScriptedCoordinator, verb: str) -> None:
+    code, stderr = leasehold(coordinator, verb, None)
+    assert code == 1
+    assert stderr == (
+        "leasehold: can't write the output: standard output is closed; redirect it to a file, or to "
+        "/dev/null\n"
+    )

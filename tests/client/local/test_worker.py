@@ -42,7 +42,7 @@ def path() -> Iterator[Path]:
 def run(path: Path, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-c", AS_ANOTHER_USER, *arguments],
-        env={**os.environ, "LEASEHOLD_SOCKET": str(path)},
+        env={**os.environ, "LEASEHOLD_SOCKET": str(path), "HOME": "/"},  # the user's own may be closed to it
         cwd="/",
         capture_output=True,
         text=True,
@@ -67,3 +67,34 @@ def test_a_closed_folder_is_told(path: Path) -> None:
     code, stderr = run(path, "exec", "--", "true")
     assert code == 125
     assert "whose folder is closed to this user: ask for the worker's setting `socket_group`" in stderr
+
+
+AS_PROGRAM = AS_ANOTHER_USER.replace(
+    "main()\n", "from leasehold_client.local.worker import LocalWorker\nLocalWorker().list()\n"
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_closed_socket_of_a_coordinator_is_told_at_once(path: Path, is_folder: bool) -> None:
+    if is_folder:
+        path.parent.chmod(0)
+    code, stderr = run(path, "get", "gpus", "--coordinator", f"unix:{path}")
+    assert code == 1, stderr
+    assert "waiting" not in stderr
+    what = f"the directory {path.parent}" if is_folder else "the socket"
+    assert f"may not use the coordinator's socket {path}: {what} belongs to user " in stderr
+    assert "with mode 0000; call as " in stderr
+
+
+@pytest.mark.long
+def test_a_program_is_told_that_the_socket_is_closed(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AS_PROGRAM],
+        env={**os.environ, "LEASEHOLD_SOCKET": str(path)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert f"may not use the worker's socket {path}, which belongs to group " in done.stderr

@@ -19,8 +19,11 @@ from leasehold.v1 import (
 from leasehold.v1.lease_pb2 import Cordon
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
 from leasehold_client.top import fleet_feed
+from leasehold_client.top.app import TICK_S
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
+from leasehold_client.top.summary_text import counts_text
+from textual.widgets import Input
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
 
@@ -262,6 +265,21 @@ def test_a_host_is_cordoned_with_a_reason_and_uncordoned(fleet: ScriptedFleet) -
     play(fleet, steps, width=120)
 
 
+def test_a_second_enter_closes_no_other_screen(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        await page.press("c")
+        await page.shows("cordon alpha", "Enter continue")
+        await page.type("fan")
+        entry = page.app.screen.query_one(Input)
+        for _ in range(3):
+            await entry.action_submit()  # as keys that come before the dialog has gone
+        await page.shows("worker alpha accepts no new work: fan. Leases stay.")
+        await page.press("escape")
+        await page.until(lambda: len(page.app.screen_stack) == 1)
+
+    play(fleet, steps)
+
+
 @pytest.mark.long
 def test_a_command_is_cancelled_from_its_row_and_from_its_workload(fleet: ScriptedFleet) -> None:
     fleet.commands = [command("c-1")]
@@ -446,6 +464,18 @@ def test_a_thousand_hosts_stay_responsive(fleet: ScriptedFleet) -> None:
         finally:
             RowList.render_line = render_line  # type: ignore[method-assign]
         assert rendered < 5000  # a few screens, and not the fleet
+
+    play(fleet, steps)
+
+
+def test_a_change_while_the_page_ends_is_no_defect(fleet: ScriptedFleet) -> None:
+    async def steps(page: Page) -> None:
+        await page.shows("4 GPUs: 3 free")
+        await page.app.query_one("#counts").remove()  # as textual does first at the end
+        fleet.tell(gpu(1, LEASED, "one"))
+        await page.until(lambda: "2 free" in counts_text(page.app.model))
+        await asyncio.sleep(3 * TICK_S)
+        assert page.app.failure is None
 
     play(fleet, steps)
 

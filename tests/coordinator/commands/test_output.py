@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import workload_pb2
+from google.protobuf.timestamp_pb2 import Timestamp
+from leasehold.v1 import errors_pb2, workload_pb2
+from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ReadWorkloadOutputRequest, ReadWorkloadOutputResponse
 from leasehold.worker.v1.session_pb2 import OutputChunk, PlanAnswer, PlanQuery, ReadOutput
 from leasehold_coordinator.commands.output import ROUND_S, read_output
+from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.fleet.session import FOLLOW_PLACES
 from leasehold_coordinator.fleet.worker_queries import UnansweredError, WorkerQueries
 
@@ -130,6 +133,41 @@ def test_the_questions_of_one_caller_leave_places_to_others() -> None:
         assert len(sent) == 1 + 49
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (
+            WorkloadStatus(
+                state=workload_pb2.WORKLOAD_STATE_FAILED,
+                end_time=Timestamp(seconds=1),
+                error=errors_pb2.Error(message="'x' could not be started: No such file"),
+            ),
+            "the program was never started: 'x' could not be started: No such file",
+        ),
+        (
+            WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_PENDING),
+            "the program has not started yet: read the output once it has",
+        ),
+    ],
+)
+def test_a_program_that_was_never_started_has_no_output(
+    tmp_path: Path, status: WorkloadStatus, why: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        asked = Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)
+        reader = asyncio.create_task(first(read_output(bench.fleet.reader, asked, 0, follow=False)))
+        await settled()
+        (sent,) = reads(bench)
+        unknown = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD, message="no workload w-1")
+        bench.session.answer_read(OutputChunk(read_id=sent.read_id, error=unknown))
+        with pytest.raises(FleetError) as refused:
+            await reader
+        assert refused.value.reason == errors_pb2.ERROR_REASON_WRONG_STATE
+        assert refused.value.message == f"one has no output, because {why}"
+
+    on_bench(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("offset", [-1, 2**62, 2**63 - 1])

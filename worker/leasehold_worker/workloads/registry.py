@@ -77,7 +77,8 @@ class Workloads:
         except KeyError:
             raise OperationError(
                 errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD,
-                f"no workload {workload_id} on this worker: if the worker crashed, end its processes by pid",
+                f"no workload {workload_id} on this worker: its program was never started, or ended "
+                "long ago; if the worker lost its state directory, end the processes by pid",
             ) from None
 
     def all(self) -> tuple[Workload, ...]:

@@ -22,6 +22,37 @@ READ_BYTES: Final = 4096
 
 
 @final
+class Pastes:
+    """Drops each Escape of a pasted text: textual would read the characters after it as keys.
+
+    Most terminals drop them too, but not all.
+    """
+
+    BEGIN: Final = "\x1b[200~"
+    END: Final = "\x1b[201~"
+
+    def __init__(self) -> None:
+        self._is_inside = False
+        self._recent = ""
+        """The last characters before a paste."""
+        self._held = ""
+        """Characters of a paste that may be the first ones of its end."""
+
+    def take(self, character: str) -> str:
+        """Takes a character of the input, and returns those that the page gets."""
+        if not self._is_inside:
+            self._recent = (self._recent + character)[-len(self.BEGIN) :]
+            self._is_inside = self._recent == self.BEGIN
+            return character
+        held = self._held + character
+        if held == self.END:
+            self._is_inside, self._recent, self._held = False, "", ""
+            return held
+        self._held = next(end for end in (held, character, "") if self.END.startswith(end))
+        return held.removesuffix(self._held).replace("\x1b", "")
+
+
+@final
 class TerminalDriver(LinuxDriver):
     """The driver of textual for Linux, whose input goes on after malformed bytes.
 
@@ -35,6 +66,7 @@ class TerminalDriver(LinuxDriver):
         """Reads the terminal until the page ends. The page ends too if the terminal is gone."""
         decoder = getincrementaldecoder("utf-8")("replace")
         self._parser = XTermParser()
+        pastes = Pastes()
         with selectors.DefaultSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)
             while not self.exit_event.is_set():
@@ -45,7 +77,8 @@ class TerminalDriver(LinuxDriver):
                         return
                     # One by one: a sequence that fails does not take the beginning of a paste with it.
                     for character in decoder.decode(data):
-                        self._parse(character)
+                        for taken in pastes.take(character):
+                            self._parse(taken)
                 self._parse("")
 
     def _read(self) -> bytes:

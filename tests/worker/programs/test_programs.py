@@ -195,8 +195,9 @@ async def test_a_full_disk_loses_neither_an_exit_status_nor_the_parent_of_orphan
         os.mkfifo(folder / "gate")
         async with trio.open_nursery() as nursery:
             program = await start(folder, nursery, arguments=["sh", "-c", ORPHAN, str(folder)])
-            fill(folder)
-            (folder / "gate").write_bytes(b"\n")
+            with (folder / "gate").open("wb") as gate:  # once the program has written its orphan, and waits
+                fill(folder)
+                gate.write(b"\n")
             record = await wait_exit(folder, program)
             assert record is not None
             assert record.returncode == 7

@@ -135,7 +135,8 @@ class NotInstalledError(click.ClickException):
     def __init__(self, name: str, error: ModuleNotFoundError) -> None:
         extra = PLUGINS[name].extra if name in PLUGINS else _EXTRAS.get(name, "client")
         super().__init__(
-            f"`leasehold {name}` needs {error.name}, which is not installed: pip install 'leasehold[{extra}]'"
+            f"`leasehold {name}` needs {error.name}, which is not installed: install the wheel of Leasehold "
+            f"with the extra {extra} (docs/operations.md)"
         )
 
 

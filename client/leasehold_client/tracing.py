@@ -48,8 +48,8 @@ def open_tracing(service: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         logger.warning(
-            "no traces are exported: %s names a collector, and %s is not installed: pip install "
-            "'leasehold[tracing]'",
+            "no traces are exported: %s names a collector, and %s is not installed: install the wheel of "
+            "Leasehold with the extra tracing",
             " or ".join(ENDPOINTS),
             error.name,
         )

@@ -36,7 +36,8 @@ def build() -> Path:
         The directory of the two libraries, for LD_LIBRARY_PATH.
 
     Raises:
-        CompilerError: There is no C compiler, or the compiler failed. The compiler is `$CC`, or else `cc`.
+        CompilerError: There is no C compiler, or the compiler failed. The compiler is `$CC`, or else `cc`. Or
+            the directory can't be written.
     """
     compiler = os.environ.get("CC") or "cc"
     finished = _cache() / _content_hash(compiler)
@@ -47,8 +48,14 @@ def build() -> Path:
             f"C compiler {compiler!r} not found: simgpu compiles its libraries on first use. "
             "Install one (Debian: apt install gcc libc6-dev) or name one in CC"
         )
-    finished.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".build-", dir=finished.parent))
+    try:
+        finished.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".build-", dir=finished.parent))
+    except OSError as error:
+        raise CompilerError(
+            f"simgpu can't keep its libraries in {finished.parent} ({error.strerror}): name a directory that "
+            "you may write with XDG_CACHE_HOME"
+        ) from error
     try:
         for library in LAYERS:
             _compile(compiler, library, work)

@@ -73,7 +73,7 @@ def test_a_missing_extra_is_named_and_hides_no_other_verb(monkeypatch: pytest.Mo
     result = CliRunner().invoke(main.leasehold, ["doctor", "--quick"])
     assert result.exit_code == 2
     assert "`leasehold doctor` needs leasehold_nothing, which is not installed" in result.output
-    assert "pip install 'leasehold[nothing]'" in result.output
+    assert "install the wheel of Leasehold with the extra nothing" in result.output
     help_text = CliRunner().invoke(main.leasehold, ["--help"]).output
     assert "(needs leasehold_nothing)" in help_text
     assert "Suspend workloads" in help_text
@@ -101,7 +101,7 @@ def test_a_package_that_is_missing_when_a_daemon_starts_is_named(
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
         "leasehold: `leasehold worker` needs no_such_package, which is not installed: "
-        "pip install 'leasehold[worker]'\n"
+        "install the wheel of Leasehold with the extra worker (docs/operations.md)\n"
     )
 
 

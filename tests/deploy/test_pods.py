@@ -124,7 +124,7 @@ def test_a_coordinator_of_its_own_user_serves_from_a_volume_of_its_group(folder:
     variables = {
         "LEASEHOLD_COORDINATOR_CONFIG": str(file),
         "LEASEHOLD_COORDINATOR": f"unix:{volume}/coordinator/coordinator.sock",
-        "HOME": "/nonexistent",
+        "HOME": str(folder / "none"),
     }
     for _ in range(2):  # the second pod finds the state of the first
         with running([*user, *LEASEHOLD, "coordinator"], folder / "log", variables):

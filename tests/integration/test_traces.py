@@ -174,7 +174,7 @@ def test_a_missing_extra_is_one_warning(
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     tracing.open_tracing("leasehold-worker", "1")
     assert not tracing.is_on()
-    assert "pip install 'leasehold[tracing]'" in caplog.text
+    assert "install the wheel of Leasehold with the extra tracing" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,17 @@ def test_without_a_compiler_the_error_says_what_to_do(
         build()
 
 
+def test_a_cache_that_can_not_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(
+        CompilerError, match=r"can't keep its libraries in .*file/leasehold/simgpu \(Not a dir"
+    ):
+        build()
+
+
 @pytest.mark.long
 def test_the_sources_compile_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "strict-cc"

@@ -102,5 +102,5 @@ class CallerChannel:
             self._context = RenewedContext(context)
             self._opened = self._context.present()
             return Credentials(self.address, context_credentials(self._opened))
-        self.certificate = certificate_file()
+        self.certificate = certificate_file(self.address)
         return find_credentials(self.address)

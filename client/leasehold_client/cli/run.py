@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ from leasehold_client.cli.verb import (
     workload_list,
 )
 from leasehold_client.display.standard_output import echo
-from leasehold_client.errors import UsageError
+from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.workload_pb2 import HelperTerms, Resources
@@ -189,7 +190,13 @@ def run(
     if attach:
         from leasehold_client.cli.attached_run import attach as attach_to
 
-        conclude(client, command, workload.name, replace(options, quiet=True))
+        try:
+            conclude(client, command, workload.name, replace(options, quiet=True))
+        except SystemExit:
+            if remove:  # a program that was never started has a record, too
+                with suppress(LeaseholdError):  # its workload has not ended, such as after a timeout
+                    client.delete_workload(workload.workload_id)
+            raise
         attach_to(client, workload, remove=remove)
     conclude(client, command, workload.name, options)
     if options.quiet and options.wait:

@@ -95,12 +95,14 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> grpc.Chann
     return grpc.intercept_channel(channel, HeaderInterceptor("authorization", lambda: f"Bearer {token()}"))
 
 
-def certificate_file() -> Path | None:
-    """The file with the client certificate of a PKI of others. None: there is none.
+def certificate_file(address: str) -> Path | None:
+    """The file with the client certificate of a PKI of others. None: there is none, or a socket needs none.
 
     Raises:
         UsageError: The directory can't be read.
     """
+    if address.startswith(UNIX_SCHEME):
+        return None
     path = credentials_directory() / CERTIFICATE_FILES[0]
     try:
         return path if path.exists() else None

@@ -87,7 +87,7 @@ class Connection:
     ) -> None:
         self.address, found = find_coordinator(address, context)
         self._on_wait = on_wait
-        self._certificate = certificate_file() if found is None else None
+        self._certificate = certificate_file(self.address) if found is None else None
         self.channel: grpc.Channel
         if found is not None:
             self.channel = RenewingChannel(found, self.address, OPTIONS)

@@ -14,8 +14,8 @@ _UNITS: Final = (
 """In a wheel, and in a checkout."""
 
 _REMEDY: Final = (
-    "install Leasehold as root where other users can run it: python3 -m venv /opt/leasehold, and "
-    "/opt/leasehold/bin/pip install 'leasehold[worker,coordinator,client]'"
+    "install the wheel of Leasehold as root where other users can run it, such as in /opt/leasehold "
+    "(docs/operations.md)"
 )
 
 

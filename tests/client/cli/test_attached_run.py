@@ -66,6 +66,16 @@ def test_the_output_is_that_of_the_program_and_so_is_the_exit_code(
     assert [request.workload for request in program.asked(DeleteWorkloadRequest)] == ["id-of-one"]
 
 
+def test_the_record_of_a_program_that_never_started_is_deleted_too(
+    leasehold: CommandLine, program: ScriptedCoordinator
+) -> None:
+    program.plays(command(command_pb2.COMMAND_STATE_FAILED))
+    assert leasehold("run", "--attach", "--", "count").code == 125
+    assert not program.asked(DeleteWorkloadRequest)
+    assert leasehold("run", "--attach", "--rm", "--", "count").code == 125
+    assert [request.workload for request in program.asked(DeleteWorkloadRequest)] == ["id-of-one"]
+
+
 @pytest.mark.parametrize(("cause", "code"), [({"code": 0}, 0), ({"code": 3}, 3), ({"signal_number": 9}, 137)])
 def test_a_signal_is_an_exit_code_as_in_a_shell(
     leasehold: CommandLine, program: ScriptedCoordinator, cause: dict[str, int], code: int

@@ -72,6 +72,12 @@ def test_credentials_that_hold_nothing_are_refused(credentials: Path, name: str,
         Client(ADDRESS)
 
 
+def test_a_socket_needs_no_file_of_credentials(credentials: Path) -> None:
+    (credentials / "client.pem").touch()
+    assert certificate_file(ADDRESS) == credentials / "client.pem"
+    assert certificate_file("unix:/run/coordinator.sock") is None
+
+
 CUT = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 
@@ -181,7 +187,7 @@ def test_a_directory_of_credentials_that_can_not_be_looked_at_is_named(
 ) -> None:
     monkeypatch.setenv("LEASEHOLD_CREDENTIALS", "/" + "x" * 300)
     with pytest.raises(UsageError, match=r"client\.pem can't be read: File name too long; name a directory"):
-        certificate_file()
+        certificate_file(ADDRESS)
 
 
 def test_credentials_that_are_no_files_are_refused(credentials: Path) -> None:

@@ -70,7 +70,9 @@ def bindings(patient: Examination) -> str:
     try:
         found = version("cuda-bindings")
     except PackageNotFoundError:
-        raise failed("cuda-bindings is not installed: pip install 'leasehold[worker]'") from None
+        raise failed(
+            "cuda-bindings is not installed: install the wheel of Leasehold with the extra worker"
+        ) from None
     if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < BINDINGS_VERSION:
         wanted = ".".join(map(str, BINDINGS_VERSION))
         raise warning(

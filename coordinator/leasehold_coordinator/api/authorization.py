@@ -75,7 +75,9 @@ def require_role(method: str, caller: Caller) -> None:
     if permits(method, caller.role) and may_act:
         return
     needed = METHODS.get(method)
-    if caller.on_behalf_of is not None and caller.role is Role.NONE:
+    if caller.on_behalf_of is not None and caller.identity.kind is not Kind.SERVICE:
+        message = f"only services act for users, and {caller.identity} is none: call without --as"
+    elif caller.on_behalf_of is not None and caller.role is Role.NONE:
         message = (
             f"{caller.identity} may not act for {caller.on_behalf_of}, or one of them has no role: an admin "
             f"permits it with `leasehold access grant on_behalf_of {caller.identity} --users "

@@ -108,12 +108,17 @@ def test_what_a_service_does_for_a_user_is_the_users(fleet: Fleet) -> None:
 
 
 def test_a_service_acts_for_no_other_user(fleet: Fleet) -> None:
-    for channel, user in ((fleet.batch, "user/bob"), (fleet.alice, "user/alice")):
+    for channel, user, why in (
+        (fleet.batch, "user/bob", "access grant on_behalf_of service/batch --users user/bob"),
+        (fleet.alice, "user/alice", "only services act for users, and user/alice is none"),
+    ):
         with pytest.raises(grpc.RpcError) as error:
             WorkloadServiceStub(channel).GetWorkload(
                 GetWorkloadRequest(workload="any"), metadata=(("leasehold-on-behalf-of", user),)
             )
-        assert cast("grpc.Call", error.value).code() is grpc.StatusCode.PERMISSION_DENIED
+        refused = cast("grpc.Call", error.value)
+        assert refused.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert why in (refused.details() or "")
     asked = ListAuditEntriesRequest(filter="outcome = REFUSED")
     expected = {("service/batch", "user/bob"), ("user/alice", "user/alice")}
     with grpc.insecure_channel(f"unix:{fleet.coordinator.folder / 'store.sock'}") as channel:

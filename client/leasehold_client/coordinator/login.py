@@ -112,10 +112,17 @@ def login(ticket: JoinTicket, name: str, context_name: str) -> Context:
         write(contexts.put(context))
         request = JoinRequest(secret=ticket.secret, identity=identity, csr=signing_request(context.next_key))
         credentials = grpc.ssl_channel_credentials(as_pem(ticket.ca_certificates).encode())
-        with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
-            response = _call(
-                lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S), ticket.address
-            )
+        try:
+            with grpc.secure_channel(ticket.address, credentials, options=OPTIONS) as channel:
+                response = _call(
+                    lambda: JoinServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S), ticket.address
+                )
+        except LeaseholdError as error:
+            if (
+                error.reason
+            ):  # refused; otherwise the answer may be lost, and the next login repeats the request
+                write(contexts)
+            raise
         context = replace(
             _with_certificate(context, response.certificate),
             coordinator=response.coordinator,

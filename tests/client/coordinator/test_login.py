@@ -6,8 +6,9 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1.enrolment_service_pb2 import JoinTicket
 from leasehold_client.contexts import Context, Contexts, locked_contexts, read_contexts
+from leasehold_client.coordinator import login as enrolment
 from leasehold_client.coordinator.login import login
-from leasehold_client.errors import UsageError
+from leasehold_client.errors import LeaseholdError, UsageError
 from leasehold_coordinator.access.authority import open_authority
 
 
@@ -32,6 +33,29 @@ def test_a_login_replaces_no_context_of_another_coordinator(
     with pytest.raises(UsageError, match="damaged" if is_damaged else "has another authority"):
         login(ticket, "", "")
     assert read_contexts().get("alice") == before
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("JOIN_REFUSED", []), ("", ["alice"])])
+def test_a_refused_login_leaves_no_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, kept: list[str]
+) -> None:
+    """Without a refusal, the answer may be lost. The next login sends the same request."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    authority = open_authority(_new(tmp_path / "one"))
+    ticket = JoinTicket(
+        address="127.0.0.1:1",
+        ca_certificates=[authority.certificate.public_bytes(Encoding.DER)],
+        secret=b"x" * 32,
+        identity="user/alice",
+    )
+
+    def refuse(call: object, address: str) -> None:
+        raise LeaseholdError("the token is used up", reason=reason)
+
+    monkeypatch.setattr(enrolment, "_call", refuse)
+    with pytest.raises(LeaseholdError, match="used up"):
+        enrolment.login(ticket, "", "")
+    assert list(read_contexts().by_name) == kept
 
 
 def _new(folder: Path) -> Path:

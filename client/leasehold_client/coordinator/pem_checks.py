@@ -21,14 +21,14 @@ def has_certificates(pem: bytes) -> bool:
 
 
 def key_problem(certificate: bytes, key: bytes) -> str | None:
-    """What is wrong with the key of a certificate that can be read, as the end of a sentence about the key.
+    """The defect of the key of a readable certificate, as the end of a sentence about the key.
 
     Args:
         certificate: The certificate, and those of its issuers.
         key: The private key.
 
     Returns:
-        None: nothing is wrong, or this system has no /proc.
+        The defect. None: there is none, or this system has no /proc.
     """
     if b"ENCRYPTED" in key:
         return "is encrypted, and nobody is asked for a passphrase: decrypt it with `openssl pkey`"

@@ -137,7 +137,7 @@ class WebDoors:
             finally:
                 forget()
 
-        # What a refusal of the caller depends on: logins with the same credential are refused together.
+        # A refusal depends on these facts, so logins with the same credential are refused together.
         view = (
             caller.identity,
             caller.is_local_admin,

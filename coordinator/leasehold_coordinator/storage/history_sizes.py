@@ -14,12 +14,12 @@ from leasehold_coordinator.storage import schema
 from leasehold_coordinator.storage.statements import size_condition
 
 ROW_BYTES: Final = 128
-"""What a row takes beside its record: other columns, and entries of indexes."""
+"""Estimated bytes of a row beside its record: other columns, and entries of indexes."""
 
 PAGE_BYTES: Final = 4_096
 
 SAMPLE_ROWS: Final = 500
-"""Rows whose records are measured."""
+"""Number of rows whose records are measured."""
 
 
 @final

@@ -19,7 +19,6 @@ from leasehold.v1 import (
 from leasehold.v1.lease_pb2 import Cordon
 from leasehold.v1.worker_pb2 import WORKER_STATE_LOST
 from leasehold_client.top import fleet_feed
-from leasehold_client.top.app import TICK_S
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
 from leasehold_client.top.summary_text import counts_text
@@ -474,7 +473,7 @@ def test_a_change_while_the_page_ends_is_no_defect(fleet: ScriptedFleet) -> None
         await page.app.query_one("#counts").remove()  # as textual does first at the end
         fleet.tell(gpu(1, LEASED, "one"))
         await page.until(lambda: "2 free" in counts_text(page.app.model))
-        await asyncio.sleep(3 * TICK_S)
+        page.app._update_rows()  # as the timer does
         assert page.app.failure is None
 
     play(fleet, steps)

@@ -1,4 +1,4 @@
-"""Makes a virtual environment from the kit's wheels, offline, and runs the report in it.
+"""Makes a virtual environment of the kit's packages, offline, and runs the report in it.
 
 Standard library only: it runs on the host's Python. Everything that it makes lies in one temporary folder,
 which it deletes. Whatever becomes of the report, it ends the processes that the report left.
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import uuid
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -34,10 +33,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def make_environment(folder: Path) -> Path:
-    """Makes a virtual environment of the kit's wheels, and returns its Python.
+    """Makes a virtual environment of the kit's packages, and returns its Python.
 
-    The wheels are unpacked, which needs neither pip nor ensurepip. The builder of the kit has checked the
-    hashes, and that no wheel needs more than that.
+    A path file names the folder of the packages, which needs neither pip nor ensurepip.
     """
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(folder)],
@@ -49,9 +47,7 @@ def make_environment(folder: Path) -> Path:
     if made.returncode != 0:
         sys.exit(f"gpu_report: {sys.executable} -m venv failed: install python3-venv\n{made.stdout}")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for wheel in sorted((KIT / "wheels").glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder / "lib" / version / "site-packages")
+    (folder / "lib" / version / "site-packages" / "kit.pth").write_text(f"{KIT / 'packages'}\n")
     return folder / "bin" / "python"
 
 
@@ -126,7 +122,6 @@ def main() -> int:
     mark = uuid.uuid4().hex
     folder = Path(tempfile.mkdtemp(prefix="leasehold-gpu-report-"))
     try:
-        print("gpu_report: unpacking the wheels", flush=True)
         python = str(make_environment(folder / "venv"))
         environment = report_environment(folder, mark)
         host: list[str] = []

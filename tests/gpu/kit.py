@@ -1,8 +1,9 @@
 """Builds the GPU kit: one archive with which a host without network reports how Leasehold works on its GPUs.
 
-The archive holds the files that git tracks, a wheel of Leasehold, the wheels that the report needs for one
-version of Python, and the command `gpu_report`. The wheels are the pinned and hashed ones of
-`requirements.txt`. Neither the CUDA toolkit nor PyTorch is among them: the report uses those of the host.
+The archive holds the files that git tracks, the command `gpu_report`, and the packages that the report needs
+for one version of Python, Leasehold among them, as they lie in a `site-packages`. They are unpacked from the
+pinned and hashed wheels of `requirements.txt`, because an archive of unpacked files is a third smaller than one
+of wheels. Neither the CUDA toolkit nor PyTorch is among them: the report uses those of the host.
 
     python tests/gpu/kit.py --python 3.12
 """
@@ -95,12 +96,13 @@ def pip(*arguments: str) -> None:
         raise KitError(f"pip {arguments[0]} failed:\n{done.stdout}")
 
 
-def check_wheels(folder: Path) -> None:
-    """Fails on a wheel with files for other places than site-packages: the report unpacks, and no more."""
-    for wheel in folder.glob("*.whl"):
+def unpack(wheels: Path, packages: Path) -> None:
+    """Unpacks wheels. Fails on one with files for other places than site-packages."""
+    for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             if any(".data/" in name for name in archive.namelist()):
                 raise KitError(f"{wheel.name} has a .data folder, which unpacking does not install")
+            archive.extractall(packages)
 
 
 def copy_tracked_files(folder: Path) -> None:
@@ -129,20 +131,20 @@ def build(python: str, output: Path) -> Path:
     name = f"leasehold-gpu-kit-py{python}"
     with tempfile.TemporaryDirectory() as temporary:
         kit = Path(temporary) / name
-        wheels = kit / "wheels"
+        wheels = Path(temporary) / "wheels"
         copy_tracked_files(kit)
         download(python, wheels)
         # A copy: the build leaves files beside the sources.
-        sources = shutil.copytree(kit, Path(temporary) / "sources", ignore=shutil.ignore_patterns("wheels"))
+        sources = shutil.copytree(kit, Path(temporary) / "sources")
         pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={wheels}", str(sources))
-        check_wheels(wheels)
+        unpack(wheels, kit / "packages")
         (kit / "REVISION").write_text(revision() + "\n")
         command = kit / "gpu_report"
         command.write_text((ROOT / "tests/gpu/gpu_report.sh").read_text().replace("@PYTHON@", python))
         command.chmod(0o755)
         output.mkdir(parents=True, exist_ok=True)
-        archive = output / f"{name}.tar.gz"
-        with tarfile.open(archive, "w:gz") as tar:
+        archive = output / f"{name}.tar.xz"
+        with tarfile.open(archive, "w:xz") as tar:
             tar.add(kit, arcname=name, filter=without_owner)
         check_size(archive, wheels)
     return archive

@@ -62,7 +62,7 @@ def test_an_archive_that_is_too_large_is_refused(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "large-1-py3-none-any.whl").write_bytes(bytes(10))
-    archive = tmp_path / "kit.tar.gz"
+    archive = tmp_path / "kit.tar.xz"
     with archive.open("wb") as file:
         file.truncate(LIMIT_BYTES)
     check_size(archive, wheels)

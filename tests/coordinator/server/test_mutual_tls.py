@@ -233,6 +233,8 @@ def test_refused_and_bound_workers_are_in_the_audit(remote: Remote) -> None:
     assert (bound.outcome, bound.resource) == (AUDIT_OUTCOME_ALLOWED, "worker/gamma")
     assert "GPU-gamma-0" in bound.arguments
     remote.connect("worker/gamma", "alpha").wait_end()
+    # The entry is written after the stream has ended.
+    until(lambda: len(list(remote.admin.audit_entries(filter='identity = "worker/gamma"'))) == 2)
     refused, _ = remote.admin.audit_entries(filter='identity = "worker/gamma"')
     assert refused.reason == errors_pb2.ERROR_REASON_IDENTITY_MISMATCH
 

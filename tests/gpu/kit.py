@@ -1,9 +1,9 @@
 """Builds the GPU kit: one archive with which a host without network reports how Leasehold works on its GPUs.
 
 The archive holds the files that git tracks, the command `gpu_report`, and the packages that the report needs
-for one version of Python, Leasehold among them, as they lie in a `site-packages`. They are unpacked from the
-pinned and hashed wheels of `requirements.txt`, because an archive of unpacked files is a third smaller than one
-of wheels. Neither the CUDA toolkit nor PyTorch is among them: the report uses those of the host.
+for one version of Python, Leasehold among them, as they lie in a `site-packages`. They are unpacked from
+the pinned and hashed wheels of `requirements.txt`, because an archive of unpacked files is a third smaller
+than one of wheels. Neither the CUDA toolkit nor PyTorch is among them: the report uses those of the host.
 
     python tests/gpu/kit.py --python 3.12
 """

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 from leasehold.v1 import errors_pb2
 from leasehold_simgpu import SimulatedHost, ThrottleReason
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus import inventory as inventory_module
+from leasehold_worker.gpus import nvml
 from leasehold_worker.gpus.inventory import GpuReading, HealthReading, Inventory, XidWait
 
 from tests.prefork import run
@@ -215,3 +218,20 @@ def test_without_nvml_it_says_so() -> None:
     assert inventory.read_health() == {}
     assert list(inventory.health_lacks) == ["all of NVML: NVML Shared Library Not Found"]
     assert inventory.wait_xids(30) == XidWait(unavailable_reason="NVML Shared Library Not Found")
+
+
+def test_the_reserve_of_the_driver_is_not_used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's two structures, as an empty H100 fills them in MiB. The first counts the reserve as used."""
+    first = SimpleNamespace(total=81_559, free=81_079, used=480)
+    second = SimpleNamespace(total=81_559, free=81_079, used=0, reserved=480)
+
+    def old(_gpu: nvml.Handle, version: int | None = None) -> SimpleNamespace:
+        if version is not None:
+            raise pynvml.NVMLError(FUNCTION_NOT_FOUND)
+        return first
+
+    gpu = nvml.Handle(object())
+    for answer, used in ((lambda _gpu, version: second, 0), (old, 480)):
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", answer)
+        assert nvml.read_sample(gpu).memory_used_bytes == used
+        assert nvml.read_free_bytes(gpu) == second.free

@@ -34,13 +34,6 @@ class GpuReading:
     temperature_celsius: int | None = None
     ecc_uncorrected_errors: int | None = None
 
-    @property
-    def memory_free_bytes(self) -> int | None:
-        """Free memory."""
-        if self.memory_total_bytes is None or self.memory_used_bytes is None:
-            return None
-        return self.memory_total_bytes - self.memory_used_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:

@@ -25,7 +25,7 @@ import trio
 from leasehold.local.v1 import local_service_pb2
 from leasehold.local.v1.local_service_pb2_grpc import LocalServiceStub
 from leasehold_client.errors import LeaseholdError
-from leasehold_client.local import LocalWorker, NoWorkerError
+from leasehold_client.local import LocalWorker
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.file_descriptors import LIMIT
 from leasehold_worker.host.peers import Peer, by_credentials
@@ -115,7 +115,7 @@ def is_served(path: Path) -> bool:
     try:
         with LocalWorker(path) as worker:
             worker.list()
-    except (NoWorkerError, LeaseholdError):  # nobody may use a socket before its mode is set
+    except LeaseholdError:  # nobody may use a socket before its mode is set
         return False
     return True
 

@@ -152,8 +152,8 @@ def peer() -> Iterator[Peer]:
 
 
 def wanted(gpus: int = 1, **spec: object) -> ClaimOpen:
-    """A claim of GPUs and a core."""
-    resources = workload_pb2.Resources(gpu_count=gpus, cpu_millicores=1000)
+    """A claim of GPUs and a tenth of a core: a machine with one core has enough for several."""
+    resources = workload_pb2.Resources(gpu_count=gpus, cpu_millicores=100)
     return ClaimOpen(spec=workload_pb2.WorkloadSpec(resources=resources, **spec))  # type: ignore[arg-type]
 
 

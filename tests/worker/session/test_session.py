@@ -1,5 +1,6 @@
 """The link in this process, with coordinators that read slowly or not at all."""
 
+import os
 import shutil
 import threading
 import time
@@ -33,6 +34,7 @@ from leasehold_worker.commands.journal import open_journal
 from leasehold_worker.commands.ledger import UNACKNOWLEDGED_LIMIT, Entry
 from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.host.clock_offset import ClockOffset
+from leasehold_worker.host.process_files import read_stat
 from leasehold_worker.host.processes import command_line
 from leasehold_worker.session import session as coordinator_session
 from leasehold_worker.session.frame_sink import FrameSink
@@ -227,9 +229,16 @@ def read_much(late: LateCoordinator, session: Session, folder: Path) -> list[Out
 def wait_for_launchers(folder: Path) -> None:
     """Waits until no launcher of a workload is left: the worker is in this process, which must reap them."""
     deadline = time.monotonic() + TIMEOUT_S
-    while any(str(folder) in " ".join(command_line(int(path.name))) for path in Path("/proc").glob("[0-9]*")):
+    while any(is_launcher(int(path.name), folder) for path in Path("/proc").glob("[0-9]*")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def is_launcher(pid: int, folder: Path) -> bool:
+    """Whether a process may be a launcher. One that has ended and is not reaped yet has no command line."""
+    stat = read_stat(pid)
+    reapable = stat is not None and stat.state == "Z" and stat.parent_pid == os.getpid()
+    return reapable or str(folder) in " ".join(command_line(pid))
 
 
 def chunks(session: Session) -> list[OutputChunk]:

@@ -17,7 +17,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
-from leasehold_client.config import INSECURE_SCHEME, UNIX_SCHEME, config_path
+from leasehold_client.config import (
+    INSECURE_SCHEME,
+    UNIX_SCHEME,
+    config_path,
+    configured_coordinator,
+    parse_address,
+)
 from leasehold_client.errors import UsageError
 
 CONTEXT_VARIABLE: Final = "LEASEHOLD_CONTEXT"
@@ -248,12 +254,45 @@ def find_context(name: str | None, address: str | None) -> Context | None:
         The context. None: no context is in use.
 
     Raises:
-        UsageError: There is no context with the name, or the file can't be used.
+        UsageError: There is no context with the name, the address has none, or the file can't be used.
     """
-    if address and (not name or address.startswith((UNIX_SCHEME, INSECURE_SCHEME))):
+    if name and not _may_have_context(address):
+        raise UsageError(
+            f"the context {name!r} is for TLS, and {address} is without: leave out the context, or name "
+            "HOST:PORT or no coordinator"
+        )
+    if address and not name:
         return None
     wanted = name or os.environ.get(CONTEXT_VARIABLE)
     if wanted:
         return read_contexts().get(wanted)
     contexts = read_contexts()
     return contexts.get(contexts.current) if contexts.current else None
+
+
+def environment_context(address: str | None) -> str | None:
+    """The name in LEASEHOLD_CONTEXT. None: none, or the address is without TLS and so without contexts."""
+    return (os.environ.get(CONTEXT_VARIABLE) or None) if _may_have_context(address) else None
+
+
+def chosen_coordinator(address: str | None, name: str | None) -> tuple[str, Context | None]:
+    """The coordinator of a verb.
+
+    Args:
+        address: The option ``--coordinator``, or LEASEHOLD_COORDINATOR. None: not given.
+        name: The option ``--context``. None: not given, so LEASEHOLD_CONTEXT counts.
+
+    Returns:
+        Its address, and the context in use. None: no context is in use.
+
+    Raises:
+        UsageError: The address or the name is invalid, or the file of the contexts can't be used.
+    """
+    if name == "":
+        raise UsageError("--context is empty: name a context, or leave the option out")
+    found = find_context(name or environment_context(address), address)
+    return parse_address(address or (found.coordinator if found else None) or configured_coordinator()), found
+
+
+def _may_have_context(address: str | None) -> bool:
+    return not (address or "").startswith((UNIX_SCHEME, INSECURE_SCHEME))

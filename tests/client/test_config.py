@@ -3,12 +3,13 @@
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from leasehold_client import config
+from leasehold_client import Client, config
 from leasehold_client.config import configured_coordinator, parse_address, require_trusted
-from leasehold_client.contexts import read_contexts
+from leasehold_client.contexts import Context, chosen_coordinator, locked_contexts, read_contexts
 from leasehold_client.errors import UsageError
 
 from tests.coordinator.unix_users import ANN, call_as, needs_root
@@ -95,6 +96,53 @@ def test_contexts_that_are_a_directory_are_named(file: Path) -> None:
     file.with_name("contexts.json").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"contexts\.json is a directory, and contexts are a file: move it"):
         read_contexts()
+
+
+TLS_FREE = ["unix:/run/one.sock", "insecure:one:7400"]
+
+
+@pytest.fixture
+def contexts(file: Path) -> None:
+    """The contexts prod, which is current, and test."""
+    kept = read_contexts()
+    for name in ("prod", "test"):
+        kept = kept.put(Context(name, "user/ann", f"{name}:7400"))
+    with locked_contexts() as keep:
+        keep(replace(kept, current="prod"))
+
+
+def names(address: str | None, context: str | None) -> tuple[str, str]:
+    """The address that is called, and the context in use. Empty: none."""
+    called, found = chosen_coordinator(address, context)
+    return called, found.name if found is not None else ""
+
+
+@pytest.mark.parametrize("address", TLS_FREE)
+@pytest.mark.usefixtures("contexts")
+def test_a_context_that_is_named_beside_an_address_without_tls_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match = f"the context 'test' is for TLS, and {address} is without: leave out the context"
+    with pytest.raises(UsageError, match=match):
+        chosen_coordinator(address, "test")
+    with pytest.raises(UsageError, match=match):
+        Client(address, context="test")
+    monkeypatch.setenv("LEASEHOLD_CONTEXT", "test")
+    assert names(address, None) == (address, ""), "a variable is for all calls, and does not concern this one"
+
+
+@pytest.mark.usefixtures("contexts")
+def test_an_option_counts_before_the_variable_and_the_variable_before_the_current_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert names(None, None) == ("prod:7400", "prod")
+    assert names("other:7400", None) == ("other:7400", "")
+    monkeypatch.setenv("LEASEHOLD_CONTEXT", "test")
+    assert names(None, None) == ("test:7400", "test")
+    assert names("other:7400", None) == ("other:7400", "test")
+    assert names(None, "prod") == ("prod:7400", "prod")
+    with pytest.raises(UsageError, match="--context is empty"):
+        chosen_coordinator(None, "")
 
 
 @pytest.fixture

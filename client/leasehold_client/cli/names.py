@@ -14,8 +14,7 @@ from click.shell_completion import CompletionItem
 
 from leasehold_client.arguments.kinds import Kind
 from leasehold_client.cli.name_cache import Names, cached_names
-from leasehold_client.config import configured_coordinator, parse_address
-from leasehold_client.contexts import find_context, read_contexts
+from leasehold_client.contexts import chosen_coordinator, read_contexts
 from leasehold_client.errors import LeaseholdError
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -113,9 +112,7 @@ def _names(ctx: click.Context) -> Names:
     """The names of the coordinator that the typed options choose. Empty: it does not answer."""
     coordinator, on_behalf_of = ctx.params.get("coordinator"), ctx.params.get("on_behalf_of") or ""
     try:
-        found = find_context(ctx.params.get("context"), coordinator)
-        default = found.coordinator if found is not None else None
-        address = parse_address(coordinator or default or configured_coordinator())
+        address, found = chosen_coordinator(coordinator, ctx.params.get("context"))
     except (LeaseholdError, OSError):
         return {}
 

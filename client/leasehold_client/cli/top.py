@@ -12,8 +12,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.caller import caller
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.verb import as_option, context_option, coordinator_option
-from leasehold_client.config import configured_coordinator, parse_address
-from leasehold_client.contexts import find_context
+from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.errors import LeaseholdError, UsageError
 
 EXAMPLES: Final = """\b
@@ -47,9 +46,7 @@ def top(coordinator: str | None, context: str | None, on_behalf_of: str) -> None
 
         from leasehold_client.top.session import show
 
-        found = find_context(context, coordinator)
-        default = found.coordinator if found is not None else None
-        address = parse_address(coordinator or default or configured_coordinator())
+        address, found = chosen_coordinator(coordinator, context)
         name = found.name if found is not None else None
         code = asyncio.run(show(address, name, on_behalf_of, caller()))
     except LeaseholdError as error:

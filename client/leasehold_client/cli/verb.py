@@ -17,8 +17,8 @@ from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import Seconds
-from leasehold_client.config import COORDINATOR_VARIABLE, configured_coordinator, parse_address
-from leasehold_client.contexts import find_context
+from leasehold_client.config import COORDINATOR_VARIABLE
+from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -47,9 +47,8 @@ coordinator_option = click.option(
 context_option = click.option(
     "--context",
     metavar="NAME",
-    envvar="LEASEHOLD_CONTEXT",
     shell_complete=complete_contexts,
-    help="Context with a client certificate.  [default: without --coordinator, the current one]",
+    help="Context with a client certificate.  [default: LEASEHOLD_CONTEXT, or the current one]",
 )
 as_option = click.option(
     "--as",
@@ -202,9 +201,7 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
 
         interrupts.raise_in_call()
         try:
-            found = find_context(context, coordinator)
-            default = found.coordinator if found is not None else None
-            address = parse_address(coordinator or default or configured_coordinator())
+            address, found = chosen_coordinator(coordinator, context)
             name = found.name if found is not None else None
             with Client(address, _announced(address), name, on_behalf_of) as client:
                 try:

@@ -8,8 +8,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.verb import as_option, context_option, coordinator_option
-from leasehold_client.config import configured_coordinator, parse_address
-from leasehold_client.contexts import find_context
+from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.errors import LeaseholdError
 
 
@@ -34,9 +33,7 @@ def web(listen: str, coordinator: str | None, context: str | None, on_behalf_of:
 
     interrupts.raise_in_verb()
     try:
-        found = find_context(context, coordinator)
-        default = found.coordinator if found is not None else None
-        address = parse_address(coordinator or default or configured_coordinator())
+        address, found = chosen_coordinator(coordinator, context)
         serve(listen, address, found, on_behalf_of)
     except LeaseholdError as error:
         fail(error)

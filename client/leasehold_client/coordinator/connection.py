@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar, cast, final
 import grpc
 
 from leasehold_client.config import COORDINATOR_VARIABLE, default_coordinator, parse_address
-from leasehold_client.contexts import CONTEXT_VARIABLE, Context, find_context
+from leasehold_client.contexts import Context, environment_context, find_context
 from leasehold_client.coordinator.channels import certificate_file, open_channel, require_no_token
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.renewing_channel import RenewingChannel
@@ -207,7 +207,8 @@ def find_coordinator(address: str | None, context: str | None) -> tuple[str, Con
         UsageError: The address is invalid, or there is no such context.
     """
     if not address and not context:
-        address, context = os.environ.get(COORDINATOR_VARIABLE), os.environ.get(CONTEXT_VARIABLE)
+        address = os.environ.get(COORDINATOR_VARIABLE)
+        context = environment_context(address)
     address = parse_address(address) if address else None
     found = find_context(context, address)
     if found is not None:

@@ -22,8 +22,7 @@ from leasehold.v1.fleet_service_pb2_grpc import FleetServiceStub
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest, ListWorkloadsResponse
 from leasehold.v1.workload_service_pb2_grpc import WorkloadServiceStub
 
-from leasehold_client.config import configured_coordinator, parse_address
-from leasehold_client.contexts import find_context
+from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.coordinator.connection import Connection
 from leasehold_client.errors import LeaseholdError
 from leasehold_client.support.host_parts import ERROR, GPU_LEASE, WORKLOAD
@@ -130,9 +129,7 @@ def fleet_parts(coordinator: str | None, context: str | None) -> list[Part]:
 
 
 def _read(coordinator: str | None, context: str | None, name: str, pages: Pages, fields: Fields) -> bytes:
-    found = find_context(context, coordinator)
-    default = found.coordinator if found is not None else None
-    address = parse_address(coordinator or default or configured_coordinator())
+    address, found = chosen_coordinator(coordinator, context)
     connection = Connection(address, context=found.name if found is not None else None)
     try:
         messages, is_whole = _bounded(name, pages(connection))

@@ -24,7 +24,7 @@ from leasehold_coordinator.server.channel_options import (
     WORKER_CONNECTIONS,
     scaled,
 )
-from leasehold_coordinator.server.config import CoordinatorConfig, load_config
+from leasehold_coordinator.server.config import CoordinatorConfig, is_loopback, load_config
 from leasehold_coordinator.server.listeners import Addresses
 from leasehold_coordinator.server.server import serve
 from leasehold_coordinator.tracing import open_tracing
@@ -73,7 +73,7 @@ def _serve(config: CoordinatorConfig) -> None:
         if web:
             click.echo(_HOW_TO_BROWSE.format(url=web, token=Path(config.state_dir) / CLIENT_FILE))
         if config.join_address:
-            click.echo(_HOW_TO_JOIN)
+            click.echo(_how_to_join(clients, workers))
         if (most := scaled(WORKER_CONNECTIONS)) < WORKER_CONNECTIONS:
             logger.warning(_FEW_FILES, most, scaled(CLIENT_CONNECTIONS), DESCRIPTORS)
 
@@ -83,10 +83,21 @@ def _serve(config: CoordinatorConfig) -> None:
 
 _HOW_TO_BROWSE: Final = "  web page on {url}: log in with the content of {token}"
 
-_HOW_TO_JOIN: Final = """\
-  other hosts need client certificates, which they get for join tokens:
-  a worker: `leasehold token create --worker NAME` here, then `leasehold worker --join -` on its host
-  a person: `leasehold token create --user NAME` here, then `leasehold login --token -` on their host"""
+_JOINS: Final = "  other hosts need client certificates, which they get for join tokens:"
+_WORKER_JOINS: Final = (
+    "  a worker: `leasehold token create --worker NAME` here, then `leasehold worker --join -` on its host"
+)
+_PERSON_JOINS: Final = (
+    "  a person: `leasehold token create --user NAME` here, then `leasehold login --token -` on their host"
+)
+_NOBODY_JOINS: Final = "  no other host can join: --listen and --worker-listen are on loopback"
+
+
+def _how_to_join(clients: str, workers: str) -> str:
+    """How others join. A listener on loopback asks for no certificate, so there are no tokens for it."""
+    listeners = {workers: _WORKER_JOINS, clients: _PERSON_JOINS}
+    lines = [line for address, line in listeners.items() if not is_loopback(address.rpartition(":")[0])]
+    return "\n".join([_JOINS, *lines]) if lines else _NOBODY_JOINS
 
 
 def _raise_descriptor_limit() -> None:

@@ -26,7 +26,7 @@ from leasehold_worker.leasing.holds import HoldTerms
 from leasehold_worker.leasing.host_reservations import HostRequest
 from leasehold_worker.planning.plan import Plan, WorkloadPlan
 from leasehold_worker.planning.policy_checks import PolicyChecks
-from leasehold_worker.workloads.eviction import CHECKPOINT, STOP
+from leasehold_worker.workloads.eviction import CHECKPOINT, RETAIN, STOP
 from leasehold_worker.workloads.states import CHECKPOINTED, STOPPED
 from leasehold_worker.workloads.workload import Parked, Workload
 
@@ -44,7 +44,7 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
 
 def suspended(process_strategy: int) -> Workload:
     """A workload without processes that needs 40 GiB of host memory again."""
-    policy = EvictionPolicy(process_strategy=process_strategy)  # type: ignore[arg-type]  # a number
+    policy = EvictionPolicy(process_strategy=process_strategy, weight_strategy=RETAIN)  # type: ignore[arg-type]
     return Workload(
         "w",
         "w",
@@ -98,3 +98,12 @@ async def test_who_takes_a_hold_gets_host_memory_that_claims_wait_for(
         reasons = [refusal.reason for refusal in plan.findings.refusals]
         assert (LACKS in reasons) == (not hold_id)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_checkpoint_is_named_for_a_stopped_workload_alone(parts: Parts) -> None:
+    """The processes of others are kept, so a checkpoint would be ignored without a word."""
+    parts.workloads.add(suspended(CHECKPOINT))
+    plan = await parts.operations.preflight.restore("w", RestoreOperation(checkpoint_id="k-1"))
+    (refusal,) = plan.findings.refusals
+    assert refusal.reason == errors_pb2.ERROR_REASON_WRONG_STATE
+    assert "w is CHECKPOINTED, and only a STOPPED one starts from a checkpoint" in refusal.message

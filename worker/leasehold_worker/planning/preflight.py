@@ -34,6 +34,7 @@ from leasehold_worker.planning.workload_checks import (
     parse_pairs,
     require_ready,
     require_state,
+    require_stopped,
 )
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import (
@@ -230,6 +231,8 @@ class Preflight:
         findings = plan.findings
         with findings.check("state", f"{workload.name} is suspended"):
             require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")
+            if operation.checkpoint_id:
+                require_stopped(workload)
         if workload.parked is not None:
             plan.policy = workload.parked.policy
             plan.steps = [step.up for step in reversed(_steps(plan.target, plan.policy))]

@@ -28,6 +28,7 @@ from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.states import (
     ENDED,
     PARKED,
+    STOPPED,
     WEDGED,
     state_text,
 )
@@ -58,6 +59,17 @@ def require_state(workload: Workload, states: Collection[WorkloadState.ValueType
             f"workload {workload.name} is {state_text(workload.state)}, and must be {wanted} to be "
             f"{verb}: {_REMEDIES.get(workload.state, 'wait until its command has ended')}",
             {"observed_state": state_text(workload.state)},
+        )
+
+
+def require_stopped(workload: Workload) -> None:
+    """Refuses with WRONG_STATE to start a workload from a checkpoint whose processes are kept."""
+    if workload.state != STOPPED:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} is {state_text(workload.state)}, and only a STOPPED one starts from a "
+            "checkpoint that is named: restore it without one, and it continues where it was",
+            {"observed_state": state_text(workload.state), "field": "checkpoint_id"},
         )
 
 

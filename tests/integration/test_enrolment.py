@@ -211,7 +211,7 @@ def test_a_service_acts_for_a_user_by_its_context(fleet: Fleet) -> None:
     assert said == "service/gateway on behalf of user/ann: user\n"
     assert by_context(fleet, "get", "workloads", "--as", "user/ann").startswith("NAME")
     assert "(NOT_PERMITTED)" in by_context(fleet, "whoami", "--as", "user/ben", code=1)
-    by_context(fleet, "context", "use", "-")
+    assert by_context(fleet, "context", "use", "-") == "no context is current\n"
 
 
 def end(fleet: Fleet, name: str) -> None:

@@ -51,6 +51,10 @@ def parse_yaml(data: bytes) -> Any:
     try:
         _check_keys(yaml.compose(data, Loader=loader))
         return yaml.load(data, Loader=loader)  # noqa: S506 - a safe loader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise ValueError(f"{place}{error.problem}") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

@@ -73,13 +73,14 @@ def find_moves(
     return dict(zip(ids, found, strict=True))
 
 
-def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
+def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu], *, swap: bool) -> None:
     """Refuses a move to another host. The worker itself knows only its own GPUs.
 
     Args:
         moves: The moves.
         names: Names of the workloads, in the order of the moves.
         gpus: The GPUs of the fleet.
+        swap: Whether two workloads exchange their GPUs.
 
     Raises:
         UsageError: A pair has GPUs of two workers.
@@ -90,9 +91,10 @@ def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) ->
         for old, new in pairs:
             if old in known and new in known and known[old].worker_id != known[new].worker_id:
                 here, there = known[old].worker_name, known[new].worker_name
+                remedy = f"swap workloads of {here}" if swap else f"name a GPU of {here}"
                 raise UsageError(
                     f"{name} can't move from {places[old]} to {places[new]}: a running workload can't leave "
-                    f"its host, and {there} is another host; name a GPU of {here}"
+                    f"its host, and {there} is another host; {remedy}"
                 )
 
 

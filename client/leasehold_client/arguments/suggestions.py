@@ -11,7 +11,9 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that a mistyped word most likely means. None: no known word is close."""
     from difflib import get_close_matches  # late: most words are right
 
-    found = get_close_matches(word.lower(), [*known], n=1, cutoff=CUTOFF)
+    words, letters = [*known], sorted(word.lower())
+    exchanged = [one for one in words if sorted(one) == letters]  # a short word is less like it than CUTOFF
+    found = exchanged or get_close_matches(word.lower(), words, n=1, cutoff=CUTOFF)
     return found[0] if found else None
 
 

@@ -78,6 +78,7 @@ def use(name: str) -> None:
         contexts = read_contexts()
         if name == "-":
             write(replace(contexts, current=""))
+            echo("no context is current")
             return
         chosen = contexts.get(name)
         chosen.require_valid()

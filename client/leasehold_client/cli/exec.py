@@ -18,7 +18,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.parameter_types import Number, Seconds, not_empty
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import YEAR_S
 from leasehold_client.config import SOCKET_VARIABLE
@@ -59,7 +59,7 @@ socket_option = click.option(
 @partial(resource_options, gpus=1)
 @helper_options
 @adoption_options
-@click.option("--name", default="", help="Name of the workload.  [default: generated]")
+@click.option("--name", default="", callback=not_empty, help="Name of the workload.  [default: generated]")
 @click.option(
     "--priority",
     type=Number(-PRIORITY_LIMIT, PRIORITY_LIMIT),

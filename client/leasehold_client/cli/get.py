@@ -15,6 +15,7 @@ from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, raise_all
 from leasehold_client.cli.get_watch import echo_changes
 from leasehold_client.cli.kind_argument import KindType
 from leasehold_client.cli.names import complete_kind
+from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.display.terminal_text import echo_error
@@ -53,7 +54,13 @@ _OF_OTHERS = ("checkpoints", "events", "audit")
 @click.option(
     "--sort-by", default="", metavar="FIELDS", help="How to sort the list, such as 'state, name desc'."
 )
-@click.option("--columns", default="", metavar="COLUMN,...", help="Columns of the table, in this order.")
+@click.option(
+    "--columns",
+    default="",
+    callback=not_empty,
+    metavar="COLUMN,...",
+    help="Columns of the table, in order.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only, one per line.")
 @click.option(
     "-o",

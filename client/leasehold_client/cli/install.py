@@ -158,8 +158,8 @@ def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
     if dry_run:
         for step in steps:
             echo(f"would {step.text}")
-        return
-    require_host()
-    do_all(steps, echo)
+    else:
+        require_host()
+        do_all(steps, echo)
     if not steps:
         echo("there is nothing to do")

@@ -11,6 +11,7 @@ import click
 
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError, UsageError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     metavar="FILE|-",
     help="File with the join token; - reads it from standard input.",
 )
-@click.option("--name", default="", help="Your name, if the token is for a pattern.")
+@click.option("--name", default="", callback=not_empty, help="Your name, if the token is for a pattern.")
 @click.option("--context", default="", metavar="NAME", help="Name of the context.  [default: your name]")
 def login(source: str, name: str, context: str) -> None:
     """Get a client certificate by a join token, and keep it in a context.

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, final
 
 import click
+from click.core import ParameterSource
 
 from leasehold_client.byte_sizes import IntegerType
 
@@ -85,3 +86,10 @@ def _time_text(seconds: float) -> str:
         if seconds and seconds % UNITS_S[unit] == 0:
             return f"{seconds / UNITS_S[unit]:g}{unit}"
     return f"{seconds:g}s"
+
+
+def not_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """A callback of an option that refuses empty text, as ``"$NAME"`` is where the variable is missing."""
+    if not value and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+        raise click.BadParameter("the value is empty: give one, or leave the option out", ctx, param)
+    return value

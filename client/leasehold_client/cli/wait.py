@@ -111,6 +111,9 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
         left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s
         try:
             found.append(client.wait_workload(name, condition, timeout_s=left_s))
+        except LeaseholdError as error:
+            error.message = error.message.replace(name, label)  # a search has ids
+            raise
         except KeyboardInterrupt:
             interrupted(f"{label} continues: `leasehold get workloads` shows its state")
         if output == "table":

@@ -40,6 +40,10 @@ LADDER: Final = (
 """The process strategies from weak to strong. A stronger one leaves less of the processes on the host."""
 
 
+SET_BY_WORKER: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+"""Variables of every program that the worker starts. They name its GPUs, so other values would be ignored."""
+
+
 def check_spec(spec: WorkloadSpec) -> None:
     """Refuses a spec that is invalid on every worker. The worker checks the contents of hooks.
 
@@ -58,6 +62,11 @@ def check_spec(spec: WorkloadSpec) -> None:
         for name, value in variables.items():
             if not name or "=" in name:
                 raise invalid(field, f"invalid environment variable {name!r}: give a name without '='")
+            if name in SET_BY_WORKER:
+                raise invalid(
+                    field,
+                    f"the worker sets {name} by the lease: leave it out, and name GPUs instead",
+                )
             _check_no_nul(field, name + value)
     for name in spec.secret_environment:
         if name in spec.environment:

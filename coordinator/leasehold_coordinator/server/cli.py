@@ -1,6 +1,7 @@
 """``leasehold coordinator``: the coordinator's command line."""
 
 import gc
+import os
 import signal
 from pathlib import Path
 from typing import Final
@@ -135,6 +136,7 @@ def command(
     commands are stored before they are answered, and workers reconnect by themselves.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback on Ctrl-C before the server listens
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC logs each connection that a peer ends oddly
     tls_versions.require_tls_1_3()
     gc.disable()  # imports make no garbage, and collections take a tenth of the start
     from leasehold_coordinator.server import (

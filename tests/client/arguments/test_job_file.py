@@ -65,7 +65,7 @@ def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpsu = 1", r"job.toml: unknown key 'gpsu' \(did you mean 'gpu'\?\): the keys are command, name, "),
+        ("gpsu = 1", r"job.toml: unknown key 'gpsu' \(did you mean 'gpus'\?\): the keys are command, name, "),
         ("zzz = 1", "unknown key 'zzz': the keys are"),
         ('gpus = "two"', "job.toml: gpus: expected a whole number, got text"),
         ("command = 'sleep 5'", "command: expected a list, got text"),
@@ -115,7 +115,7 @@ def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, message
         ("yaml", "? [a]\n: x\n", "malformed: line 1: the key of a list or table is not text"),
         ("yaml", "hooks:\n- {name: a, name: b}\n", "malformed: line 2: the key 'name' occurs twice"),
         ("yaml", "hooks: &a [*a]\n", r"hooks\[0\]: expected a table, got a list"),
-        ("yaml", "a: b: c", "malformed: mapping values are not allowed"),
+        ("yaml", "a: b: c", "malformed: line 1, column 5: mapping values are not allowed"),
         ("yaml", "\x80", "malformed: "),
     ],
 )

@@ -34,6 +34,7 @@ def holders(scripted: ScriptedCoordinator) -> ScriptedCoordinator:
         "two": workload("two", B),
         "both": workload("both", C, A),
         "other": workload("other", B, C),
+        "far": workload("far", D),
         "parked": PARKED,
     }
     scripted.answers["GetWorkload"] = lambda request, context: workload_service_pb2.GetWorkloadResponse(
@@ -81,6 +82,7 @@ def test_each_workload_gets_its_pairs(
 @pytest.mark.parametrize(
     ("arguments", "code", "match"),
     [
+        ("one far --swap", 2, "beta is another host; swap workloads of alpha"),
         ("one both --swap", 2, "one and both hold 1 and 2 GPUs: only equal counts can be swapped"),
         ("one id-of-one --swap", 2, "one and id-of-one are the same workload: name each workload once"),
         ("one one --pair alpha/0=alpha/1", 2, "one and one are the same workload"),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -92,6 +93,26 @@ def test_a_search_that_finds_nothing_is_a_failure(
     done = leasehold("wait", "-l", "job=9", f"--for={condition}")
     assert (done.code, done.stdout) == (1, "")
     assert done.stderr.startswith("leasehold: no workload matches, so there is nothing to wait for: ")
+
+
+def test_a_search_that_times_out_names_the_workload(
+    leasehold: CommandLine, moving: ScriptedCoordinator
+) -> None:
+    def watch(
+        request: WatchWorkloadsRequest, context: grpc.ServicerContext
+    ) -> Iterator[WatchWorkloadsResponse]:
+        yield WatchWorkloadsResponse(workload=workload("one"))
+        while context.is_active():
+            time.sleep(0.01)
+
+    moving.answers["WatchWorkloads"] = watch
+    moving.answers["ListWorkloads"] = lambda request, context: ListWorkloadsResponse(
+        workloads=[workload("one")]
+    )
+    done = leasehold("wait", "-l", "job=9", "--for=state=SUSPENDED", "--timeout", "0.2")
+    assert done.code == 4
+    assert "one" in done.stderr
+    assert "id-of-one" not in done.stderr
 
 
 def test_workloads_that_have_all_ended_are_no_failure(

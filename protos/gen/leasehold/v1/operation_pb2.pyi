@@ -247,7 +247,9 @@ class RestoreOperation(_message.Message):
     HOLD_ID_FIELD_NUMBER: _builtins.int
     PREEMPT_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
-    """Checkpoint from which the application of a stopped workload starts. Empty: the newest complete one."""
+    """Checkpoint from which the application of a stopped workload starts. Empty: the newest complete one. Refused
+    for other workloads, which continue where they were.
+    """
     hold_id: _builtins.str
     """The hold whose GPUs it takes, as for RunOperation. Empty: none."""
     @_builtins.property

@@ -512,8 +512,8 @@ class WorkloadSpec(_message.Message):
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Environment variables in addition to the worker's. The worker sets CUDA_VISIBLE_DEVICES. Responses have
-        empty values, because values may be secrets.
+        """Environment variables in addition to the worker's. CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES are
+        refused, because the worker sets them. Responses have empty values, because values may be secrets.
         """
 
     @_builtins.property

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold_client.config import (
+    COORDINATOR_VARIABLE,
     INSECURE_SCHEME,
     UNIX_SCHEME,
     config_path,
@@ -257,10 +258,7 @@ def find_context(name: str | None, address: str | None) -> Context | None:
         UsageError: There is no context with the name, the address has none, or the file can't be used.
     """
     if name and not _may_have_context(address):
-        raise UsageError(
-            f"the context {name!r} is for TLS, and {address} is without: leave out the context, or name "
-            "HOST:PORT or no coordinator"
-        )
+        raise UsageError(f"the context {name!r} is for TLS, and {address} is without: leave one of them out")
     if address and not name:
         return None
     wanted = name or os.environ.get(CONTEXT_VARIABLE)
@@ -279,7 +277,8 @@ def chosen_coordinator(address: str | None, name: str | None) -> tuple[str, Cont
     """The coordinator of a verb.
 
     Args:
-        address: The option ``--coordinator``, or LEASEHOLD_COORDINATOR. None: not given.
+        address: The option ``--coordinator``. None: not given, so LEASEHOLD_COORDINATOR counts, unless a
+            context is named.
         name: The option ``--context``. None: not given, so LEASEHOLD_CONTEXT counts.
 
     Returns:
@@ -290,6 +289,8 @@ def chosen_coordinator(address: str | None, name: str | None) -> tuple[str, Cont
     """
     if name == "":
         raise UsageError("--context is empty: name a context, or leave the option out")
+    if name is None:
+        address = address or os.environ.get(COORDINATOR_VARIABLE)
     found = find_context(name or environment_context(address), address)
     return parse_address(address or (found.coordinator if found else None) or configured_coordinator()), found
 

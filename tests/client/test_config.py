@@ -122,7 +122,7 @@ def names(address: str | None, context: str | None) -> tuple[str, str]:
 def test_a_context_that_is_named_beside_an_address_without_tls_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    match = f"the context 'test' is for TLS, and {address} is without: leave out the context"
+    match = f"the context 'test' is for TLS, and {address} is without: leave one of them out"
     with pytest.raises(UsageError, match=match):
         chosen_coordinator(address, "test")
     with pytest.raises(UsageError, match=match):
@@ -141,6 +141,10 @@ def test_an_option_counts_before_the_variable_and_the_variable_before_the_curren
     assert names(None, None) == ("test:7400", "test")
     assert names("other:7400", None) == ("other:7400", "test")
     assert names(None, "prod") == ("prod:7400", "prod")
+    monkeypatch.setenv("LEASEHOLD_COORDINATOR", "unix:/run/one.sock")
+    assert names(None, None) == ("unix:/run/one.sock", "")
+    assert names("other:7400", None) == ("other:7400", "test")
+    assert names(None, "prod") == ("prod:7400", "prod"), "an option counts before a variable"
     with pytest.raises(UsageError, match="--context is empty"):
         chosen_coordinator(None, "")
 

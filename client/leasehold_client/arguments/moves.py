@@ -73,14 +73,13 @@ def find_moves(
     return dict(zip(ids, found, strict=True))
 
 
-def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu], *, swap: bool) -> None:
+def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu]) -> None:
     """Refuses a move to another host. The worker itself knows only its own GPUs.
 
     Args:
         moves: The moves.
         names: Names of the workloads, in the order of the moves.
         gpus: The GPUs of the fleet.
-        swap: Whether two workloads exchange their GPUs.
 
     Raises:
         UsageError: A pair has GPUs of two workers.
@@ -90,11 +89,9 @@ def check_hosts(moves: Moves, names: Sequence[str], gpus: Sequence[FleetGpu], *,
     for name, pairs in zip(names, moves.values(), strict=True):
         for old, new in pairs:
             if old in known and new in known and known[old].worker_id != known[new].worker_id:
-                here, there = known[old].worker_name, known[new].worker_name
-                remedy = f"swap workloads of {here}" if swap else f"name a GPU of {here}"
                 raise UsageError(
                     f"{name} can't move from {places[old]} to {places[new]}: a running workload can't leave "
-                    f"its host, and {there} is another host; {remedy}"
+                    f"its host; move and swap between GPUs of {known[old].worker_name}"
                 )
 
 

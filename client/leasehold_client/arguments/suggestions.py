@@ -11,9 +11,10 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that a mistyped word most likely means. None: no known word is close."""
     from difflib import get_close_matches  # late: most words are right
 
-    words, letters = [*known], sorted(word.lower())
-    exchanged = [one for one in words if sorted(one) == letters]  # a short word is less like it than CUTOFF
-    found = exchanged or get_close_matches(word.lower(), words, n=1, cutoff=CUTOFF)
+    word, words = word.lower(), [*known]
+    # A short word with two letters exchanged is less like the right one than CUTOFF.
+    exchanges = {word[:n] + word[n + 1 : n + 2] + word[n] + word[n + 2 :] for n in range(len(word))}
+    found = [one for one in words if one in exchanges] or get_close_matches(word, words, 1, CUTOFF)
     return found[0] if found else None
 
 

@@ -14,6 +14,7 @@ from leasehold_client.cli.caller import caller
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.names import complete_targets
+from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import UsageError
@@ -26,7 +27,12 @@ _targets_argument = click.argument(
     "targets", nargs=-1, metavar="[TARGET]...", shell_complete=complete_targets
 )
 _selector_option = click.option(
-    "-l", "--selector", default="", metavar="LABELS", help="All workers with these labels, such as rack=r1."
+    "-l",
+    "--selector",
+    default="",
+    callback=not_empty,
+    metavar="LABELS",
+    help="All workers with these labels, such as rack=r1.",
 )
 _all_option = click.option("--all", "is_all", is_flag=True, help="All workers.")
 

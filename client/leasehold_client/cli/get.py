@@ -43,11 +43,19 @@ _OF_OTHERS = ("checkpoints", "events", "audit")
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_kind)
 @click.option("-a", "--all", "include_ended", is_flag=True, help="Include workloads that have ended.")
 @click.option("-w", "--watch", is_flag=True, help="Then print a line per change, until interrupted.")
-@click.option("-l", "--selector", default="", metavar="LABELS", help="Labels, such as team=vision,tier!=dev.")
+@click.option(
+    "-l",
+    "--selector",
+    default="",
+    callback=not_empty,
+    metavar="LABELS",
+    help="Labels, such as team=vision,tier!=dev.",
+)
 @click.option(
     "--filter",
     "filter_text",
     default="",
+    callback=not_empty,
     metavar="FILTER",
     help="Which to list, such as 'state = RUNNING AND labels.team = vision'.",
 )

@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     help="File with the join token; - reads it from standard input.",
 )
 @click.option("--name", default="", callback=not_empty, help="Your name, if the token is for a pattern.")
-@click.option("--context", default="", metavar="NAME", help="Name of the context.  [default: your name]")
+@click.option(
+    "--context",
+    default="",
+    callback=not_empty,
+    metavar="NAME",
+    help="Name of the context.  [default: your name]",
+)
 def login(source: str, name: str, context: str) -> None:
     """Get a client certificate by a join token, and keep it in a context.
 

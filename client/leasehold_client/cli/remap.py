@@ -69,7 +69,7 @@ def remap(
     check_options(workloads, pairs, to, swap=swap)
     gpus = known_gpus(client)
     moves = find_moves(client, workloads, gpus, pairs=pairs, to=to, swap=swap)
-    check_hosts(moves, workloads, gpus, swap=swap)
+    check_hosts(moves, workloads, gpus)
     names = ", ".join(workloads)
     if dry_run:
         plan = client.plan_remap(moves, lock_timeout_s=lock_timeout_s)

@@ -12,6 +12,7 @@ import click
 
 from leasehold_client.arguments.selectors import both, label_filter
 from leasehold_client.cli.exit_codes import EXIT_FAILED
+from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.display.terminal_text import echo_error, safe_cell
 from leasehold_client.errors import UsageError
 
@@ -90,12 +91,18 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that search workloads. With ``names``, they become the argument ``selection``."""
 
     @click.option(
-        "-l", "--selector", default="", metavar="LABELS", help="All with these labels, such as team=vision."
+        "-l",
+        "--selector",
+        default="",
+        callback=not_empty,
+        metavar="LABELS",
+        help="All with these labels, such as team=vision.",
     )
     @click.option(
         "--filter",
         "filter_text",
         default="",
+        callback=not_empty,
         metavar="FILTER",
         help="All that match, as for `leasehold get`.",
     )

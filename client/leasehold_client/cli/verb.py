@@ -17,7 +17,6 @@ from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.names import complete_contexts
 from leasehold_client.cli.parameter_types import Seconds
-from leasehold_client.config import COORDINATOR_VARIABLE
 from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -41,14 +40,14 @@ READY_LIMIT_S: Final = 600.0
 coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
-    envvar=COORDINATOR_VARIABLE,
     help="HOST:PORT, insecure:HOST:PORT or unix:PATH.  [default: as in cli.toml, or this user's coordinator]",
 )
 context_option = click.option(
     "--context",
     metavar="NAME",
     shell_complete=complete_contexts,
-    help="Context with a client certificate.  [default: LEASEHOLD_CONTEXT, or the current one]",
+    help="Context with a client certificate, for TLS.  "
+    "[default: LEASEHOLD_CONTEXT, or without --coordinator the current one]",
 )
 as_option = click.option(
     "--as",

@@ -40,8 +40,10 @@ LADDER: Final = (
 """The process strategies from weak to strong. A stronger one leaves less of the processes on the host."""
 
 
-SET_BY_WORKER: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
-"""Variables of every program that the worker starts. They name its GPUs, so other values would be ignored."""
+SET_BY_WORKER: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}) | {
+    f"LEASEHOLD_{name}" for name in ("LEASE_ID", "WORKLOAD", "WORKLOAD_ID", "SOCKET", "RESTORE")
+}
+"""Variables that the worker sets for every program, so other values would be ignored."""
 
 
 def check_spec(spec: WorkloadSpec) -> None:
@@ -65,7 +67,7 @@ def check_spec(spec: WorkloadSpec) -> None:
             if name in SET_BY_WORKER:
                 raise invalid(
                     field,
-                    f"the worker sets {name} by the lease: leave it out, and name GPUs instead",
+                    f"the worker sets {name} for the lease: leave it out",
                 )
             _check_no_nul(field, name + value)
     for name in spec.secret_environment:

@@ -90,7 +90,7 @@ _WORKER_JOINS: Final = (
 _PERSON_JOINS: Final = (
     "  a person: `leasehold token create --user NAME` here, then `leasehold login --token -` on their host"
 )
-_NOBODY_JOINS: Final = "  no other host can join: --listen and --worker-listen are on loopback"
+_NOBODY_JOINS: Final = "  no other host can join: name an address off loopback by --listen or --worker-listen"
 
 
 def _how_to_join(clients: str, workers: str) -> str:

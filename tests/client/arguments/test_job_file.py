@@ -116,6 +116,11 @@ def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, message
         ("yaml", "hooks:\n- {name: a, name: b}\n", "malformed: line 2: the key 'name' occurs twice"),
         ("yaml", "hooks: &a [*a]\n", r"hooks\[0\]: expected a table, got a list"),
         ("yaml", "a: b: c", "malformed: line 1, column 5: mapping values are not allowed"),
+        (
+            "yaml",
+            "a: 'b",
+            "malformed: line 1, column 6: while scanning a quoted scalar: found",
+        ),
         ("yaml", "\x80", "malformed: "),
     ],
 )

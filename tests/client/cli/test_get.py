@@ -170,6 +170,8 @@ def test_options_of_lists_are_refused_where_they_mean_nothing(
         (["workloads", "--columns", "name", "-q"], "--columns is for tables"),
         (["workloads", "-q", "-o", "yaml"], "-q prints ids only"),
         (["workloads", "--columns", ""], "the value is empty: give one, or leave the option out"),
+        (["workloads", "-l", ""], "the value is empty"),
+        (["workloads", "--filter", ""], "the value is empty"),
         (["workloads", "--columns", "nmae"], "no column is named 'nmae' (did you mean 'name'?)"),
         (["workloads", "--watch", "-o", "wide"], "--watch prints a line per change"),
         (["workloads", "one", "two", "--watch"], "--watch shows all or one"),

@@ -225,7 +225,7 @@ def test_a_purge_after_an_uninstallation_keeps_a_worker_whose_workloads_run(
 def test_a_dry_run_changes_nothing() -> None:
     done = CliRunner().invoke(uninstall, ["worker", "--purge", "--dry-run"])
     assert done.exit_code == 0, done.output
-    assert done.output
+    assert done.output.startswith(("would ", "there is nothing to do"))
 
 
 def test_a_step_that_fails_is_named() -> None:

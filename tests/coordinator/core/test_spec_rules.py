@@ -141,6 +141,11 @@ def test_the_timeout_of_a_hook_is_bounded(seconds: int) -> None:
         (WorkloadSpec(arguments=["a"], environment={"A=B": "c"}), "spec.environment"),
         (WorkloadSpec(arguments=["a"], environment={"": "c"}), "spec.environment"),
         (WorkloadSpec(arguments=["a"], environment={"CUDA_VISIBLE_DEVICES": "0"}), "spec.environment"),
+        (WorkloadSpec(arguments=["a"], environment={"NVIDIA_VISIBLE_DEVICES": "0"}), "spec.environment"),
+        (
+            WorkloadSpec(arguments=["a"], secret_environment={"LEASEHOLD_SOCKET": "/s"}),
+            "spec.secret_environment",
+        ),
     ],
 )
 def test_what_no_program_can_receive_is_refused(spec: WorkloadSpec, wanted: str) -> None:

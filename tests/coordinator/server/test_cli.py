@@ -1,7 +1,6 @@
 """A coordinator that can't start says why in one line."""
 
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -54,25 +53,29 @@ def test_a_port_in_use(coordinator: CoordinatorProcess, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker_address", "told"),
+    ("address", "worker_address", "told"),
     [
-        ("127.0.0.1:0", ["no other host can join"]),
-        ("0.0.0.0:0", ["other hosts need client certificates", "a worker: `leasehold token create"]),
+        ("127.0.0.1:0", "127.0.0.1:0", ["no other host can join"]),
+        ("127.0.0.1:0", "0.0.0.0:0", ["other hosts need", "a worker: `leasehold token create --worker"]),
+        ("0.0.0.0:0", "127.0.0.1:0", ["other hosts need", "a person: `leasehold token create --user"]),
     ],
-    ids=["loopback", "workers"],
+    ids=["loopback", "workers", "clients"],
 )
 def test_tokens_are_advised_for_listeners_that_ask_for_certificates(
-    tmp_path: Path, worker_address: str, told: list[str]
+    tmp_path: Path, address: str, worker_address: str, told: list[str]
 ) -> None:
-    started = CoordinatorProcess(tmp_path, worker_address=worker_address)
+    started = CoordinatorProcess(tmp_path, address, worker_address)
     started.options += ["--join-listen", "127.0.0.1:0", "--state-dir", str(tmp_path)]
     started.start()
-    assert started.process.stdout is not None
-    lines = [started.process.stdout.readline() for _ in told]
+    try:
+        until(lambda: (tmp_path / "store.sqlite3").exists())
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.stdout is not None
+        lines = started.process.stdout.read().splitlines()
+    finally:
+        started.end(signal.SIGTERM)
+    assert len(lines) == len(told), lines
     assert all(match in line for match, line in zip(told, lines, strict=True)), lines
-    os.kill(started.process.pid, signal.SIGTERM)
-    assert started.process.stdout.read() == "", "nothing else is advised"
-    assert started.end(signal.SIGTERM) == 0
 
 
 def test_the_log_has_nothing_that_a_terminal_obeys() -> None:

@@ -101,9 +101,9 @@ async def test_who_takes_a_hold_gets_host_memory_that_claims_wait_for(
 
 
 async def test_a_checkpoint_is_named_for_a_stopped_workload_alone(parts: Parts) -> None:
-    """The processes of others are kept, so a checkpoint would be ignored without a word."""
+    """Others continue where they were, so a checkpoint would be ignored without a word."""
     parts.workloads.add(suspended(CHECKPOINT))
     plan = await parts.operations.preflight.restore("w", RestoreOperation(checkpoint_id="k-1"))
     (refusal,) = plan.findings.refusals
     assert refusal.reason == errors_pb2.ERROR_REASON_WRONG_STATE
-    assert "w is CHECKPOINTED, and only a STOPPED one starts from a checkpoint" in refusal.message
+    assert "w is CHECKPOINTED, and only a STOPPED workload starts from a checkpoint" in refusal.message

@@ -63,12 +63,12 @@ def require_state(workload: Workload, states: Collection[WorkloadState.ValueType
 
 
 def require_stopped(workload: Workload) -> None:
-    """Refuses with WRONG_STATE to start a workload from a checkpoint whose processes are kept."""
+    """Refuses with WRONG_STATE a checkpoint that is named for a workload that is not STOPPED."""
     if workload.state != STOPPED:
         raise OperationError(
             errors_pb2.ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is {state_text(workload.state)}, and only a STOPPED one starts from a "
-            "checkpoint that is named: restore it without one, and it continues where it was",
+            f"workload {workload.name} is {state_text(workload.state)}, and only a STOPPED workload "
+            "starts from a checkpoint that is named: leave out the checkpoint",
             {"observed_state": state_text(workload.state), "field": "checkpoint_id"},
         )
 

@@ -512,8 +512,9 @@ class WorkloadSpec(_message.Message):
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Environment variables in addition to the worker's. CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES are
-        refused, because the worker sets them. Responses have empty values, because values may be secrets.
+        """Environment variables in addition to the worker's. Those that the worker sets are refused:
+        CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES, LEASEHOLD_LEASE_ID, LEASEHOLD_WORKLOAD, LEASEHOLD_WORKLOAD_ID,
+        LEASEHOLD_SOCKET and LEASEHOLD_RESTORE. Responses have empty values, because values may be secrets.
         """
 
     @_builtins.property

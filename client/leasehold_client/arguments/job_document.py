@@ -54,9 +54,8 @@ def parse_yaml(data: bytes) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise ValueError(
-            place + ": ".join(text for text in (error.context, error.problem) if text)
-        ) from error
+        problem = ": ".join(text for text in (error.context, error.problem) if text)
+        raise ValueError(place + problem) from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

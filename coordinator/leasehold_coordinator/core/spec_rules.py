@@ -65,10 +65,7 @@ def check_spec(spec: WorkloadSpec) -> None:
             if not name or "=" in name:
                 raise invalid(field, f"invalid environment variable {name!r}: give a name without '='")
             if name in SET_BY_WORKER:
-                raise invalid(
-                    field,
-                    f"the worker sets {name} for the lease: leave it out",
-                )
+                raise invalid(field, f"the worker sets {name} for the lease: leave it out")
             _check_no_nul(field, name + value)
     for name in spec.secret_environment:
         if name in spec.environment:

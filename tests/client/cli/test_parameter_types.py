@@ -4,6 +4,8 @@ import click
 import pytest
 from leasehold_client.cli.parameter_types import Number, Seconds
 
+from tests.client.conftest import CommandLine
+
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
@@ -46,3 +48,28 @@ def test_no_option_shows_a_range_in_symbols() -> None:
         assert "<=" not in text
         assert ">=" not in text
         assert " INTEGER" not in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["run", "--name", "", "--", "true"],
+        ["exec", "--name", "", "--", "true"],
+        ["adopt", "alpha", "--pid", "1", "--name", ""],
+        ["login", "--token", "-", "--name", ""],
+        ["login", "--token", "-", "--context", ""],
+        ["get", "workloads", "--columns", ""],
+        ["get", "workloads", "-l", ""],
+        ["get", "workloads", "--filter", ""],
+        ["events", "--filter", ""],
+        ["suspend", "-l", ""],
+        ["suspend", "--filter", ""],
+        ["cordon", "-l", ""],
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_is_empty_is_refused(bare_leasehold: CommandLine, line: list[str]) -> None:
+    """As "$NAME" is without the variable: a search for nothing would find all."""
+    done = bare_leasehold(*line)
+    assert (done.code, done.stdout) == (2, "")
+    assert "the value is empty: give one, or leave the option out" in done.stderr

@@ -287,8 +287,6 @@ def chosen_coordinator(address: str | None, name: str | None) -> tuple[str, Cont
     Raises:
         UsageError: The address or the name is invalid, or the file of the contexts can't be used.
     """
-    if name == "":
-        raise UsageError("--context is empty: name a context, or leave the option out")
     if name is None:
         address = address or os.environ.get(COORDINATOR_VARIABLE)
     found = find_context(name or environment_context(address), address)

@@ -165,6 +165,7 @@ class Replay:
         self._names.learn(recorded, frame)
         expected = ConnectResponse.FromString(self._names.replaced(content))
         assert facts(frame, NOT_RECORDED) == facts(expected, NOT_RECORDED)
+        assert kind != "welcome" or frame.welcome.load_interval.seconds == LOAD_INTERVAL_S
 
     def _expect_response(self, call: Call, content: bytes) -> None:
         """Waits for a response with the facts of a recorded one.

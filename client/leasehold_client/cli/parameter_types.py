@@ -88,8 +88,8 @@ def _time_text(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-def not_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """A callback of an option that refuses empty text, as ``"$NAME"`` is where the variable is missing."""
+def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuses an option with empty text, as ``"$NAME"`` is without the variable. A callback of click."""
     if not value and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
         raise click.BadParameter("the value is empty: give one, or leave the option out", ctx, param)
     return value

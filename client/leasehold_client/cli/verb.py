@@ -16,7 +16,7 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.names import complete_contexts
-from leasehold_client.cli.parameter_types import Seconds
+from leasehold_client.cli.parameter_types import Seconds, not_empty
 from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -44,6 +44,7 @@ coordinator_option = click.option(
 )
 context_option = click.option(
     "--context",
+    callback=not_empty,
     metavar="NAME",
     shell_complete=complete_contexts,
     help="Context with a client certificate, for TLS.  "

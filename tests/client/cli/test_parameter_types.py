@@ -65,6 +65,7 @@ def test_no_option_shows_a_range_in_symbols() -> None:
         ["suspend", "-l", ""],
         ["suspend", "--filter", ""],
         ["cordon", "-l", ""],
+        ["whoami", "--context", ""],
     ],
     ids=" ".join,
 )

@@ -1,6 +1,7 @@
 """The ``leasehold`` command, which imports a subcommand when it is called."""
 
 import io
+import os
 import sys
 from importlib import import_module
 from typing import Any, Final, NoReturn
@@ -122,6 +123,9 @@ _PLACES: Final = {
 }
 """Places, as MODULE:NAME, of the subcommands that have no module of their own name."""
 
+
+COMPLETE_VARIABLE: Final = "_LEASEHOLD_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
 
 _EXTRAS: Final = {"web": "client,web"}
 """Extras of the subcommands of the client that need more than ``client``."""
@@ -257,6 +261,8 @@ def main() -> None:
     """Runs the command line, and exits."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
+    if os.environ.get(COMPLETE_VARIABLE, "").endswith("_complete") and "COMP_WORDS" not in os.environ:
+        _fail(click.UsageError(f"{COMPLETE_VARIABLE} is for scripts of `leasehold completion`: unset it"))
     try:
         status = leasehold.main(prog_name="leasehold", standalone_mode=False)
     except click.ClickException as error:

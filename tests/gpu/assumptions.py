@@ -394,6 +394,9 @@ PROBES: Final[dict[int, Probe]] = {
     24: importer_of_memory,
 }
 
+ALONE: Final = frozenset({2, 6, 7, 8, 23})
+"""Probes that measure time, sort GPUs by their free memory, or take all of it: none runs beside them."""
+
 
 def answer(probe: Probe) -> dict[str, str]:
     """Runs a probe."""

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from tests.gpu.assumptions import PROBES
+from tests.gpu.assumptions import ALONE, PROBES
 from tests.gpu.leftovers import MARK
 from tests.gpu.page import page
 from tests.gpu.steps import Runner, Step, StepResult
@@ -35,7 +37,12 @@ ASSUMPTION_S: Final = 45.0
 STEPS: Final = (
     Step("doctor", (*LEASEHOLD, "doctor"), 40),
     *(
-        Step(f"{ASSUMPTION}{number}", (PYTHON, "-m", "tests.gpu.assumptions", str(number)), ASSUMPTION_S)
+        Step(
+            f"{ASSUMPTION}{number}",
+            (PYTHON, "-m", "tests.gpu.assumptions", str(number)),
+            ASSUMPTION_S,
+            beside_others=number not in ALONE,
+        )
         for number in PROBES
     ),
     Step("conformance", (*CONFORMANCE, "test_worker"), 100),
@@ -45,10 +52,13 @@ STEPS: Final = (
     Step("overhead, 1 GiB", (*OVERHEAD, "1"), 60),
     Step("overhead, 8 GiB", (*OVERHEAD, "8"), 60, least_s=40),
     Step("strategies with PyTorch", (PYTHON, "-m", "tests.gpu.torch_policies"), 90),
-    Step("contents with PyTorch", (PYTHON, "-m", "tests.gpu.torch_contents"), 150, least_s=110),
     Step("overhead, 32 GiB", (*OVERHEAD, "32"), 150, least_s=110),
+    Step("contents with PyTorch", (PYTHON, "-m", "tests.gpu.torch_contents"), 150, least_s=30),
 )
 """The most informative steps come first: the time of the last ones may be up."""
+
+PARALLEL_STEPS: Final = 3
+"""Steps that run at once, of those that may. Probes mostly wait for the driver and the start of processes."""
 
 RESERVE_S: Final = 25.0
 """Kept at the end, for processes that a step left."""
@@ -141,10 +151,15 @@ def run(steps: Sequence[Step], folder: Path, began: float, budget_s: float) -> b
         signal.signal(number, lambda *_: runner.interrupt())
     report = Report(folder, began)
     report.write()
-    for step in steps:
-        result = runner.run(step, began + budget_s - RESERVE_S - time.monotonic())
-        print(f"gpu_report: {step.name}: {result.result}, {result.seconds:.1f} s", flush=True)
-        report.add(result)
+
+    def run_step(step: Step) -> StepResult:
+        return runner.run(step, began + budget_s - RESERVE_S - time.monotonic())
+
+    with ThreadPoolExecutor(PARALLEL_STEPS) as threads:
+        for beside_others, neighbours in itertools.groupby(steps, lambda step: step.beside_others):
+            for result in (threads.map if beside_others else map)(run_step, neighbours):
+                print(f"gpu_report: {result.name}: {result.result}, {result.seconds:.1f} s", flush=True)
+                report.add(result)
     report.finished = not runner.interrupted
     report.write()
     print(f"gpu_report: {folder / 'gpu_report.json'} and gpu_report.md", flush=True)

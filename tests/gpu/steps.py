@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import tempfile
@@ -27,12 +28,14 @@ class Step:
         command: With its arguments.
         deadline_s: How long it may take.
         least_s: It is not begun when less time is left: a transfer must not be ended in the middle.
+        beside_others: Whether it may run beside its neighbours that may, too.
     """
 
     name: str
     command: Sequence[str]
     deadline_s: float
     least_s: float = 1.0
+    beside_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class StepResult:
 
 
 class Runner:
-    """Runs steps one after the other. Every process of a step carries a mark in its environment.
+    """Runs steps, also in several threads. Every process of a step carries a mark in its environment.
 
     Args:
         mark: Begins the mark of every step.
@@ -71,7 +74,7 @@ class Runner:
         self._mark = mark
         self._environment = environment
         self._interrupted = False
-        self._number = 0
+        self._numbers = itertools.count(1)
 
     @property
     def interrupted(self) -> bool:
@@ -79,7 +82,7 @@ class Runner:
         return self._interrupted
 
     def interrupt(self) -> None:
-        """Ends the step that runs, and lets no other begin. For signal handlers."""
+        """Ends the steps that run, and lets no other begin. For signal handlers."""
         self._interrupted = True
 
     def run(self, step: Step, time_left_s: float) -> StepResult:
@@ -92,8 +95,7 @@ class Runner:
             return StepResult(step.name, "not run", output="the report was interrupted")
         if time_left_s < step.least_s:
             return StepResult(step.name, "not run", output=f"{max(0, time_left_s):.0f} s were left")
-        self._number += 1
-        mark = f"{self._mark}/{self._number}/"
+        mark = f"{self._mark}/{next(self._numbers)}/"
         limit_s = min(step.deadline_s, time_left_s)
         with tempfile.TemporaryFile() as output:
             began = time.monotonic()

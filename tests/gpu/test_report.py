@@ -70,6 +70,19 @@ def test_a_step_that_hangs_is_ended_at_its_deadline_and_the_rest_runs(mark: str,
     assert marked(mark + "/") == []
 
 
+def test_neighbours_that_may_run_at_once_do_and_no_other_step_runs_beside_them(
+    mark: str, tmp_path: Path
+) -> None:
+    meet = "touch {0}; until [ -e {1} ]; do sleep 0.05; done; sleep 0.2; rm {0}"
+    steps = [
+        Step(name, ("sh", "-c", f"cd {tmp_path}; " + meet.format(name, other)), 60, beside_others=True)
+        for name, other in (("first", "second"), ("second", "first"))
+    ]
+    alone = Step("alone", ("sh", "-c", f"cd {tmp_path}; ! ls first second"), 60)
+    assert run((*steps, alone, PASSES), tmp_path, time.monotonic(), 600)
+    assert [step["name"] for step in read(tmp_path)["steps"]] == ["first", "second", "alone", "passes"]
+
+
 def test_what_a_step_leaves_running_is_ended_and_named(mark: str, tmp_path: Path) -> None:
     leaves = Step("leaves", ("sh", "-c", "setsid sleep 600 & exit 0"), 30)
     run((leaves,), tmp_path, time.monotonic(), 600)

@@ -1,6 +1,6 @@
 """Whether PyTorch processes survive a suspend and a restore with what they may hold: graphs, streams, NCCL.
 
-Prints one JSON object: the result of each of `contents_program.py`'s kinds of contents.
+Prints a JSON object for each of `contents_program.py`'s kinds of contents, as soon as its result is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,9 @@ CONTENTS_PROGRAM: Final = Path(__file__).with_name("contents_program.py")
 START_S: Final = 40.0
 ANSWER_S: Final = 15.0
 ROUNDS: Final = 2
+PARALLEL_PROGRAMS: Final = 3
+"""Programs that run at once. The import of PyTorch takes most of a program's time."""
+
 BUDGET_S: Final = 100.0
 """No further program is started after this time: a report has other steps."""
 
@@ -102,14 +106,15 @@ def result(made: Stand, python: str, name: str) -> str:
         controller.close()
 
 
-def results(python: str, names: Sequence[str]) -> dict[str, str]:
-    """The result of each kind of contents."""
+def results(python: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each kind of contents with its result, in their order."""
     end = time.monotonic() + BUDGET_S
-    found = {}
-    with stand() as made:
-        for name in names:
-            found[name] = result(made, python, name) if time.monotonic() < end else "not tested: no time"
-    return found
+
+    def result_in_time(name: str) -> str:
+        return result(made, python, name) if time.monotonic() < end else "not tested: no time"
+
+    with stand() as made, ThreadPoolExecutor(PARALLEL_PROGRAMS) as threads:
+        yield from zip(names, threads.map(result_in_time, names), strict=True)
 
 
 def is_expected(name: str, found: str) -> bool:
@@ -125,13 +130,15 @@ def main() -> int:
     if python is None:
         print(f"no PyTorch that sees a GPU in any of {', '.join(PYTHONS)}")
         return SKIPPED
+    all_expected = True
     try:
-        found = results(python, list(CONTENTS))
+        for name, found in results(python, list(CONTENTS)):
+            print(json.dumps({name: found}), flush=True)
+            all_expected = all_expected and is_expected(name, found)
     except NotTestedError as error:
         print(error)
         return SKIPPED
-    print(json.dumps(found))
-    return 0 if all(is_expected(name, each) for name, each in found.items()) else 1
+    return 0 if all_expected else 1
 
 
 if __name__ == "__main__":

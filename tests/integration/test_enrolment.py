@@ -77,7 +77,7 @@ def test_a_token_is_created_listed_and_deleted(fleet: Fleet) -> None:
 def test_a_token_for_nobody_or_for_a_unix_user_is_refused(fleet: Fleet) -> None:
     fleet.refuse("token", "create", code=2, match="name one identity")
     fleet.refuse("token", "create", "--user", "a", "--worker", "b", code=2, match="name one identity")
-    fleet.refuse("token", "create", "--user", "a/b", code=1, match="is no name of an identity")
+    fleet.refuse("token", "create", "--user", "a/b", code=2, match="is no name of an identity")
 
 
 def test_on_loopback_nobody_joins(tmp_path: Path) -> None:

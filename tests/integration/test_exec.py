@@ -354,7 +354,7 @@ def test_a_claim_that_does_not_wait_passes_nobody(local_host: LocalHost) -> None
         (["--gpus", "3"], "the request needs 3 GPUs, and 2 of this worker's 2 match.*NO_FREE_GPU"),
         (
             ["--gpus", "0", "--gpu-memory", "1GiB"],
-            "gpu_count is 0, but the request describes GPUs.*INVALID_ARG",
+            "the request describes GPUs, but needs none: request 1 or more.*INVALID_ARG",
         ),
         (["--name", "/"], "invalid name '/'.*INVALID_ARGUMENT"),
         (["--memory", "900TiB"], "the request needs 900 TiB of host memory.*INSUFFICIENT_RESOURCES"),

@@ -28,7 +28,7 @@ NOWHERE = "GPU-00000000-0000-0000-0000-000000000000"
         pytest.param("get commands c-1", 1, "UNKNOWN_COMMAND", marks=pytest.mark.long),
         pytest.param("run --worker nobody -- true", 1, "UNKNOWN_WORKER", marks=pytest.mark.long),
         ("run --gpus 3 -- true", 1, r"alpha: 2 GPUs, 1 free, 1 leased.*\(NO_FREE_GPU\)"),
-        ("run --name 1bad -- true", 1, r"invalid name '1bad'.*\(INVALID_ARGUMENT\)"),
+        ("run --name 1bad -- true", 2, r"invalid name '1bad'.*\(INVALID_ARGUMENT\)"),
         ("run --name one -- true", 1, r"with the name or id 'one' has not ended.*\(WORKLOAD_EXISTS\)"),
         ("run --env NOVALUE -- true", 2, "invalid variable 'NOVALUE': write NAME=VALUE"),
         (

@@ -97,4 +97,4 @@ def test_what_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     fleet.refuse("run", "--env-secret", f"TOKEN={SECRET}", *program, code=2, match="NAME=@FILE")
     fleet.refuse("run", "--env-secret", f"TOKEN=@{tmp_path}/none", *program, code=2, match="can't be read")
     both = ["--env", "HOME=/", "--env-secret", "HOME"]
-    fleet.refuse("run", *both, *program, code=1, match="in secret_environment: give it once")
+    fleet.refuse("run", *both, *program, code=2, match="in secret_environment: give it once")

@@ -162,8 +162,11 @@ def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, clien
         body = client.get(f"/plain/{kind}").body
         assert "<table>" in body
         assert HOSTILE not in body
-    assert "train" in client.get("/plain/workloads").body
-    assert "SUCCEEDED" in client.get("/plain/commands").body
+    workloads, commands = client.get("/plain/workloads").body, client.get("/plain/commands").body
+    assert "<td>train</td>" in workloads
+    assert "<td>alpha</td>" in workloads
+    assert "<td>train</td>" in commands
+    assert "SUCCEEDED" in commands
     history = client.get("/api/history").json["spans"]
     assert [(one["workload_name"], one["state"]) for one in history if one["state"] == "LEASED"] == [
         ("train", "LEASED")

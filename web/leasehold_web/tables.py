@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from leasehold.v1 import command_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import ListCommandsRequest
 from leasehold.v1.fleet_service_pb2 import ListGpusRequest, ListWorkersRequest
-from leasehold.v1.worker_pb2 import FleetGpu
+from leasehold.v1.worker_pb2 import FleetGpu, Worker
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest
 
 from leasehold_web.documents import enum_name
@@ -23,6 +23,12 @@ from leasehold_web.view_paths import TABLE_PREFIX
 
 CALL_TIMEOUT_S: Final = 10.0
 PAGE_SIZE: Final = 200
+WORKERS_LIMIT: Final = 1000
+"""Workers whose names the tables know. The ids of others are shown."""
+
+NAMED_LIMIT: Final = 40
+"""Workloads whose names are looked up by one filter, which has at most 50 comparisons."""
+
 _GIB: Final = 2**30
 
 Row = Sequence[str]
@@ -63,15 +69,19 @@ async def _fleet(api: Api, token: str) -> tuple[list[Row], str]:
     )
     rows: list[Row] = [_gpu(gpu) for gpu in page.gpus]
     if not token and page.unreachable:
-        workers = await api.fleet.ListWorkers(
-            ListWorkersRequest(page_size=1000), metadata=api.metadata, timeout=CALL_TIMEOUT_S
-        )
         rows += [
             [worker.name, "", "", enum_name(worker_pb2.WorkerState.DESCRIPTOR, worker.state)]
-            for worker in workers.workers
+            for worker in await _first_workers(api)
             if worker.worker_id in page.unreachable
         ]
     return rows, page.next_page_token
+
+
+async def _first_workers(api: Api) -> Sequence[Worker]:
+    page = await api.fleet.ListWorkers(
+        ListWorkersRequest(page_size=WORKERS_LIMIT), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+    )
+    return page.workers
 
 
 def _gpu(gpu: FleetGpu) -> Row:
@@ -99,12 +109,13 @@ async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
+    names = {worker.worker_id: worker.name for worker in await _first_workers(api)} if page.workloads else {}
     rows: list[Row] = [
         [
             one.name,
             enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state),
             one.owner,
-            one.worker_id,
+            names.get(one.worker_id, one.worker_id),
             str(len(one.status.lease.gpu_uuids)),
             f"{one.status.parked_bytes / _GIB:.1f} GiB" if one.status.HasField("parked_bytes") else "",
             _time(one.create_time),
@@ -120,13 +131,15 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         metadata=api.metadata,
         timeout=CALL_TIMEOUT_S,
     )
+    ids = dict.fromkeys(one.workload_id for one in page.commands if one.workload_id)
+    names = await _workload_names(api, list(ids))
     rows: list[Row] = [
         [
             one.command_id,
             (one.operation.WhichOneof("kind") or "").replace("_", " "),
             enum_name(command_pb2.CommandState.DESCRIPTOR, one.state),
             one.phase,
-            one.workload_id,
+            names.get(one.workload_id, one.workload_id),
             one.actor,
             _time(one.create_time),
             one.error.message,
@@ -134,6 +147,22 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         for one in page.commands
     ]
     return rows, page.next_page_token
+
+
+async def _workload_names(api: Api, ids: Sequence[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for begin in range(0, len(ids), NAMED_LIMIT):
+        page = await api.workloads.ListWorkloads(
+            ListWorkloadsRequest(
+                include_ended=True,
+                page_size=NAMED_LIMIT,
+                filter=" OR ".join(f'workload = "{one}"' for one in ids[begin : begin + NAMED_LIMIT]),
+            ),
+            metadata=api.metadata,
+            timeout=CALL_TIMEOUT_S,
+        )
+        names |= {one.workload_id: one.name for one in page.workloads}
+    return names
 
 
 _TABLES: Final = {

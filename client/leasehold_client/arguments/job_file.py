@@ -29,7 +29,7 @@ _TYPES: Final = {
 
 
 @final
-class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job file. Each key has the name and the values of an option of ``run``, with ``_`` for ``-``.
 
     Four keys differ: ``command`` is a list, ``env``, ``labels`` and ``annotations`` are tables, and ``hooks``
@@ -102,8 +102,7 @@ def read_job_file(path: str) -> dict[str, Any]:
         for entry in table:
             if "=" in entry:  # the option would end the name there
                 raise UsageError(f"the job file {name}: {key}: invalid name {entry!r}: leave out '='")
-    given = msgspec.to_builtins(job)
-    return dict(given)
+    return {key: getattr(job, key) for key in document}
 
 
 def _parser(path: str) -> Callable[[bytes], Any]:

@@ -11,7 +11,7 @@ EXIT_FAILED: Final = 1
 """The operation failed or was refused."""
 
 EXIT_USAGE: Final = 2
-"""An option, a name, a pair or a configuration file is invalid."""
+"""An option, a name, a pair or a configuration file is invalid. The coordinator may be who says so."""
 
 EXIT_NO_COORDINATOR: Final = 3
 EXIT_WAIT_TIMEOUT: Final = 4
@@ -29,7 +29,7 @@ def fail(error: LeaseholdError) -> NoReturn:
             sys.exit(EXIT_NO_COORDINATOR)
         case WaitTimeoutError():
             sys.exit(EXIT_WAIT_TIMEOUT)
-        case UsageError():
+        case UsageError() | LeaseholdError(reason="INVALID_ARGUMENT"):
             sys.exit(EXIT_USAGE)
         case _:
             sys.exit(EXIT_FAILED)

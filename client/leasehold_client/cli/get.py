@@ -60,7 +60,11 @@ _OF_OTHERS = ("checkpoints", "events", "audit")
     help="Which to list, such as 'state = RUNNING AND labels.team = vision'.",
 )
 @click.option(
-    "--sort-by", default="", metavar="FIELDS", help="How to sort the list, such as 'state, name desc'."
+    "--sort-by",
+    default="",
+    callback=not_empty,
+    metavar="FIELDS",
+    help="How to sort the list, such as 'state, name desc'.",
 )
 @click.option(
     "--columns",

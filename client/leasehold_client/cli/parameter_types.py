@@ -18,6 +18,9 @@ else:  # older versions of click have no generic ParamType
 UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 """Seconds of each unit of a time."""
 
+_GIVEN: Final = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+"""Sources of values that a user gave: an option, or a job file."""
+
 
 @final
 class Seconds(FloatType):
@@ -89,7 +92,10 @@ def _time_text(seconds: float) -> str:
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuses an option with empty text, as ``"$NAME"`` is without the variable. A callback of click."""
-    if not value and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+    """Refuses empty text of an option or a job file, as ``"$NAME"`` is without the variable.
+
+    A callback of click.
+    """
+    if not value and ctx.get_parameter_source(param.name or "") in _GIVEN:
         raise click.BadParameter("the value is empty: give one, or leave the option out", ctx, param)
     return value

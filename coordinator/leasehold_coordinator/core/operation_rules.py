@@ -17,6 +17,7 @@ from leasehold.v1.workload_pb2 import Workload, WorkloadState
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text
 from leasehold_coordinator.core.spec_rules import check_parking, check_policy
 from leasehold_coordinator.core.workload_states import (
+    FAILED,
     PARKABLE,
     PARKED,
     RUNNING,
@@ -280,14 +281,24 @@ def check_state(workload: Workload, operation: Operation) -> None:
             _require(workload, frozenset({RUNNING}), "remapped")
         case "checkpoint":
             _require(workload, frozenset({RUNNING}), "checkpointed")
+        case "stop" | "release" if is_ended(workload.status.state):
+            _check_started(workload)
         case "stop":
-            if not is_ended(workload.status.state):
-                _require(workload, STOPPABLE, "stopped")
+            _require(workload, STOPPABLE, "stopped")
         case "release":
-            if not is_ended(workload.status.state):
-                _check_release(workload)
+            _check_release(workload)
         case kind:
             raise ValueError(f"{kind} is not an operation on a workload that exists")
+
+
+def _check_started(workload: Workload) -> None:
+    status = workload.status
+    if status.state == FAILED and not status.HasField("start_time"):  # no worker has heard of it
+        raise FleetError(
+            ERROR_REASON_WRONG_STATE,
+            f"workload {workload.name} is FAILED, and its program was never started: nothing of it runs",
+            observed_state=state_name(status.state),
+        )
 
 
 def _check_release(workload: Workload) -> None:

@@ -9,11 +9,12 @@ RUNNING: Final = workload_pb2.WORKLOAD_STATE_RUNNING
 SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
 WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
 UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
+FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
 
 ENDED: Final = frozenset(
     {
         workload_pb2.WORKLOAD_STATE_EXITED,
-        workload_pb2.WORKLOAD_STATE_FAILED,
+        FAILED,
         workload_pb2.WORKLOAD_STATE_RELEASED,
     }
 )

@@ -92,7 +92,8 @@ def _refusal(shortages: Sequence[Shortage], resources: Resources) -> FleetError:
     remedy = _REMEDIES[reason]
     if all(shortage.for_good for shortage in shortages):
         is_about_gpus = reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
-        remedy = "ask for less, or for GPUs of another kind" if is_about_gpus else "ask for less"
+        another_kind = "ask for less, or for GPUs of another kind: `leasehold get gpus` lists them"
+        remedy = another_kind if is_about_gpus else "ask for less"
     field = "spec.resources"
     if reason == errors_pb2.ERROR_REASON_NO_FREE_GPU:
         field = "spec.resources.gpu_count"
@@ -115,7 +116,7 @@ def check_named_gpus(
     if resources.gpu_count not in (0, len(gpu_uuids)):
         raise FleetError(
             errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-            f"{len(gpu_uuids)} GPUs are named and gpu_count is {resources.gpu_count}: leave gpu_count out",
+            f"{len(gpu_uuids)} GPUs are named and {resources.gpu_count} requested: leave out the number",
             field="spec.resources.gpu_count",
         )
     for candidate in candidates:
@@ -156,6 +157,8 @@ def _check_named(one: CandidateGpu, resources: Resources) -> None:
         case lease_pb2.SLOT_STATE_FOREIGN:
             remedy = "choose another, end or adopt the process, or ask with `--allow-foreign`"
             why = f"is held by {foreign_text(one.lease, with_commands=False)}: {remedy}"
+        case lease_pb2.SLOT_STATE_LEASED if one.lease.workload_id:
+            why = f"is leased for workload {one.lease.workload_id}: choose another, or suspend its holder"
         case _ if one.is_crowded_for(resources):
             kept = size(one.lease.asleep_bytes)
             why = f"has {kept} in use by sleeping workloads: choose another, ask for less, or suspend them"

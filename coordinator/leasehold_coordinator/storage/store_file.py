@@ -188,9 +188,10 @@ def _take_file(path: Path) -> IO[bytes]:
         StartError: The file can't be created or locked, or other users may change it.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except FileNotFoundError as error:  # it is not made: the path may have a typing error
+        raise unusable(path, "its directory does not exist") from error
     except OSError as error:
         raise unusable(path, error.strerror) from error
     file = os.fdopen(descriptor, "rb")

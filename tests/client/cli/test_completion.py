@@ -79,6 +79,19 @@ def completed(words: str, variables: dict[str, str], program: Sequence[str] = PA
     return " ".join(line.partition(",")[2] for line in done.stdout.splitlines()).strip(), done.stderr
 
 
+def test_the_variable_of_completions_without_words_is_refused(variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        PATIENT,
+        env={**variables, "_LEASEHOLD_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "leasehold: _LEASEHOLD_COMPLETE is for scripts of `leasehold completion`: unset it\n"
+    assert done.stderr == said
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -61,6 +61,7 @@ def test_no_option_shows_a_range_in_symbols() -> None:
         ["get", "workloads", "--columns", ""],
         ["get", "workloads", "-l", ""],
         ["get", "workloads", "--filter", ""],
+        ["get", "workloads", "--sort-by", ""],
         ["events", "--filter", ""],
         ["suspend", "-l", ""],
         ["suspend", "--filter", ""],

@@ -104,6 +104,7 @@ def test_options_override_a_job_file(
             "command = ['x']\nmemory = 9223372036854775808",
             "775808): give at most 9223372036854775807",
         ),
+        ("command = ['x']\nname = ''", "job.toml: name: the value is empty"),
         ("name = 'x'", "Missing argument '-- COMMAND...'"),
         ("command = ['x']\n[[hooks]]\nnope = 1", "the job file: hook 0 has the unknown key 'nope'"),
     ],

@@ -8,6 +8,10 @@ import grpc
 import pytest
 from leasehold.v1 import command_pb2, command_service_pb2, workload_pb2, workload_service_pb2
 from leasehold.v1.command_pb2 import CommandResult
+from leasehold.v1.fleet_service_pb2 import ListGpusResponse
+from leasehold.v1.gpu_pb2 import Gpu
+from leasehold.v1.lease_pb2 import GpuLease
+from leasehold.v1.worker_pb2 import FleetGpu
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse, workload
@@ -205,6 +209,21 @@ def test_refusals_and_warnings_name_gpus_as_people_do(
     assert "alpha/0 is leased, and GPU-9" in done.stderr
     scripted.plays(command(SUCCEEDED, result=CommandResult(warnings=[f"a process is on {B}"])))
     assert "  warning: a process is on alpha/1\n" in leasehold("suspend", "one").stdout
+
+
+def test_refusals_name_the_holder_of_a_gpu_as_people_do(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    holder = FleetGpu(gpu=Gpu(uuid=A), worker_name="alpha", lease=GpuLease(workload_id="id-of-two"))
+    holder.workload_name = "two"
+    scripted.answers["ListGpus"] = lambda request, context: ListGpusResponse(gpus=[holder])
+    scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "NO_FREE_GPU",
+        f"{A} is leased for workload id-of-two: choose another, or suspend its holder",
+    )
+    assert "alpha/0 is leased for workload two: choose" in leasehold("suspend", "one").stderr
 
 
 def test_a_workload_that_holds_no_gpu_is_not_moved(

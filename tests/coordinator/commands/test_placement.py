@@ -57,13 +57,16 @@ def refused(bench: Bench, monkeypatch: pytest.MonkeyPatch, resources: Resources)
     return error.value, described
 
 
+OTHER_GPUS = "ask for less, or for GPUs of another kind: `leasehold get gpus` lists them"
+
+
 @pytest.mark.parametrize(
     ("resources", "remedy"),
     [
         (Resources(gpu_count=2), "suspend or stop a workload, or ask for less"),
-        (Resources(gpu_count=3), "ask for less, or for GPUs of another kind"),
-        (Resources(gpu_count=1, gpu_name="B200"), "ask for less, or for GPUs of another kind"),
-        (Resources(gpu_count=1, gpu_memory_bytes=2**40), "ask for less, or for GPUs of another kind"),
+        (Resources(gpu_count=3), OTHER_GPUS),
+        (Resources(gpu_count=1, gpu_name="B200"), OTHER_GPUS),
+        (Resources(gpu_count=1, gpu_memory_bytes=2**40), OTHER_GPUS),
         (Resources(gpu_units=9), "suspend or stop a workload, or ask for less"),
     ],
     ids=["full", "too many", "no such kind", "too much memory", "too many units"],

@@ -125,6 +125,19 @@ def test_states_allow_operations(operation: Operation, allowed: set[WorkloadStat
             assert "restore it first" in error.value.message
 
 
+@pytest.mark.parametrize(
+    "operation", [Operation(stop=StopOperation()), Operation(release=ReleaseOperation())]
+)
+def test_what_was_never_started_is_not_stopped(operation: Operation) -> None:
+    """A worker knows only what it has started, and would answer UNKNOWN_WORKLOAD."""
+    workload = Workload(name="one", status=WorkloadStatus(state=WorkloadState.WORKLOAD_STATE_FAILED))
+    with pytest.raises(FleetError, match="one is FAILED, and its program was never started") as error:
+        check_state(workload, operation)
+    assert error.value.reason == errors_pb2.ERROR_REASON_WRONG_STATE
+    workload.status.start_time.GetCurrentTime()
+    check_state(workload, operation)
+
+
 @pytest.mark.parametrize("seconds", [0, -1, 10**14, 8 * 86_400])
 def test_the_timeout_of_a_hook_is_bounded(seconds: int) -> None:
     hook = Hook(name="one", timeout=Duration(seconds=seconds))

@@ -35,6 +35,7 @@ SMALL = MachineResources(
     disk_total_bytes=100 * GIB,
     disk_free_bytes=10 * GIB,
 )
+OTHER_GPUS = "ask for less, or for GPUs of another kind: `leasehold get gpus` lists them"
 
 
 def ordered(candidates: list[Candidate]) -> list[Candidate]:
@@ -202,8 +203,8 @@ def test_without_a_gpu_that_would_do_it_is_refused(
     ("resources", "remedy"),
     [
         (Resources(gpu_count=1), "suspend or stop a workload, or ask for less"),
-        (Resources(gpu_count=2), "ask for less, or for GPUs of another kind"),
-        (Resources(gpu_count=1, gpu_name="A100"), "ask for less, or for GPUs of another kind"),
+        (Resources(gpu_count=2), OTHER_GPUS),
+        (Resources(gpu_count=1, gpu_name="A100"), OTHER_GPUS),
         (Resources(cpu_millicores=2000), "stop a workload, or ask for less"),
         (Resources(cpu_millicores=9000), "ask for less"),
     ],
@@ -321,6 +322,7 @@ def test_named_gpus_must_be_free_on_one_worker() -> None:
             errors_pb2.ERROR_REASON_FOREIGN_PROCESS,
             "is held by pid 7 of bob:",
         ),
+        (LEASED, GpuLease(workload_id="w-1"), NO_FREE_GPU, "is leased for workload w-1:"),
     ],
 )
 def test_a_named_gpu_that_is_out_of_service_says_why(

@@ -11,7 +11,7 @@ from leasehold.v1 import errors_pb2
 from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import RestoreOperation
 from leasehold.v1.workload_pb2 import Resources as Requested
-from leasehold.v1.workload_pb2 import WorkloadSpec
+from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.checkpoints.application_store import ApplicationStore
@@ -100,10 +100,14 @@ async def test_who_takes_a_hold_gets_host_memory_that_claims_wait_for(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_checkpoint_is_named_for_a_stopped_workload_alone(parts: Parts) -> None:
+@pytest.mark.parametrize("state", ["CHECKPOINTED", "RUNNING"])
+async def test_a_checkpoint_is_named_for_a_stopped_workload_alone(parts: Parts, state: str) -> None:
     """Others continue where they were, so a checkpoint would be ignored without a word."""
-    parts.workloads.add(suspended(CHECKPOINT))
+    workload = suspended(CHECKPOINT)
+    workload.state = WorkloadState.Value(f"WORKLOAD_STATE_{state}")
+    parts.workloads.add(workload)
     plan = await parts.operations.preflight.restore("w", RestoreOperation(checkpoint_id="k-1"))
     (refusal,) = plan.findings.refusals
     assert refusal.reason == errors_pb2.ERROR_REASON_WRONG_STATE
-    assert "w is CHECKPOINTED, and only a STOPPED workload starts from a checkpoint" in refusal.message
+    assert f"w is {state}, and only a STOPPED workload starts from a checkpoint" in refusal.message
+    assert not plan.already_there

@@ -230,7 +230,7 @@ class CheckpointDirectory:
             raise OperationError(
                 errors_pb2.ERROR_REASON_CHECKPOINT_IN_USE,
                 f"{checkpoint_id} belongs to worker {owner}, whose workloads may need it: "
-                "delete it there, or force it",
+                "delete it there, or use `--force`",
                 {"checkpoint_id": checkpoint_id, "worker_id": owner},
             )
 

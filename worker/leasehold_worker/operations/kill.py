@@ -147,7 +147,7 @@ class Killer:
                     errors_pb2.ERROR_REASON_UNSAFE_KILL,
                     f"workload {workload.name} runs and can't be suspended before it is "
                     f"killed ({error.message}), and killing a running restored workload can "
-                    "hang the host: try again, or force it",
+                    "hang the host: try again, or use `--force`",
                     error.metadata,
                 ) from error
             else:

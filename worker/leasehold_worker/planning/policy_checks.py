@@ -85,7 +85,7 @@ class PolicyChecks:
             if refusal and not self._is_harmless(workload, refusal):
                 message = f"{policy_text(policy)} {_SAYS[refusal]}"
                 if not allowed:
-                    raise OperationError(refusal, f"{message}: choose another policy, or force it")
+                    raise OperationError(refusal, f"{message}: choose another policy, or use `--force`")
                 plan.findings.warn("policy", f"{message}, which is permitted")
 
     def _check_weights(self, workload: Workload, plan: Plan) -> None:

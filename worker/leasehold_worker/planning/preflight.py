@@ -221,7 +221,7 @@ class Preflight:
             named_checkpoint_id=operation.checkpoint_id,
             hold_id=operation.hold_id,
         )
-        if workload.state == RUNNING and not moves:
+        if workload.state == RUNNING and not moves and not operation.checkpoint_id:
             plan.already_there = workload.hooked is None
             plan.target.destination = plan.target.home
             if workload.hooked is not None:
@@ -230,9 +230,9 @@ class Preflight:
             return plan
         findings = plan.findings
         with findings.check("state", f"{workload.name} is suspended"):
-            require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")
             if operation.checkpoint_id:
                 require_stopped(workload)
+            require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")
         if workload.parked is not None:
             plan.policy = workload.parked.policy
             plan.steps = [step.up for step in reversed(_steps(plan.target, plan.policy))]

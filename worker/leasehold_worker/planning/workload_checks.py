@@ -117,7 +117,8 @@ def require_members(workload: Workload, members: Sequence[Member], *, listed: bo
 def require_ready(workload: Workload) -> None:
     """Refuses a running workload whose readiness probes have not succeeded, with NOT_READY."""
     if workload.awaits_readiness and workload.has_probe:
-        raise _not_ready(workload, workload.unready or "its readiness probe has not answered yet", "force it")
+        why = workload.unready or "its readiness probe has not answered yet"
+        raise _not_ready(workload, why, "use `--force`")
 
 
 def _not_ready(workload: Workload, why: str, other: str) -> OperationError:

@@ -110,7 +110,6 @@ async def test_folders_that_hang_delay_no_measurement_of_others(
 async def test_a_volume_that_does_not_answer_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(volume, "LOOK_TIMEOUT_S", 0.05)
     released = threading.Event()
     room = Volume(tmp_path)
     await room.look()
@@ -122,6 +121,7 @@ async def test_a_volume_that_does_not_answer_holds_up_nobody(
         return disk_space(directory)
 
     monkeypatch.setattr(volume, "disk_space", hang)
+    monkeypatch.setattr(volume, "LOOK_TIMEOUT_S", 0.05)
     ledger = HostReservations(HostLimits(1000, 1000), room.space, lambda: 0, lambda: None)
     try:
         with trio.fail_after(5):

@@ -287,6 +287,9 @@ def _describe(error: click.ClickException) -> str:
     message = error.format_message()
     if message.startswith("Usage:"):
         return message
+    group = error.ctx.command if isinstance(error, click.UsageError) and error.ctx is not None else None
+    if message.startswith("No such command") and isinstance(group, click.Group) and group is not leasehold:
+        message = f"{message.partition('.')[0]}: write one of {', '.join(group.commands)}"
     line = f"leasehold: {one_line(message).removesuffix('.')}"
     if isinstance(error, click.UsageError) and error.ctx is not None and not line.endswith("`?"):
         line += f"{' See' if line.endswith('?') else ': see'} `{error.ctx.command_path} --help`"

@@ -11,7 +11,8 @@ from leasehold_client.errors import UsageError
 if TYPE_CHECKING:
     from leasehold.v1.worker_pb2 import FleetGpu
 
-_GPU_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_IDS: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bw-[0-9a-f]{12}\b")
+"""UUIDs of GPUs, and ids of workloads."""
 
 
 def resolve_gpu(name: str, gpus: Sequence[FleetGpu]) -> str:
@@ -99,15 +100,20 @@ def gpu_place(gpu: FleetGpu) -> str:
 
 
 def gpu_places(gpus: Iterable[FleetGpu]) -> dict[str, str]:
-    """Short names of GPUs, worker/slot, by UUID."""
-    return {gpu.gpu.uuid: gpu_place(gpu) for gpu in gpus}
+    """Short names of GPUs, worker/slot, by UUID, and names of their holders, by id."""
+    places = {}
+    for gpu in gpus:
+        places[gpu.gpu.uuid] = gpu_place(gpu)
+        if gpu.workload_name:
+            places[gpu.lease.workload_id] = gpu.workload_name
+    return places
 
 
-def names_gpus(text: str) -> bool:
-    """Whether a text contains the UUID of a GPU."""
-    return _GPU_UUID.search(text) is not None
+def has_ids(text: str) -> bool:
+    """Whether a text contains what :func:`with_places` may replace."""
+    return _IDS.search(text) is not None
 
 
 def with_places(text: str, places: Mapping[str, str]) -> str:
-    """Replaces UUIDs in a text by short names."""
-    return _GPU_UUID.sub(lambda found: places.get(found[0], found[0]), text)
+    """Replaces UUIDs of GPUs and ids of their holders in a text by names."""
+    return _IDS.sub(lambda found: places.get(found[0], found[0]), text)

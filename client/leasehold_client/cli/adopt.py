@@ -9,7 +9,7 @@ import click
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.names import complete_workers
-from leasehold_client.cli.parameter_types import Number, not_empty
+from leasehold_client.cli.parameter_types import Number
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ PID_LIMIT: Final = 2**22
 @click.option(
     "--pid", required=True, type=Number(1, PID_LIMIT), metavar="PID", help="Process id on that host."
 )
-@click.option("--name", default="", callback=not_empty, help="Name of the workload.  [default: generated]")
+@click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @adoption_options
 @command_options
 @verb

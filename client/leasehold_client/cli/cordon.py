@@ -14,7 +14,6 @@ from leasehold_client.cli.caller import caller
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.names import complete_targets
-from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import UsageError
@@ -30,7 +29,6 @@ _selector_option = click.option(
     "-l",
     "--selector",
     default="",
-    callback=not_empty,
     metavar="LABELS",
     help="All workers with these labels, such as rack=r1.",
 )

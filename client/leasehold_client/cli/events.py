@@ -13,7 +13,7 @@ from leasehold_client.arguments.selectors import both, quoted
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
 from leasehold_client.cli.names import complete_workers, complete_workloads
-from leasehold_client.cli.parameter_types import Number, Seconds, not_empty
+from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.verb import YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo, echo_lines
 
@@ -54,7 +54,6 @@ _LONGEST_KIND: Final = len("WORKLOAD_CHANGED")
     "--filter",
     "filter_text",
     default="",
-    callback=not_empty,
     metavar="FILTER",
     help="Which events, such as 'kind = GPU_HEALTH'.",
 )

@@ -15,7 +15,6 @@ from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, raise_all
 from leasehold_client.cli.get_watch import echo_changes
 from leasehold_client.cli.kind_argument import KindType
 from leasehold_client.cli.names import complete_kind
-from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.cli.verb import verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.display.terminal_text import echo_error
@@ -47,7 +46,6 @@ _OF_OTHERS = ("checkpoints", "events", "audit")
     "-l",
     "--selector",
     default="",
-    callback=not_empty,
     metavar="LABELS",
     help="Labels, such as team=vision,tier!=dev.",
 )
@@ -55,21 +53,18 @@ _OF_OTHERS = ("checkpoints", "events", "audit")
     "--filter",
     "filter_text",
     default="",
-    callback=not_empty,
     metavar="FILTER",
     help="Which to list, such as 'state = RUNNING AND labels.team = vision'.",
 )
 @click.option(
     "--sort-by",
     default="",
-    callback=not_empty,
     metavar="FIELDS",
     help="How to sort the list, such as 'state, name desc'.",
 )
 @click.option(
     "--columns",
     default="",
-    callback=not_empty,
     metavar="COLUMN,...",
     help="Columns of the table, in order.",
 )

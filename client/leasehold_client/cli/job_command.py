@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
+from leasehold_client.cli.parameter_types import refuse_empty
 from leasehold_client.errors import UsageError
 
 EXIT_REFUSED: Final = 125
@@ -27,7 +28,9 @@ class JobCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the options. A value of the job file counts where an option is missing."""
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            refuse_empty(ctx)
+            return rest
         except click.BadParameter as error:
             name = error.param.name if error.param is not None else None
             if name is None or ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
@@ -50,7 +53,7 @@ class JobCommand(click.Command):
 
 def use_job_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
     """Makes the values of a job file the defaults of the other options."""
-    if path is None or ctx.resilient_parsing:
+    if not path or ctx.resilient_parsing:
         return path
     from leasehold_client.arguments.job_file import read_job_file
 

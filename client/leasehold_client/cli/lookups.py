@@ -60,15 +60,11 @@ def worker_names(client: Client) -> Mapping[str, str]:
 
 def with_short_names(client: Client, text: str) -> str:
     """Replaces the UUIDs of known GPUs, and the ids of their holders, in a text of a daemon by names."""
-    from leasehold_client.arguments.gpu_names import gpu_places, names_gpus, with_places
+    from leasehold_client.arguments.gpu_names import gpu_places, has_ids, with_places
 
-    if not names_gpus(text):
+    if not has_ids(text):
         return text
-    gpus = gpus_if_known(client)
-    for holder in gpus:
-        if holder.lease.workload_id and holder.workload_name:
-            text = text.replace(holder.lease.workload_id, holder.workload_name)
-    return with_places(text, gpu_places(gpus))
+    return with_places(text, gpu_places(gpus_if_known(client)))
 
 
 def gpus_if_known(client: Client) -> list[FleetGpu]:

@@ -92,10 +92,25 @@ def _time_text(seconds: float) -> str:
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuses empty text of an option or a job file, as ``"$NAME"`` is without the variable.
-
-    A callback of click.
-    """
-    if not value and ctx.get_parameter_source(param.name or "") in _GIVEN:
-        raise click.BadParameter("the value is empty: give one, or leave the option out", ctx, param)
+    """Refuses an empty option, as :func:`refuse_empty` does. A callback of click."""
+    _refuse_if_empty(ctx, param, value)
     return value
+
+
+def refuse_empty(ctx: click.Context) -> None:
+    """Refuses each empty name and option of a verb or a job file, as ``"$NAME"`` is without the variable.
+
+    Arguments of a program may be empty.
+
+    Raises:
+        click.BadParameter: A name or an option is empty.
+    """
+    for param in ctx.command.params:
+        if param.name != "arguments":
+            _refuse_if_empty(ctx, param, ctx.params.get(param.name or ""))
+
+
+def _refuse_if_empty(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    is_empty = "" in value if isinstance(value, tuple) else value == ""
+    if is_empty and ctx.get_parameter_source(param.name or "") in _GIVEN:
+        raise click.BadParameter("the value is empty: give one, or leave it out", ctx, param)

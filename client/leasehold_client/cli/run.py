@@ -15,7 +15,7 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.job_command import JobCommand, use_job_file
 from leasehold_client.cli.lookups import known_gpus
 from leasehold_client.cli.names import complete_gpus, complete_workers
-from leasehold_client.cli.parameter_types import Number, not_empty
+from leasehold_client.cli.parameter_types import Number
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import (
     CommandOptions,
@@ -73,7 +73,7 @@ PRIORITY_LIMIT: Final = 2**31 - 1
     help="Name or id of the worker.  [default: the one with most free GPUs]",
     shell_complete=complete_workers,
 )
-@click.option("--name", default="", callback=not_empty, help="Name of the workload.  [default: generated]")
+@click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @click.option(
     "--priority",
     type=Number(-PRIORITY_LIMIT, PRIORITY_LIMIT),

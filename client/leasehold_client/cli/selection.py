@@ -12,7 +12,6 @@ import click
 
 from leasehold_client.arguments.selectors import both, label_filter
 from leasehold_client.cli.exit_codes import EXIT_FAILED
-from leasehold_client.cli.parameter_types import not_empty
 from leasehold_client.display.terminal_text import echo_error, safe_cell
 from leasehold_client.errors import UsageError
 
@@ -94,7 +93,6 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
         "-l",
         "--selector",
         default="",
-        callback=not_empty,
         metavar="LABELS",
         help="All with these labels, such as team=vision.",
     )
@@ -102,7 +100,6 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
         "--filter",
         "filter_text",
         default="",
-        callback=not_empty,
         metavar="FILTER",
         help="All that match, as for `leasehold get`.",
     )

@@ -16,7 +16,7 @@ import click
 from leasehold_client import interrupts
 from leasehold_client.cli.exit_codes import fail, interrupted
 from leasehold_client.cli.names import complete_contexts
-from leasehold_client.cli.parameter_types import Seconds, not_empty
+from leasehold_client.cli.parameter_types import Seconds, not_empty, refuse_empty
 from leasehold_client.contexts import chosen_coordinator
 from leasehold_client.display.terminal_text import echo_error, one_line
 from leasehold_client.errors import LeaseholdError, UsageError
@@ -200,6 +200,7 @@ def verb(function: Callable[Concatenate[Client, Arguments], None]) -> Callable[.
         from leasehold_client.coordinator.client import Client
 
         interrupts.raise_in_call()
+        refuse_empty(click.get_current_context())
         try:
             address, found = chosen_coordinator(coordinator, context)
             name = found.name if found is not None else None

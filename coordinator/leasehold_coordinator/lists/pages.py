@@ -260,7 +260,7 @@ class Orders(Generic[M]):
             ):
                 raise invalid(
                     "order_by",
-                    f"invalid order_by {text!r} at {part.strip()!r}: write different fields of "
+                    f"invalid order {text!r} at {part.strip()!r}: write different fields of "
                     f"{', '.join(sorted(self.fields))}, each with or without ' desc', with commas between",
                 )
             keys.append(SortKey(name, self.fields[name], bool(direction)))

@@ -8,7 +8,7 @@ from leasehold.v1.errors_pb2 import ErrorReason
 from leasehold.v1.lease_pb2 import SlotState
 from leasehold.v1.workload_pb2 import Resources
 
-from leasehold_coordinator.core.gpu_texts import cordon_text, foreign_text, listed, size
+from leasehold_coordinator.core.gpu_texts import cordon_text, foreign_text, gpus, listed, size
 from leasehold_coordinator.errors import FleetError
 from leasehold_coordinator.scheduling.candidates import Candidate, CandidateGpu, suits
 from leasehold_coordinator.scheduling.shortages import Shortage, shortage_of, wanted_text
@@ -116,7 +116,7 @@ def check_named_gpus(
     if resources.gpu_count not in (0, len(gpu_uuids)):
         raise FleetError(
             errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-            f"{len(gpu_uuids)} GPUs are named and {resources.gpu_count} requested: leave out the number",
+            f"{gpus(len(gpu_uuids))} named, and {resources.gpu_count} requested: leave out the number",
             field="spec.resources.gpu_count",
         )
     for candidate in candidates:

@@ -170,7 +170,7 @@ def test_what_is_so_already_is_said(leasehold: CommandLine, fleet: ScriptedCoord
         ("uncordon alpha alpha", "a second time"),
         ("gpu reset-health", "Missing argument 'GPU...'"),
         ("gpu reset-health alpha", "no GPU has a UUID that begins with 'alpha'"),
-        ("gpu mend", "No such command 'mend'"),
+        ("gpu mend", "No such command 'mend': write one of unbind, reset-health"),
     ],
 )
 def test_bad_usage(leasehold: CommandLine, fleet: ScriptedCoordinator, arguments: str, match: str) -> None:

@@ -169,7 +169,7 @@ def test_options_of_lists_are_refused_where_they_mean_nothing(
         (["workloads", "--columns", "name", "-o", "json"], "--columns is for tables"),
         (["workloads", "--columns", "name", "-q"], "--columns is for tables"),
         (["workloads", "-q", "-o", "yaml"], "-q prints ids only"),
-        (["workloads", "--columns", ""], "the value is empty: give one, or leave the option out"),
+        (["workloads", "--columns", ""], "the value is empty: give one, or leave it out"),
         (["workloads", "-l", ""], "the value is empty"),
         (["workloads", "--filter", ""], "the value is empty"),
         (["workloads", "--columns", "nmae"], "no column is named 'nmae' (did you mean 'name'?)"),

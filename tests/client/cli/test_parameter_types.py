@@ -55,17 +55,24 @@ def test_no_option_shows_a_range_in_symbols() -> None:
     [
         ["run", "--name", "", "--", "true"],
         ["exec", "--name", "", "--", "true"],
-        ["adopt", "alpha", "--pid", "1", "--name", ""],
+        ["adopt", "--worker", "alpha", "--pid", "1", "--name", ""],
         ["login", "--token", "-", "--name", ""],
         ["login", "--token", "-", "--context", ""],
         ["get", "workloads", "--columns", ""],
         ["get", "workloads", "-l", ""],
         ["get", "workloads", "--filter", ""],
         ["get", "workloads", "--sort-by", ""],
+        ["get", "events", ""],
+        ["events", "--worker", ""],
+        ["events", ""],
+        ["stop", "one", ""],
+        ["run", "--worker", "", "--", "true"],
+        ["run", "--preempt", "", "--", "true"],
+        ["cordon", "alpha/0", "--reason", ""],
         ["events", "--filter", ""],
         ["suspend", "-l", ""],
         ["suspend", "--filter", ""],
-        ["cordon", "-l", ""],
+        ["cordon", "--reason", "x", "-l", ""],
         ["whoami", "--context", ""],
     ],
     ids=" ".join,
@@ -74,4 +81,4 @@ def test_a_value_that_is_empty_is_refused(bare_leasehold: CommandLine, line: lis
     """As "$NAME" is without the variable: a search for nothing would find all."""
     done = bare_leasehold(*line)
     assert (done.code, done.stdout) == (2, "")
-    assert "the value is empty: give one, or leave the option out" in done.stderr
+    assert "the value is empty: give one, or leave it out" in done.stderr

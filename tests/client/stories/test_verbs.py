@@ -88,7 +88,8 @@ def test_no_coordinator(bare_leasehold: CommandLine, arguments: str) -> None:
 @pytest.mark.long
 def test_a_verb_waits_for_a_coordinator_that_is_just_starting(tmp_path: Path) -> None:
     port = free_port()
-    listen = ["--listen", f"127.0.0.1:{port}", "--database", str(tmp_path / "store.sqlite3")]
+    listen = ["--listen", f"127.0.0.1:{port}", "--worker-listen", "127.0.0.1:0"]
+    listen += ["--database", str(tmp_path / "store.sqlite3")]
     told = tmp_path / "stderr"
     with told.open("w") as stderr, (tmp_path / "coordinator.log").open("w") as log:
         arguments = ["get", "workers", "--coordinator", f"127.0.0.1:{port}"]
@@ -101,7 +102,7 @@ def test_a_verb_waits_for_a_coordinator_that_is_just_starting(tmp_path: Path) ->
             assert verb.wait(20) == 0, told.read_text()
         finally:
             coordinator.terminate()
-            assert coordinator.wait(20) == 0
+            assert coordinator.wait(20) == 0, (tmp_path / "coordinator.log").read_text()
     first, *others = told.read_text().splitlines()
     assert first == f"leasehold: waiting up to 5 s for a coordinator at 127.0.0.1:{port}"
     assert not [line for line in others if line.startswith("leasehold:")]
@@ -214,14 +215,14 @@ def test_refusals_and_warnings_name_gpus_as_people_do(
 def test_refusals_name_the_holder_of_a_gpu_as_people_do(
     leasehold: CommandLine, scripted: ScriptedCoordinator
 ) -> None:
-    holder = FleetGpu(gpu=Gpu(uuid=A), worker_name="alpha", lease=GpuLease(workload_id="id-of-two"))
+    holder = FleetGpu(gpu=Gpu(uuid=A), worker_name="alpha", lease=GpuLease(workload_id="w-0123456789ab"))
     holder.workload_name = "two"
     scripted.answers["ListGpus"] = lambda request, context: ListGpusResponse(gpus=[holder])
     scripted.answers["SuspendWorkload"] = lambda request, context: refuse(
         context,
         grpc.StatusCode.FAILED_PRECONDITION,
         "NO_FREE_GPU",
-        f"{A} is leased for workload id-of-two: choose another, or suspend its holder",
+        f"{A} is leased for workload w-0123456789ab: choose another, or suspend its holder",
     )
     assert "alpha/0 is leased for workload two: choose" in leasehold("suspend", "one").stderr
 

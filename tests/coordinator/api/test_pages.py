@@ -475,7 +475,7 @@ def test_a_bad_filter_is_refused_by_each_list(tmp_path: Path) -> None:
         for kind in ("workloads", "commands", "events", "workers", "gpus"):
             with pytest.raises(FleetError, match="no field is named 'nothing'"):
                 await getattr(services, f"list_{kind}")(filter="nothing = x")(1, "")
-            with pytest.raises(FleetError, match="invalid order_by 'nothing'"):
+            with pytest.raises(FleetError, match="invalid order 'nothing'"):
                 await getattr(services, f"list_{kind}")(order_by="nothing")(1, "")
 
     on_bench(tmp_path, scenario)

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -126,6 +127,9 @@ _PLACES: Final = {
 
 COMPLETE_VARIABLE: Final = "_LEASEHOLD_COMPLETE"
 """Environment variable by which a shell asks for completions."""
+
+SHELLS: Final = ("bash", "zsh", "fish")
+"""Shells for which there is a completion script."""
 
 _EXTRAS: Final = {"web": "client,web"}
 """Extras of the subcommands of the client that need more than ``client``."""
@@ -261,7 +265,9 @@ def main() -> None:
     """Runs the command line, and exits."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    if os.environ.get(COMPLETE_VARIABLE, "").endswith("_complete") and "COMP_WORDS" not in os.environ:
+    if sys.stdin is None:  # it was closed, as by a shell's <&-
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open
+    if COMPLETE_VARIABLE in os.environ and not _is_completion(os.environ):
         _fail(click.UsageError(f"{COMPLETE_VARIABLE} is for scripts of `leasehold completion`: unset it"))
     try:
         status = leasehold.main(prog_name="leasehold", standalone_mode=False)
@@ -275,6 +281,16 @@ def main() -> None:
         echo_error("leasehold: interrupted")
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _is_completion(variables: Mapping[str, str]) -> bool:
+    """Whether a script of a shell asks, whose variables click reads without a check."""
+    shell, _, action = variables[COMPLETE_VARIABLE].rpartition("_")
+    if shell not in SHELLS or action not in ("source", "complete"):
+        return False
+    words, position = variables.get("COMP_WORDS"), variables.get("COMP_CWORD")
+    has_words = words is not None and position is not None and (shell == "fish" or position.isdecimal())
+    return action == "source" or has_words
 
 
 def _fail(error: click.ClickException) -> NoReturn:

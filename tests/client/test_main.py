@@ -141,3 +141,21 @@ def test_the_modules_of_each_extra_are_those_of_its_packages() -> None:
     for extra, found in plugins.MODULES.items():
         names = [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in extras[extra]]
         assert [modules[name] for name in names] == list(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("login --token -", "what was given is no join token"),
+        ("run -f -", "Missing argument"),
+        ("support-bundle b.tar.gz", "there is no terminal to ask"),
+    ],
+)
+def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path, line: str, said: str) -> None:
+    command = f'exec "$0" -m leasehold_client {line} <&-'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

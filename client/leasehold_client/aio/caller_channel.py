@@ -12,6 +12,7 @@ from leasehold_client.contexts import Context
 from leasehold_client.coordinator.channels import Credentials, certificate_file, find_credentials
 from leasehold_client.coordinator.connection import (
     CLOSE_TIMEOUT_S,
+    CLOSED,
     ON_BEHALF_OF_KEY,
     OPTIONS,
     find_coordinator,
@@ -19,6 +20,7 @@ from leasehold_client.coordinator.connection import (
 )
 from leasehold_client.coordinator.renewing_channel import RenewedContext, context_credentials
 from leasehold_client.coordinator.trace_interceptor import trace_interceptors
+from leasehold_client.errors import UsageError
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -42,6 +44,7 @@ class CallerChannel:
         self._context_name = context
         self._on_behalf_of = on_behalf_of
         self._lock = asyncio.Lock()
+        self._is_closed = False
         self._channels: list[grpc.aio.Channel] = []
         """The present channel, and before it those whose calls may not have ended."""
         self._context: RenewedContext | None = None
@@ -61,9 +64,11 @@ class CallerChannel:
 
         Raises:
             LeaseholdError: There are no credentials for the coordinator, a file can't be read or is
-                malformed, or an argument of the client is invalid.
+                malformed, an argument of the client is invalid, or the client is closed.
         """
         async with self._lock:
+            if self._is_closed:
+                raise UsageError(CLOSED)
             if not self._channels:
                 self._channels.append(await self._open())
             elif self._context is not None:
@@ -80,6 +85,7 @@ class CallerChannel:
 
     async def close(self) -> None:
         """Closes the channel within a second, which ends its calls."""
+        self._is_closed = True
         for channel in self._channels:
             with suppress(TimeoutError):
                 await asyncio.wait_for(channel.close(), CLOSE_TIMEOUT_S)

@@ -98,6 +98,8 @@ def read_job_file(path: str) -> dict[str, Any]:
         raise UsageError(f"the job file {name}: {_explained(str(error))}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the job file {name} is malformed: {' '.join(str(error).split())}") from error
+    if "command" in document and not job.command:
+        raise UsageError(f"the job file {name}: command: the list is empty: give a program and its arguments")
     for key, table in (("env", job.env), ("labels", job.labels), ("annotations", job.annotations)):
         for entry in table:
             if "=" in entry:  # the option would end the name there

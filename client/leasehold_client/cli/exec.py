@@ -18,7 +18,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.cli.parameter_types import Number, Seconds, not_empty
+from leasehold_client.cli.parameter_types import Number, Seconds, refuse_empty
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import YEAR_S
 from leasehold_client.config import SOCKET_VARIABLE
@@ -59,7 +59,7 @@ socket_option = click.option(
 @partial(resource_options, gpus=1)
 @helper_options
 @adoption_options
-@click.option("--name", default="", callback=not_empty, help="Name of the workload.  [default: generated]")
+@click.option("--name", default="", help="Name of the workload.  [default: generated]")
 @click.option(
     "--priority",
     type=Number(-PRIORITY_LIMIT, PRIORITY_LIMIT),
@@ -96,6 +96,7 @@ def exec_command(
     Exit codes below 125 are the command's. 125: refused by Leasehold; 126: the command is not executable;
     127: the command was not found; 130: interrupted during the wait.
     """
+    refuse_empty(click.get_current_context())
     program = _find(arguments[0])
     from leasehold.local.v1 import local_service_pb2
     from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest

@@ -28,6 +28,7 @@ ON_BEHALF_OF_KEY: Final = "leasehold-on-behalf-of"
 
 _USER: Final = re.compile(r"user/[A-Za-z0-9._@-]{1,64}")
 
+CLOSED: Final = "this client is closed: make another one"
 CLOSE_TIMEOUT_S: Final = 1.0
 PAGE_SIZE: Final = 1000
 PAGE_LIMIT: Final = 1_000
@@ -87,6 +88,7 @@ class Connection:
     ) -> None:
         self.address, found = find_coordinator(address, context)
         self._on_wait = on_wait
+        self._is_closed = False
         self._certificate = certificate_file(self.address) if found is None else None
         self.channel: grpc.Channel
         if found is not None:
@@ -105,6 +107,7 @@ class Connection:
         An exception in a signal handler, such as KeyboardInterrupt, can leave a call open. `Channel.close`
         then waits for the call forever (grpc/grpc#19973).
         """
+        self._is_closed = True
         closing = threading.Thread(target=self.channel.close, daemon=True)
         closing.start()
         closing.join(CLOSE_TIMEOUT_S)
@@ -116,6 +119,7 @@ class Connection:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Response:
         """Makes a call once."""
+        self._require_open()
         try:
             return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
@@ -171,6 +175,7 @@ class Connection:
         timeout_s: float | None = None,
     ) -> Generator[Response]:
         """Makes a call, yields its responses, and cancels the call when the iteration ends."""
+        self._require_open()
         call = method(request, timeout=timeout_s)
         try:
             yield from call
@@ -178,6 +183,11 @@ class Connection:
             raise call_error(error, self.address, self._certificate) from None
         finally:
             call.cancel()
+
+    def _require_open(self) -> None:
+        """Refuses a call on a closed channel, at which gRPC may end the process by SIGSEGV (1.85.1)."""
+        if self._is_closed:
+            raise UsageError(CLOSED)
 
 
 def require_user(on_behalf_of: str) -> None:

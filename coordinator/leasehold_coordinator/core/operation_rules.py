@@ -22,6 +22,7 @@ from leasehold_coordinator.core.workload_states import (
     PARKED,
     RUNNING,
     STOPPABLE,
+    STOPPED,
     UNKNOWN,
     WAKEABLE,
     WEDGED,
@@ -275,8 +276,10 @@ def check_state(workload: Workload, operation: Operation) -> None:
             _require(workload, PARKABLE, "suspended")
         case "restore":
             wake = operation.restore
-            is_particular = bool(wake.gpu_uuids or wake.pairs or wake.checkpoint_id)
-            _require(workload, WAKEABLE if is_particular else WAKEABLE | {RUNNING}, "restored")
+            if wake.checkpoint_id:
+                _require(workload, frozenset({STOPPED}), "started from a checkpoint")
+            moves = bool(wake.gpu_uuids or wake.pairs)
+            _require(workload, WAKEABLE if moves else WAKEABLE | {RUNNING}, "restored")
         case "remap":
             _require(workload, frozenset({RUNNING}), "remapped")
         case "checkpoint":
@@ -296,7 +299,8 @@ def _check_started(workload: Workload) -> None:
     if status.state == FAILED and not status.HasField("start_time"):  # no worker has heard of it
         raise FleetError(
             ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is FAILED, and its program was never started: nothing of it runs",
+            f"workload {workload.name} is FAILED, and its program was never started, so nothing of it runs: "
+            f"delete its record with `leasehold rm workload {workload.name}`",
             observed_state=state_name(status.state),
         )
 

@@ -10,6 +10,7 @@ SLEEPING: Final = workload_pb2.WORKLOAD_STATE_SLEEPING
 WEDGED: Final = workload_pb2.WORKLOAD_STATE_WEDGED
 UNKNOWN: Final = workload_pb2.WORKLOAD_STATE_UNKNOWN
 FAILED: Final = workload_pb2.WORKLOAD_STATE_FAILED
+STOPPED: Final = workload_pb2.WORKLOAD_STATE_STOPPED
 
 ENDED: Final = frozenset(
     {
@@ -24,7 +25,7 @@ PARKED: Final = frozenset(
         SLEEPING,
         workload_pb2.WORKLOAD_STATE_SUSPENDED,
         workload_pb2.WORKLOAD_STATE_CHECKPOINTED,
-        workload_pb2.WORKLOAD_STATE_STOPPED,
+        STOPPED,
     }
 )
 """States of suspended workloads: no lease, and a restore is possible."""

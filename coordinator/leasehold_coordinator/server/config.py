@@ -211,6 +211,9 @@ def load_config(path: Path | None, **flags: object) -> CoordinatorConfig:
     file = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
     config = CoordinatorConfig() if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
+    for name, value in given.items():
+        if value == "":
+            raise StartError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
     config = msgspec.structs.replace(config, **given)
     for address in (
         config.listen,

@@ -45,6 +45,16 @@ PENDING, RUNNING, FAILED, SUCCEEDED = (
 TIMEOUT_S = 30.0
 
 
+def test_a_client_that_is_closed_makes_no_call(scripted: ScriptedCoordinator) -> None:
+    async def main() -> None:
+        async with AsyncClient(scripted.address) as client:
+            pass
+        with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
+            await client.workers()
+
+    asyncio.run(main())
+
+
 def test_calls_of_one_client_run_at_once(scripted: ScriptedCoordinator) -> None:
     both = threading.Barrier(2)
 

@@ -79,10 +79,20 @@ def completed(words: str, variables: dict[str, str], program: Sequence[str] = PA
     return " ".join(line.partition(",")[2] for line in done.stdout.splitlines()).strip(), done.stderr
 
 
-def test_the_variable_of_completions_without_words_is_refused(variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"_LEASEHOLD_COMPLETE": "bash_complete"},
+        {"_LEASEHOLD_COMPLETE": "bash_complete", "COMP_WORDS": "leasehold s", "COMP_CWORD": "x"},
+        {"_LEASEHOLD_COMPLETE": "nonsense"},
+    ],
+)
+def test_the_variable_of_completions_without_words_is_refused(
+    variables: dict[str, str], wrong: dict[str, str]
+) -> None:
     done = subprocess.run(
         PATIENT,
-        env={**variables, "_LEASEHOLD_COMPLETE": "bash_complete"},
+        env={**variables, **wrong},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

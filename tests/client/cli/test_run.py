@@ -105,6 +105,7 @@ def test_options_override_a_job_file(
             "775808): give at most 9223372036854775807",
         ),
         ("command = ['x']\nname = ''", "job.toml: name: the value is empty"),
+        ("command = []", "job.toml: command: the list is empty: give a program and its arguments"),
         ("name = 'x'", "Missing argument '-- COMMAND...'"),
         ("command = ['x']\n[[hooks]]\nnope = 1", "the job file: hook 0 has the unknown key 'nope'"),
     ],

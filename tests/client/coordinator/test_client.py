@@ -32,6 +32,15 @@ FAILED, PENDING, RUNNING, SUCCEEDED = (
 OUTPUT = b"0123456789"
 
 
+def test_a_client_that_is_closed_makes_no_call(scripted: ScriptedCoordinator) -> None:
+    """The first call on a closed channel ended the process by SIGSEGV."""
+    with Client(scripted.address) as client:
+        pass
+    for call in (client.workers, lambda: next(iter(client.watch_workloads()))):
+        with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
+            call()
+
+
 def piece_by_piece(
     request: ReadWorkloadOutputRequest, context: grpc.ServicerContext
 ) -> Iterator[ReadWorkloadOutputResponse]:

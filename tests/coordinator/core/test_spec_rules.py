@@ -102,7 +102,7 @@ def test_checkpoints_to_delete_are_named(ids: list[str]) -> None:
         (Operation(restore=RestoreOperation()), PARKED | {UNKNOWN, RUNNING}),
         (Operation(restore=RestoreOperation(gpu_uuids=["x"])), PARKED | {UNKNOWN}),
         (Operation(restore=RestoreOperation(pairs=[GpuPair()])), PARKED | {UNKNOWN}),
-        (Operation(restore=RestoreOperation(checkpoint_id="k-1")), PARKED | {UNKNOWN}),
+        (Operation(restore=RestoreOperation(checkpoint_id="k-1")), {STOPPED}),
         (Operation(checkpoint=CheckpointOperation()), {RUNNING}),
         (Operation(stop=StopOperation()), PARKED | {RUNNING, UNKNOWN, WEDGED}),
         (Operation(release=ReleaseOperation()), {RUNNING}),

@@ -4,7 +4,9 @@ import io
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from leasehold_worker.agent import daemon
+from leasehold_worker.agent.cli import command
 from leasehold_worker.agent.config import load_config
 from leasehold_worker.errors import StartError
 from leasehold_worker.files.enrolment_file import Enrolment, write_enrolment
@@ -20,6 +22,19 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file.write_text('coordinator = "a:1"\nname = "from-file"\n[labels]\nrack = "7"\n')
     config = load_config(file, coordinator="b:2", name=None)
     assert (config.coordinator, config.name, config.labels) == ("b:2", "from-file", {"rack": "7"})
+
+
+def test_an_empty_flag_is_refused() -> None:
+    with pytest.raises(StartError, match="--metrics-listen is empty: give a value, or leave it out"):
+        load_config(None, metrics_listen="")
+
+
+def test_an_empty_path_is_not_the_present_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, ["--state-dir", ""])
+    assert done.exit_code == 2
+    assert "the value is empty" in done.output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

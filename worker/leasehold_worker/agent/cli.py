@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 import click
 
@@ -17,6 +17,19 @@ Examples:
 """
 
 
+@final
+class GivenPath(click.Path):
+    """A click parameter type: a path. Empty text is none, and not the present directory."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Refuses empty text."""
+        if value == "":
+            self.fail("the value is empty: give one, or leave it out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(name="worker", epilog=EPILOG)
 @click.version_option(__version__)
 @click.option(
@@ -27,7 +40,7 @@ Examples:
 )
 @click.option(
     "--credentials",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     envvar="LEASEHOLD_CREDENTIALS",
     help="Directory of ca.pem and worker.token.  [default: ~/.local/state/leasehold]",
 )
@@ -38,13 +51,13 @@ Examples:
 )
 @click.option(
     "--join-file",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     help="Join by the token in this file. A token that was used before is not used again.",
 )
 @click.option("--join-only", is_flag=True, help="Join, and exit.")
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     envvar="LEASEHOLD_STATE_DIR",
     help="Directory for this worker's id and its workloads' output.",
 )
@@ -53,7 +66,7 @@ Examples:
 )
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     help=(
         "Socket on which processes of this host claim GPUs.  [default: worker.sock in the state directory]"
     ),
@@ -82,7 +95,7 @@ Examples:
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     envvar="LEASEHOLD_WORKER_CONFIG",
     help="TOML file with these settings and labels.  [default: /etc/leasehold/worker.toml, if it exists]",
 )

@@ -210,6 +210,9 @@ def load_config(
     file = path or (SYSTEM_FILE if SYSTEM_FILE.exists() else None)
     config, keys = (WorkerConfig(), frozenset[str]()) if file is None else _read(file)
     given = {name: value for name, value in flags.items() if value is not None}
+    for name, value in given.items():
+        if value == "":
+            raise StartError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
     config = msgspec.structs.replace(config, **given)
     config = _with_enrolment(config, ticket_name, owner_uid, keys | given.keys())
     # Programs start in other directories than the worker.

@@ -51,7 +51,7 @@ class Destinations:
         if (pairs := _where_some_run(target)) is not None:
             plan.pairs, target.destination = pairs, moved(target.home, pairs)
             return
-        with findings.check("destinations", "free"):
+        with findings.check("destinations", "a GPU for each"):
             if operation.pairs:
                 named = parse_pairs(operation.pairs, target.home)
                 moves = {pair.old_uuid: pair.new_uuid for pair in named}

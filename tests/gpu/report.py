@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,7 +105,7 @@ class Report:
             "machine": self._machine,
             "assumptions": {
                 step.name.removeprefix(ASSUMPTION): _answer(step)
-                for step in self._steps
+                for step in sorted(self._steps, key=lambda step: (len(step.name), step.name))
                 if step.name.startswith(ASSUMPTION)
             },
             "steps": [step.document() for step in self._steps],
@@ -157,7 +157,10 @@ def run(steps: Sequence[Step], folder: Path, began: float, budget_s: float) -> b
 
     with ThreadPoolExecutor(PARALLEL_STEPS) as threads:
         for beside_others, neighbours in itertools.groupby(steps, lambda step: step.beside_others):
-            for result in (threads.map if beside_others else map)(run_step, neighbours):
+            begun = [threads.submit(run_step, step) for step in neighbours] if beside_others else []
+            for result in (
+                (one.result() for one in as_completed(begun)) if begun else map(run_step, neighbours)
+            ):
                 print(f"gpu_report: {result.name}: {result.result}, {result.seconds:.1f} s", flush=True)
                 report.add(result)
     report.finished = not runner.interrupted

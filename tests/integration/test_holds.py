@@ -1,5 +1,7 @@
 """Holds from end to end: `suspend --hold-for`, a waiting `exec`, and those who take the hold or may not."""
 
+import os
+import signal
 import sys
 
 import pytest
@@ -78,3 +80,21 @@ def test_a_run_and_a_restore_preempt(fleet: Fleet, alpha: LocalHost) -> None:
     assert "was suspended, and restored after the failure" in done.stderr
     fleet.wait_counting("one")
     assert fleet.leases() == {"alpha/0": "one", "alpha/1": "one"}
+
+
+def test_no_helper_is_suspended_for_a_restore_that_is_refused_anyway(fleet: Fleet) -> None:
+    fleet.run_counter("one", gpus=4)
+    fleet.cli("suspend", "one")
+    terms = ("--gpus", "4", "--helper", "suspend", "--yield-grace", "0s")
+    fleet.cli("run", "--name", "helper", *terms, *COUNTING)
+    fleet.wait_counting("helper")
+    pid = fleet.client.workload("one").status.members[0].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        fleet.refuse("restore", "one", code=1, match="stopped by a signal.*TARGET_NOT_RUNNABLE")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "SUSPENDED" not in fleet.cli("events", "helper").stdout
+    fleet.cli("restore", "one")
+    fleet.wait_counting("one")
+    assert "SUSPENDED" in fleet.cli("events", "helper").stdout

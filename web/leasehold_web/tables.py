@@ -26,8 +26,8 @@ PAGE_SIZE: Final = 200
 WORKERS_LIMIT: Final = 1000
 """Workers whose names the tables know. The ids of others are shown."""
 
-NAMED_LIMIT: Final = 40
-"""Workloads whose names are looked up by one filter, which has at most 50 comparisons."""
+NAMED_LIMIT: Final = 14
+"""Workloads whose names are looked up by one filter of at most 2,048 characters. An id has at most 128."""
 
 _GIB: Final = 2**30
 

@@ -12,10 +12,11 @@ from leasehold.v1.errors_pb2 import (
     ERROR_REASON_WRONG_STATE,
 )
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
-from leasehold.v1.workload_pb2 import Workload, WorkloadState
+from leasehold.v1.workload_pb2 import WORKLOAD_ORIGIN_RUN, Workload, WorkloadState
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text
 from leasehold_coordinator.core.spec_rules import check_parking, check_policy
+from leasehold_coordinator.core.workload_reports import is_concluded
 from leasehold_coordinator.core.workload_states import (
     FAILED,
     PARKABLE,
@@ -296,11 +297,12 @@ def check_state(workload: Workload, operation: Operation) -> None:
 
 def _check_started(workload: Workload) -> None:
     status = workload.status
-    if status.state == FAILED and not status.HasField("start_time"):  # no worker has heard of it
+    is_unheard = status.state == FAILED and workload.origin == WORKLOAD_ORIGIN_RUN
+    if is_unheard and not status.HasField("start_time") and not is_concluded(status.error):
         raise FleetError(
             ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is FAILED, and its program was never started, so nothing of it runs: "
-            f"delete its record with `leasehold rm workload {workload.name}`",
+            f"workload {workload.name} is FAILED, and its worker did not start its program: delete its "
+            f"record with `leasehold rm workload {workload.name}`",
             observed_state=state_name(status.state),
         )
 

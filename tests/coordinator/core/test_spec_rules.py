@@ -130,12 +130,22 @@ def test_states_allow_operations(operation: Operation, allowed: set[WorkloadStat
 )
 def test_what_was_never_started_is_not_stopped(operation: Operation) -> None:
     """A worker knows only what it has started, and would answer UNKNOWN_WORKLOAD."""
-    workload = Workload(name="one", status=WorkloadStatus(state=WorkloadState.WORKLOAD_STATE_FAILED))
-    with pytest.raises(FleetError, match="one is FAILED, and its program was never started") as error:
+    workload = Workload(
+        name="one",
+        origin=workload_pb2.WORKLOAD_ORIGIN_RUN,
+        status=WorkloadStatus(state=WorkloadState.WORKLOAD_STATE_FAILED),
+    )
+    with pytest.raises(FleetError, match="one is FAILED, and its worker did not start its program") as error:
         check_state(workload, operation)
     assert error.value.reason == errors_pb2.ERROR_REASON_WRONG_STATE
-    workload.status.start_time.GetCurrentTime()
-    check_state(workload, operation)
+    adopted, concluded, started = Workload(), Workload(), Workload()
+    for other in (adopted, concluded, started):
+        other.CopyFrom(workload)
+    adopted.origin = workload_pb2.WORKLOAD_ORIGIN_ADOPT  # a failed adoption leaves its program running
+    concluded.status.error.metadata["concluded_by"] = "coordinator"  # nobody knows what the worker did
+    started.status.start_time.GetCurrentTime()
+    for other in (adopted, concluded, started):
+        check_state(other, operation)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 10**14, 8 * 86_400])

@@ -1,5 +1,6 @@
 """The files of a worker's state directory, on a disk that is damaged or full."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,38 @@ def test_a_file_of_any_size_is_read_in_part(tmp_path: Path, name: str) -> None:
         os.truncate(path, 1 << 40)
         with pytest.raises(StartError, match=f"{path} is damaged"):
             FILES[name](directory)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_unreadable_file_is_not_a_missing_one(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: object, *_: object, **__: object) -> object:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with open_state_directory(tmp_path / "state") as directory:
+        path = tmp_path / "state" / name
+        path.write_text("17\n")
+        with monkeypatch.context() as patch:
+            for call in ("lstat", "stat", "open"):
+                patch.setattr(os, call, fail)
+            with pytest.raises(StartError, match=f"{path} can't be read"):
+                FILES[name](directory)
+        assert path.read_text() == "17\n"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_half_a_line_and_a_dangling_link_are_no_file_of_the_worker(tmp_path: Path, name: str) -> None:
+    with open_state_directory(tmp_path / "state") as directory:
+        path = tmp_path / "state" / name
+        path.write_text("4")  # of 41
+        with pytest.raises(StartError, match=f"{path} is damaged, it holds no whole line"):
+            FILES[name](directory)
+        path.unlink()
+        path.symlink_to(tmp_path / "nowhere")
+        with pytest.raises(StartError, match=f"{path} can't be read"):
+            FILES[name](directory)
+        assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("name", FILES)

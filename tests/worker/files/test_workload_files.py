@@ -1,6 +1,7 @@
 """Workloads that put something else in the place of their files."""
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,18 @@ def test_the_oldest_part_of_a_long_output_is_dropped_and_readers_go_on(tmp_path:
     assert read_kept(output, 10, 200_000) == (200_000, b"new\n")
     assert read_kept(output, 10, 200_004) == (200_004, b"")
     assert read_kept(output, 10, 2**62) == (2**62, b"")
+
+
+def test_blocks_that_a_program_reserves_beyond_the_end_are_freed(tmp_path: Path) -> None:
+    output = tmp_path / "output.log"
+    output.write_text("kept\n")
+    reserved = subprocess.run(["fallocate", "--keep-size", "--length", "4MiB", str(output)], check=False)
+    if reserved.returncode != 0:
+        pytest.skip("this file system reserves no blocks")
+    assert output.stat().st_blocks * 512 >= 4 * 2**20
+    shorten(output, 65_536)
+    assert output.stat().st_blocks * 512 <= 65_536
+    assert output.read_text() == "kept\n"
 
 
 @pytest.mark.long

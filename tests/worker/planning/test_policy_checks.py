@@ -15,8 +15,10 @@ from leasehold.v1.workload_pb2 import WorkloadSpec, WorkloadState
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.checkpoints.application_store import ApplicationStore
+from leasehold_worker.commands.progress import Progress
 from leasehold_worker.criu.installation import CriuFacts
 from leasehold_worker.criu.support import CriuSupport
+from leasehold_worker.errors import OperationError
 from leasehold_worker.host.accounts import numbered_account
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
@@ -111,3 +113,5 @@ async def test_a_checkpoint_is_named_for_a_stopped_workload_alone(parts: Parts, 
     assert refusal.reason == errors_pb2.ERROR_REASON_WRONG_STATE
     assert f"w is {state}, and only a STOPPED workload starts from a checkpoint" in refusal.message
     assert not plan.already_there
+    with pytest.raises(OperationError, match="only a STOPPED workload"):
+        await parts.operations.restore("w", RestoreOperation(checkpoint_id="k-1"), Progress.unheard())

@@ -147,7 +147,12 @@ async def open_parts(
         StartError: A limit of the settings exceeds the host's, or the host has none of the named GPUs.
     """
     # Created now, because the free space of its volume is read before the first workload is started.
-    await trio.to_thread.run_sync(partial(workloads_path.mkdir, parents=True, exist_ok=True))
+    try:
+        await trio.to_thread.run_sync(partial(workloads_path.mkdir, parents=True, exist_ok=True))
+    except OSError as error:
+        raise StartError(
+            f"the directory {workloads_path} can't be made ({error.strerror}): remove what is in its place"
+        ) from error
     inventory = await trio.to_thread.run_sync(Inventory, config.gpus)
     if config.gpus and not inventory.gpus:
         raise StartError(

@@ -43,12 +43,10 @@ class StateDirectory:
             StartError: The id can't be read or written.
         """
         path = self._path / "worker_id"
-        try:
-            if not path.exists():
-                self._write(path, f"worker-{uuid.uuid4().hex[:12]}")
-        except OSError as error:
-            raise _unusable(path, error) from error
         worker_id = self._read(path)
+        if worker_id is None:
+            worker_id = f"worker-{uuid.uuid4().hex[:12]}"
+            self._keep(path, worker_id)
         if not _ID.fullmatch(worker_id):
             raise _damaged(path, "no id")
         return worker_id
@@ -69,7 +67,7 @@ class StateDirectory:
         """
         with self._epoch_lock:
             if epoch > self.last_epoch():
-                self._keep_number("epoch", epoch)
+                self._keep(self._path / "epoch", str(epoch))
 
     def enrolment(self) -> Enrolment | None:
         """The worker's own credential. None: the worker has not joined.
@@ -107,32 +105,38 @@ class StateDirectory:
             StartError: The count can't be read or written.
         """
         number = 1 + self._number("starts")
-        self._keep_number("starts", number)
+        self._keep(self._path / "starts", str(number))
         return number
 
     def _number(self, name: str) -> int:
         """The number in a file; 0 if there is none."""
         path = self._path / name
-        if not os.path.lexists(path):
+        text = self._read(path)
+        if text is None:
             return 0
-        if not (text := self._read(path)).isdecimal():
+        if not text.isdecimal():
             raise _damaged(path, "no number")
         return int(text)
 
-    def _keep_number(self, name: str, number: int) -> None:
-        path = self._path / name
+    def _keep(self, path: Path, text: str) -> None:
         try:
-            self._write(path, str(number))
+            self._write(path, text)
         except OSError as error:
             raise _unusable(path, error) from error
 
-    def _read(self, path: Path) -> str:
+    def _read(self, path: Path) -> str | None:
+        """The line in a file. None: there is no file. An unreadable file is not a missing one."""
         try:
-            return read_regular(path, TEXT_LIMIT).decode("ascii").strip()
+            text = read_regular(path, TEXT_LIMIT).decode("ascii")
+        except FileNotFoundError:
+            return None
         except UnicodeDecodeError as error:
             raise _damaged(path, "no text") from error
         except OSError as error:
             raise _unusable(path, error) from error
+        if not text.endswith("\n"):  # a number without its last digits is another number
+            raise _damaged(path, "no whole line")
+        return text.strip()
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")

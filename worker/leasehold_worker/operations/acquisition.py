@@ -117,10 +117,10 @@ class Acquisition:
         may_wait = not operation.spec.HasField("helper") and not operation.hold_id
         return lacks_gpus and may_wait and self._helpers_would_do(request.gpus)
 
-    async def from_helpers(
+    async def request_of_helpers(
         self, workload: Workload, operation: operation_pb2.RestoreOperation
-    ) -> Lease | None:
-        """Claims GPUs of preemptible workloads if only these block a restore. None: other obstacles remain.
+    ) -> GpuRequest | None:
+        """The GPUs for a restore, if it needs some of preemptible workloads. None: they can't help.
 
         A preemptible workload preempts no other.
         """
@@ -141,6 +141,10 @@ class Acquisition:
         )
         if chips or self._pool.preview(request) is not None or not self._helpers_would_do(request):
             return None
+        return request
+
+    async def from_helpers(self, workload: Workload, request: GpuRequest) -> Lease | None:
+        """Claims GPUs of preemptible workloads for a restore. None: they did not yield in time."""
         with trio.move_on_after(HELPERS_TIMEOUT_S):
             return await self._pool.claim(workload.workload_id, request)
         return None

@@ -39,6 +39,7 @@ from leasehold_worker.planning.displacement import CHILDREN_OF_MOVED
 from leasehold_worker.planning.durations import Durations, Way
 from leasehold_worker.planning.plan import Plan
 from leasehold_worker.planning.preflight import Preflight
+from leasehold_worker.planning.workload_checks import require_stopped
 from leasehold_worker.workloads import eviction
 from leasehold_worker.workloads.eviction import ladder, policy_text, resolve
 from leasehold_worker.workloads.program_start import ProgramStart
@@ -59,6 +60,16 @@ NOT_ESCALATED: Final = frozenset(
     }
 )
 """Failures that would also hit a stronger process strategy."""
+
+
+_ABOUT_GPUS: Final = frozenset(
+    {
+        errors_pb2.ERROR_REASON_NO_FREE_GPU,
+        errors_pb2.ERROR_REASON_INCOMPATIBLE_GPU,
+        errors_pb2.ERROR_REASON_INSUFFICIENT_DEVICE_MEMORY,
+    }
+)
+"""Refusals of a restore that other GPUs could end."""
 
 
 @final
@@ -309,6 +320,8 @@ class Operations:
         progress.enter("preflight")
         workload = self._workloads.get(workload_id)
         named = bool(operation.gpu_uuids or operation.pairs)
+        if operation.checkpoint_id:
+            require_stopped(workload)
         if workload.is_half_awake and not named:
             await self._keep_running.call_up(workload, progress)
             return
@@ -317,9 +330,12 @@ class Operations:
             if not self._is_settled(plan, progress):
                 await self._stop_restart.restore(plan, (), progress)
             return
-        lent = None
+        request = None
         if workload.state != SLEEPING:
-            lent = await self._acquisition.from_helpers(workload, operation)
+            request = await self._acquisition.request_of_helpers(workload, operation)
+        lent = None
+        if request is not None and _lacks_gpus(await self.preflight.restore(workload_id, operation)):
+            lent = await self._acquisition.from_helpers(workload, request)
         if lent is not None:
             await self._restore_on(lent, progress)
             return
@@ -394,6 +410,11 @@ class Operations:
         progress.warnings += plan.findings.warnings
         progress.already_there = plan.already_there
         return plan.already_there
+
+
+def _lacks_gpus(plan: Plan) -> bool:
+    """Whether nothing but GPUs is missing: helpers are suspended for no restore that is refused anyway."""
+    return all(refusal.reason in _ABOUT_GPUS for refusal in plan.findings.refusals)
 
 
 def _warn_of_children(progress: Progress) -> None:

@@ -72,6 +72,8 @@ def shorten(path: Path, limit_bytes: int) -> None:
         dropped = (found.st_size - limit_bytes // 2) // BLOCK_BYTES * BLOCK_BYTES
         if dropped > 0:
             _punch(descriptor, dropped)
+        else:  # the program has reserved blocks beyond the end, by fallocate(2)
+            os.ftruncate(descriptor, found.st_size)
 
 
 def _punch(descriptor: int, length: int) -> None:

@@ -21,9 +21,9 @@ EPILOG: Final = """\b
 Exit codes:
   0    success
   1    the operation failed or was refused
-  2    usage error: an option, a name, a pair or a configuration file is invalid
+  2    usage error: an option, a value, a pair or a configuration file is invalid
   3    no coordinator answers
-  4    the wait timed out; the command or workload continues
+  4    the wait timed out, or the worker is out of contact; the command or workload continues
   130  interrupted; the command continues
 
 LEASEHOLD_COORDINATOR names the coordinator: HOST:PORT, insecure:HOST:PORT (without TLS) or unix:PATH

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,17 @@ from leasehold_client.installation.steps import Step, do_all
 from tests.worker.unix_users import open_to_others
 
 WORKER = Service("worker", "gpus")
+
+JOIN = """
+import sys
+from pathlib import Path
+from leasehold_client.installation import steps
+from leasehold_client.installation.services import Service
+
+Service.state_directory = Path(sys.argv[2])
+steps._join(Service("worker", "nobody"), Path(sys.argv[1]), "the token\\n")
+"""
+"""In a process of its own, as `leasehold install` is: gRPC's threads of other tests survive no fork."""
 
 
 def test_the_unit_has_the_program_and_the_user() -> None:
@@ -136,20 +148,18 @@ def test_a_file_of_roots_is_written_through_no_link(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_join_has_neither_the_terminal_nor_the_variables_of_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_join_has_neither_the_terminal_nor_the_variables_of_root(tmp_path: Path) -> None:
     program, told = tmp_path / "leasehold", tmp_path / "leasehold.told"
     program.write_text(f"#!/bin/sh\n(cat; env; cut -d ' ' -f 6 /proc/self/stat) >{told}\n")
     program.chmod(0o755)
     told.touch()
     told.chmod(0o666)
     open_to_others(tmp_path)
-    service = Service("worker", "nobody")
-    monkeypatch.setattr(Service, "state_directory", tmp_path / "state" / "worker")
-    monkeypatch.setenv("A_SECRET", "of root")
-    monkeypatch.setenv("LEASEHOLD_OWN", "told")
-    steps._join(service, program, "the token\n")
+    subprocess.run(
+        [sys.executable, "-c", JOIN, program, tmp_path / "state" / "worker"],
+        env={**os.environ, "A_SECRET": "of root", "LEASEHOLD_OWN": "told"},
+        check=True,
+    )
     text = told.read_text()
     assert text.startswith("the token\n")
     assert "LEASEHOLD_OWN=told" in text

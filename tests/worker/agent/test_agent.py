@@ -527,7 +527,7 @@ def test_starts_are_counted(tmp_path: Path) -> None:
         assert [directory.count_start(), directory.count_start()] == [1, 2]
     with open_state_directory(tmp_path / "state") as directory:
         assert directory.count_start() == 3
-        (tmp_path / "state/starts").write_text("none")
+        (tmp_path / "state/starts").write_text("none\n")
         with pytest.raises(StartError, match="starts is damaged, it holds no number"):
             directory.count_start()
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
@@ -157,10 +157,12 @@ def run(steps: Sequence[Step], folder: Path, began: float, budget_s: float) -> b
 
     with ThreadPoolExecutor(PARALLEL_STEPS) as threads:
         for beside_others, neighbours in itertools.groupby(steps, lambda step: step.beside_others):
-            begun = [threads.submit(run_step, step) for step in neighbours] if beside_others else []
-            for result in (
-                (one.result() for one in as_completed(begun)) if begun else map(run_step, neighbours)
-            ):
+            if beside_others:
+                begun = [threads.submit(run_step, step) for step in neighbours]
+                results: Iterable[StepResult] = (one.result() for one in as_completed(begun))
+            else:
+                results = map(run_step, neighbours)
+            for result in results:
                 print(f"gpu_report: {result.name}: {result.result}, {result.seconds:.1f} s", flush=True)
                 report.add(result)
     report.finished = not runner.interrupted

@@ -84,7 +84,7 @@ def test_neighbours_that_may_run_at_once_do_and_no_other_step_runs_beside_them(
     assert (set(both), third, fourth) == ({"first", "second"}, "alone", "passes")
 
 
-def test_a_step_that_hangs_keeps_no_result_of_its_neighbours(mark: str, tmp_path: Path) -> None:
+def test_a_result_is_written_before_its_slower_neighbours_end(mark: str, tmp_path: Path) -> None:
     meanwhile = f"until grep -q 'quick.*passed' {tmp_path}/gpu_report.md; do sleep 0.05; done"
     slow = Step("slow", ("sh", "-c", meanwhile), 60, beside_others=True)
     quick = Step("quick", ("true",), 60, beside_others=True)

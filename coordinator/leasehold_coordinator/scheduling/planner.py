@@ -116,7 +116,8 @@ def check_named_gpus(
     if resources.gpu_count not in (0, len(gpu_uuids)):
         raise FleetError(
             errors_pb2.ERROR_REASON_INVALID_ARGUMENT,
-            f"{gpus(len(gpu_uuids))} named, and {resources.gpu_count} requested: leave out the number",
+            f"the request names {gpus(len(gpu_uuids))} and asks for {resources.gpu_count}: "
+            "leave out the number",
             field="spec.resources.gpu_count",
         )
     for candidate in candidates:

@@ -67,6 +67,7 @@ def test_no_option_shows_a_range_in_symbols() -> None:
         ["events", ""],
         ["stop", "one", ""],
         ["run", "--worker", "", "--", "true"],
+        ["run", "-f", "", "--", "true"],
         ["run", "--preempt", "", "--", "true"],
         ["cordon", "alpha/0", "--reason", ""],
         ["events", "--filter", ""],

@@ -30,7 +30,7 @@ from leasehold_worker.commands.intents import Intent, WorkloadIntent
 from leasehold_worker.commands.journal import Journal, open_journal
 from leasehold_worker.commands.journal_records import workload_record
 from leasehold_worker.commands.ledger import Entry
-from leasehold_worker.errors import OperationError
+from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import boot_id
 from leasehold_worker.leasing.gpu_selection import PoolGpu
@@ -263,3 +263,10 @@ async def test_a_stray_without_a_record_of_its_start_gets_no_gpu_by_its_environm
 ) -> None:
     async with found_stray(tmp_path, monkeypatch, start) as found:
         assert (found.name, found.lease) == ("w1", None)
+
+
+async def test_a_file_in_place_of_the_folders_of_workloads_is_named(tmp_path: Path) -> None:
+    (tmp_path / "workloads").touch()
+    with pytest.raises(StartError, match=r"workloads can't be made \(File exists\)"):
+        async with open_parts(WorkerConfig(state_dir=tmp_path), tmp_path / "workloads", lambda _: None):
+            pass

@@ -50,9 +50,11 @@ def test_exec_ends_as_its_program_ends() -> None:
 def test_exec_hands_signals_on(number: signal.Signals) -> None:
     source = (
         "import signal, sys\n"
-        f"signal.signal({int(number)}, lambda *_: sys.exit(33))\n"
+        f"waited = {{{int(number)}}}\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, waited)\n"  # a handler may run before signal.pause()
         "print('ready', flush=True)\n"
-        "signal.pause()\n"
+        "signal.sigwait(waited)\n"
+        "sys.exit(33)\n"
     )
     command = [sys.executable, "-c", CODE, "exec", "--", sys.executable, "-c", source]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -143,7 +143,7 @@ class SharedHost:
                 "--worker-listen",
                 self._worker_address,
                 "--database",
-                str(self.folder / "coordinator" / "store.sqlite3"),
+                str(self.folder / "store.sqlite3"),
                 "--load-interval",
                 str(LOAD_INTERVAL_S),
             ],

@@ -191,7 +191,7 @@ def test_parts_that_hang_are_noted(fleet: Fleet, programs: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "")
 def test_what_the_role_forbids_is_noted(tmp_path: Path, programs: Path) -> None:
-    with make_fleet(tmp_path / "fleet", is_mutual=True) as fleet:
+    with make_fleet(tmp_path, is_mutual=True) as fleet:
         fleet.start_worker("alpha")
         token = tmp_path / "bob.token"
         token.write_text(fleet.client.enrolment.create_join_token("user/bob").ticket)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # `leasehold --help` needs no gRPC
 
 DOMAIN: Final = "leasehold.dev"
 
+NO_CONNECTION: Final = "failed to connect to all addresses"
+"""How gRPC's texts about failed connections begin."""
+
 
 class LeaseholdError(Exception):
     """A request was refused or could not be made.
@@ -50,7 +53,15 @@ class LeaseholdError(Exception):
 
 
 class NoCoordinatorError(LeaseholdError):
-    """No coordinator answers at the address, or the connection to the coordinator broke."""
+    """No coordinator answers at the address, or the connection to the coordinator broke.
+
+    Attributes:
+        is_sent: Whether the request, or an earlier attempt of it, may have reached a coordinator.
+    """
+
+    def __init__(self, message: str, code: grpc.StatusCode | None = None, *, is_sent: bool = True) -> None:
+        super().__init__(message, code=code)
+        self.is_sent = is_sent
 
 
 class WaitTimeoutError(LeaseholdError):
@@ -103,12 +114,15 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
             f"no coordinator answers at {address} ({details}): start one with `leasehold coordinator`, or "
             "name another one with --coordinator or LEASEHOLD_COORDINATOR",
             code=code,
+            is_sent=not details.startswith(NO_CONNECTION),
         )
-    return LeaseholdError(
-        f"{address} answered {code.name} ({details}): check that a coordinator of this version listens "
-        "there for clients",
-        code=code,
-    )
+    remedy = "check that a coordinator of this version listens there for clients"
+    if code is StatusCode.UNIMPLEMENTED:
+        remedy = (
+            "give the address that the coordinator serves clients at (--listen), not the one for workers "
+            "(--worker-listen); or a coordinator of this version, if that one is older"
+        )
+    return LeaseholdError(f"{address} answered {code.name} ({details}): {remedy}", code=code)
 
 
 def decode_refusal(error: grpc.RpcError) -> LeaseholdError | None:

@@ -68,7 +68,8 @@ class StateFile:
                 memory = mmap.mmap(file.fileno(), size) if size == STATE_BYTES else None
         except OSError as error:
             raise NoSuchHostError(
-                f"{directory} holds no simulated host ({error.strerror}): create one first"
+                f"{directory} holds no simulated host ({error.strerror}): create one with "
+                f"`leasehold simgpu exec --dir {directory} COMMAND`"
             ) from error
         if memory is None or layout.Host.from_buffer_copy(memory).magic != layout.MAGIC:
             raise NoSuchHostError(f"{directory} holds a simulated host of another version: create a new one")

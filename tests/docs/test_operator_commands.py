@@ -45,4 +45,6 @@ def test_each_command_is_parsed(page: str) -> None:
         except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError, click.MissingParameter):
             continue  # prose names a verb alone
         except click.UsageError as error:
+            if isinstance(error.__cause__, click.MissingParameter):  # of `exec`, with a code of its own
+                continue
             pytest.fail(f"`leasehold {shlex.join(arguments)}`: {error.format_message()}")

@@ -233,7 +233,11 @@ def test_gpus_fall_ill_by_command(make_host: MakeHost, start_program: StartProgr
         (["exec", "--driver-version", "1.2", "--", "true"], 2, "has an unknown branch: choose one of 550"),
         (["exec", "--instant", "--suspend-gbps", "2", "--", "true"], 2, "--instant takes no time"),
         (["exec", "--", "/no/such/program"], 2, "cannot be started: No such file or directory"),
-        (["show", "--dir", "/no/such/host"], 1, "holds no simulated host"),
+        (
+            ["show", "--dir", "/no/such/host"],
+            1,
+            "create one with `leasehold simgpu exec --dir /no/such/host ",
+        ),
         (["show"], 2, "--dir"),
     ],
 )

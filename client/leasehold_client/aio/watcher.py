@@ -23,7 +23,7 @@ from leasehold_client.aio.reader import AsyncReader
 from leasehold_client.aio.resumed_watch import resumed_watch
 from leasehold_client.aio.retry import is_outage, is_transient, resume
 from leasehold_client.aio.workload_watch import Condition, wait_workload
-from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name
 
 
@@ -165,7 +165,10 @@ class AsyncWatcher(AsyncReader):
         Raises:
             NoCoordinatorError: The outage lasted longer.
             CommandWaitTimeoutError: The wait is over.
+            UsageError: The command has no id.
         """
+        if not command.command_id:
+            raise UsageError("the command was only checked (validate_only), so it has no end to wait for")
         deadline = CommandDeadline(command, timeout_s)
         watch = watch_command(partial(self._watch_once, command.command_id), deadline)
         async with aclosing(watch) as states:

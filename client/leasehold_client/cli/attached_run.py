@@ -11,7 +11,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, final
 
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.cli.job_command import EXIT_REFUSED, ProgramExit
+from leasehold_client.cli.job_command import ProgramExit
+from leasehold_client.cli.program_command import EXIT_REFUSED
 from leasehold_client.display import standard_output
 from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError

@@ -12,7 +12,7 @@ from leasehold_client.arguments.cordon_targets import CordonTarget, find_targets
 from leasehold_client.arguments.selectors import label_filter
 from leasehold_client.cli.caller import caller
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_targets
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.terminal_text import echo_error
@@ -96,7 +96,8 @@ def _find(client: Client, names: Sequence[str], selector: str, *, is_all: bool) 
     if bool(names) == is_search:
         raise UsageError("name either a GPU or a worker, or choose workers by -l or --all")
     if not is_search:
-        return find_targets(names, client.workers(), known_gpus(client))
+        with gpus_to_name(client) as gpus:
+            return find_targets(names, client.workers(), gpus)
     workers = client.workers(filter=label_filter(selector))
     if not workers:
         echo_error("leasehold: no worker matches, so nothing was done")

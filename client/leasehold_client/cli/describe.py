@@ -55,7 +55,7 @@ def describe(client: Client, kind: Kind, names: Sequence[str]) -> None:
 
 def _describe(client: Client, plural: str, name: str) -> None:
     from leasehold_client.cli.listing import targets_of
-    from leasehold_client.cli.lookups import gpus_if_known, known_checkpoints, known_gpus, worker_names
+    from leasehold_client.cli.lookups import gpus_if_known, gpus_to_name, known_checkpoints, worker_names
     from leasehold_client.display import descriptions, fleet_tables
 
     match plural:
@@ -69,8 +69,8 @@ def _describe(client: Client, plural: str, name: str) -> None:
             _section("Workloads", columns, client.workloads(filter=of_worker))
             _records(client, of_worker, f"worker = {quoted(worker.worker_id)}")
         case "gpus":
-            gpus = known_gpus(client)
-            uuid = resolve_gpu(name, gpus)
+            with gpus_to_name(client) as gpus:
+                uuid = resolve_gpu(name, gpus)
             [gpu] = [one for one in gpus if one.gpu.uuid == uuid][:1]
             descriptions.describe_gpu(gpu).echo()
         case "workloads":

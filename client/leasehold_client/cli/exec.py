@@ -18,7 +18,8 @@ from leasehold_client import interrupts
 from leasehold_client.cli.eviction_options import Eviction, adoption_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED, error_line
-from leasehold_client.cli.parameter_types import Number, Seconds, refuse_empty
+from leasehold_client.cli.parameter_types import Number, Seconds
+from leasehold_client.cli.program_command import EXIT_REFUSED, ProgramCommand
 from leasehold_client.cli.resource_options import helper_options, resource_options
 from leasehold_client.cli.verb import YEAR_S
 from leasehold_client.config import SOCKET_VARIABLE
@@ -28,7 +29,6 @@ from leasehold_client.errors import LeaseholdError
 if TYPE_CHECKING:
     from leasehold.v1.workload_pb2 import HelperTerms, Resources
 
-EXIT_REFUSED: Final = 125
 EXIT_CANNOT_RUN: Final = 126
 EXIT_NOT_FOUND: Final = 127
 """Exit codes of env(1) and similar programs. Codes below 125 are the command's own."""
@@ -50,6 +50,7 @@ socket_option = click.option(
 
 @click.command(
     "exec",
+    cls=ProgramCommand,
     context_settings={"allow_interspersed_args": False},
     epilog=examples(
         "leasehold exec -- python train.py",
@@ -96,7 +97,6 @@ def exec_command(
     Exit codes below 125 are the command's. 125: refused by Leasehold; 126: the command is not executable;
     127: the command was not found; 130: interrupted during the wait.
     """
-    refuse_empty(click.get_current_context())
     program = _find(arguments[0])
     from leasehold.local.v1 import local_service_pb2
     from leasehold.local.v1.local_service_pb2 import ClaimOpen, ClaimRequest

@@ -29,7 +29,9 @@ def fail(error: LeaseholdError) -> NoReturn:
             sys.exit(EXIT_NO_COORDINATOR)
         case WaitTimeoutError():
             sys.exit(EXIT_WAIT_TIMEOUT)
-        case UsageError() | LeaseholdError(reason="INVALID_ARGUMENT"):
+        case UsageError():
+            sys.exit(EXIT_USAGE)
+        case LeaseholdError(code=code) if code is not None and code.name == "INVALID_ARGUMENT":
             sys.exit(EXIT_USAGE)
         case _:
             sys.exit(EXIT_FAILED)

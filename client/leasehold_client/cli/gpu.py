@@ -10,7 +10,7 @@ import click
 
 from leasehold_client.arguments.cordon_targets import find_targets
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_gpus
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.standard_output import echo
@@ -47,6 +47,7 @@ def reset_health(client: Client, names: Sequence[str], options: CommandOptions) 
     """
     from leasehold_client.cli.conclusion import conclude_targets
 
-    found = find_targets(names, (), known_gpus(client))
+    with gpus_to_name(client) as gpus:
+        found = find_targets(names, (), gpus)
     create = partial(client.reset_gpu_health, timeout_s=options.timeout_s)
     conclude_targets(client, found, create, options)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import click
 from click.core import ParameterSource
 
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
-from leasehold_client.cli.parameter_types import refuse_empty
+from leasehold_client.cli.program_command import EXIT_REFUSED, ProgramCommand
 from leasehold_client.errors import UsageError
-
-EXIT_REFUSED: Final = 125
-"""Leasehold itself failed, as for `leasehold exec`, docker and env(1)."""
 
 
 @final
@@ -22,15 +19,17 @@ class ProgramExit(SystemExit):
 
 
 @final
-class JobCommand(click.Command):
+class JobCommand(ProgramCommand):
     """A command that names the job file in errors about its values, and keeps the codes of programs apart."""
+
+    def passes_code(self, args: Sequence[str]) -> bool:
+        """Whether --attach is given."""
+        return "--attach" in args[: args.index("--") if "--" in args else len(args)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the options. A value of the job file counts where an option is missing."""
         try:
-            rest = super().parse_args(ctx, args)
-            refuse_empty(ctx)
-            return rest
+            return super().parse_args(ctx, args)
         except click.BadParameter as error:
             name = error.param.name if error.param is not None else None
             if name is None or ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:

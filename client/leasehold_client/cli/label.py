@@ -101,15 +101,17 @@ def changed(texts: Mapping[str, str], changes: Sequence[str]) -> dict[str, str]:
     """The labels or annotations after some changes.
 
     Raises:
-        UsageError: A change is neither KEY=VALUE nor KEY-.
+        UsageError: A change is neither KEY=VALUE nor KEY-, or a key has two changes.
     """
-    result = dict(texts)
+    values: dict[str, str | None] = {}
     for change in changes:
         key, has_value, value = change.partition("=")
         if has_value and key:
-            result[key] = value
+            new = value
         elif not has_value and len(change) > 1 and change.endswith("-"):
-            result.pop(change[:-1], None)
+            key, new = change[:-1], None
         else:
             raise UsageError(f"invalid change {change!r}: write KEY=VALUE to set it, or KEY- to remove it")
-    return result
+        if values.setdefault(key, new) != new:
+            raise UsageError(f"the key {key!r} has two changes: give one")
+    return {key: value for key, value in {**texts, **values}.items() if value is not None}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold.v1.checkpoint_pb2 import Checkpoint
@@ -26,14 +27,31 @@ def known_gpus(client: Client, filter_text: str = "", order_by: str = "") -> lis
         order_by: How to sort them, likewise.
     """
     listed = client.list_gpus(filter=filter_text, order_by=order_by)
-    if listed.unreachable:
+    _warn_of_unknown_gpus(client, listed.unreachable)
+    return list(listed.gpus)
+
+
+@contextmanager
+def gpus_to_name(client: Client) -> Iterator[list[FleetGpu]]:
+    """The known GPUs, for a context that resolves names of GPUs.
+
+    If a name does not resolve, it warns about workers whose GPUs are unknown.
+    """
+    listed = client.list_gpus()
+    try:
+        yield list(listed.gpus)
+    except UsageError:
+        _warn_of_unknown_gpus(client, listed.unreachable)
+        raise
+
+
+def _warn_of_unknown_gpus(client: Client, silent: Sequence[str]) -> None:
+    if silent:
         names = worker_names(client)
-        silent = ", ".join(names.get(one, one) for one in listed.unreachable)
         echo_error(
             "leasehold: warning: these workers have not reported since the coordinator started, so their "
-            f"GPUs are unknown: {silent}"
+            f"GPUs are unknown: {', '.join(names.get(one, one) for one in silent)}"
         )
-    return list(listed.gpus)
 
 
 def known_checkpoints(client: Client, workload: str = "", filter_text: str = "") -> list[Checkpoint]:

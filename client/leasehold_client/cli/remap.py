@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_gpus, complete_running
 from leasehold_client.cli.verb import (
     CommandOptions,
@@ -67,9 +67,9 @@ def remap(
     from leasehold_client.cli.conclusion import conclude, conclude_plan
 
     check_options(workloads, pairs, to, swap=swap)
-    gpus = known_gpus(client)
-    moves = find_moves(client, workloads, gpus, pairs=pairs, to=to, swap=swap)
-    check_hosts(moves, workloads, gpus)
+    with gpus_to_name(client) as gpus:
+        moves = find_moves(client, workloads, gpus, pairs=pairs, to=to, swap=swap)
+        check_hosts(moves, workloads, gpus)
     names = ", ".join(workloads)
     if dry_run:
         plan = client.plan_remap(moves, lock_timeout_s=lock_timeout_s)

@@ -10,7 +10,7 @@ import click
 
 from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_gpus, complete_parked
 from leasehold_client.cli.selection import Selection, selection_options
 from leasehold_client.cli.verb import (
@@ -82,9 +82,9 @@ def restore(
         raise UsageError("--to, --checkpoint, --hold and --preempt are for one workload: name one")
     uuids: list[str] = []
     if to is not None:
-        gpus = known_gpus(client)
-        uuids = resolve_list(to, gpus)
-        check_host(client.workload(chosen[0][1]), chosen[0][0], uuids, gpus)
+        with gpus_to_name(client) as gpus:
+            uuids = resolve_list(to, gpus)
+            check_host(client.workload(chosen[0][1]), chosen[0][0], uuids, gpus)
     if dry_run and preempt:
         raise UsageError("--dry-run and --preempt exclude each other: plan each suspend and the restore")
     if dry_run and chosen:

@@ -13,7 +13,7 @@ from leasehold_client.arguments.gpu_names import resolve_list
 from leasehold_client.cli.eviction_options import Eviction, eviction_options
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.job_command import JobCommand, use_job_file
-from leasehold_client.cli.lookups import known_gpus
+from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_gpus, complete_workers
 from leasehold_client.cli.parameter_types import Number
 from leasehold_client.cli.resource_options import helper_options, resource_options
@@ -164,7 +164,7 @@ def run(
         raise UsageError("--rm needs --attach, since nobody else waits for the end of the workload")
     spec = WorkloadSpec(
         arguments=arguments,
-        environment=dict(_assignment(text, "variable", "NAME=VALUE") for text in environment),
+        environment=_assignments(environment, "variable", "NAME=VALUE"),
         secret_environment=secret_variables(secrets),
         working_directory=workdir,
         resources=resources,
@@ -174,15 +174,18 @@ def run(
         hooks=eviction.hooks,
         keep_checkpoints=eviction.keep_checkpoints,
     )
-    uuids = resolve_list(",".join(gpu_names), known_gpus(client)) if gpu_names else []
+    uuids: list[str] = []
+    if gpu_names:
+        with gpus_to_name(client) as gpus:
+            uuids = resolve_list(",".join(gpu_names), gpus)
     workload, command = client.run(
         spec,
         name=name,
         worker=worker,
         gpu_uuids=uuids,
         checkpoint_id=eviction.checkpoint_id,
-        labels=dict(_assignment(text, "label", "KEY=VALUE") for text in labels),
-        annotations=dict(_assignment(text, "annotation", "KEY=VALUE") for text in annotations),
+        labels=_assignments(labels, "label", "KEY=VALUE"),
+        annotations=_assignments(annotations, "annotation", "KEY=VALUE"),
         hold_id=hold_id,
         preempt=workload_list(preempt),
         timeout_s=options.timeout_s,
@@ -205,8 +208,12 @@ def run(
         conclude_ready(client, workload, options)
 
 
-def _assignment(text: str, kind: str, form: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"invalid {kind} {text!r}: write {form}")
-    return name, value
+def _assignments(texts: Sequence[str], kind: str, form: str) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"invalid {kind} {text!r}: write {form}")
+        if values.setdefault(name, value) != value:
+            raise UsageError(f"the {kind} {name!r} has two values: give one")
+    return values

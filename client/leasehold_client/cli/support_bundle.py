@@ -67,6 +67,9 @@ def _write(
     if not dry_run:
         if os.path.lexists(file):
             raise UsageError(f"{file} exists, and is kept: name a new file")
+        if not os.access(file.parent, os.W_OK):
+            why = "may not be written by this user" if file.parent.is_dir() else "is no directory"
+            raise UsageError(f"{file} can't be written: {file.parent} {why}; name another file")
         if not yes and not sys.stdin.isatty():
             raise UsageError("there is no terminal to ask whether to write: give --yes, or --dry-run")
     bundle = collect([*host_parts(timeout_s), *fleet_parts(coordinator, context)], timeout_s)

@@ -245,6 +245,8 @@ def call_error(error: grpc.RpcError, address: str, certificate: Path | None) -> 
 
 def maybe_stored(error: NoCoordinatorError) -> NoCoordinatorError:
     """The error of a creating call without an answer."""
+    if not error.is_sent:
+        return error
     return NoCoordinatorError(
         f"{error.message}; the command may have been stored: `leasehold get commands` shows it",
         code=error.code,

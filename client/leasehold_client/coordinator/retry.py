@@ -73,10 +73,13 @@ def repeat(
     """
     began = time.monotonic()
     failures = 0
+    is_sent = False
     while True:
         try:
             return call()
         except LeaseholdError as error:
+            if isinstance(error, NoCoordinatorError):
+                is_sent = error.is_sent = is_sent or error.is_sent
             if not is_transient(error):
                 raise
             wait_s = back_off_s(error, failures)

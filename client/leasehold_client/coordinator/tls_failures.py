@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold_client.config import INSECURE_SCHEME, UNIX_SCHEME
-
-_NO_CONNECTION: Final = "failed to connect to all addresses"
-"""How gRPC's texts about failed connections begin."""
+from leasehold_client.errors import NO_CONNECTION
 
 _OTHER_AUTHORITY: Final = (
     "its certificate is not from the authority in ca.pem: another coordinator listens there, or its keys "
@@ -47,7 +45,7 @@ def explain(details: str, address: str) -> str | None:
     Returns:
         What happened, why, and what to do. None: the text is about something else.
     """
-    if not details.startswith(_NO_CONNECTION):
+    if not details.startswith(NO_CONNECTION):
         return None  # a coordinator answered, perhaps with a text of its own
     for text, cause in _CAUSES.items():
         if text in details:
@@ -79,7 +77,7 @@ def explain_closed(details: str, address: str, certificate: Path | None) -> str 
     Returns:
         What happened, why, and what to do. None: the text is about something else.
     """
-    if not details.startswith(_NO_CONNECTION) or not any(text in details for text in _CLOSED):
+    if not details.startswith(NO_CONNECTION) or not any(text in details for text in _CLOSED):
         return None
     if address.startswith(UNIX_SCHEME):
         return None

@@ -24,7 +24,7 @@ from leasehold_client.coordinator.reader import Reader
 from leasehold_client.coordinator.resumed_watch import resumed_watch
 from leasehold_client.coordinator.retry import is_outage, is_transient, resume
 from leasehold_client.coordinator.workload_watch import Condition, wait_workload
-from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import CommandFailedError, LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_client.messages import command_state, operation_name, reason_name
 
 
@@ -162,7 +162,10 @@ class Watcher(Reader):
         Raises:
             NoCoordinatorError: The outage lasted longer.
             CommandWaitTimeoutError: The wait is over.
+            UsageError: The command has no id.
         """
+        if not command.command_id:
+            raise UsageError("the command was only checked (validate_only), so it has no end to wait for")
         deadline = CommandDeadline(command, timeout_s)
         watch = watch_command(partial(self._watch_once, command.command_id), deadline)
         with closing(watch) as states:

@@ -2,6 +2,7 @@
 
 import grp
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -184,12 +185,18 @@ class LocalWorker:
         except LeaseholdError as closed:
             return closed
         call = cast("grpc.Call", error)
-        why = call.details() if self.path.exists() else "no such socket"
         return NoWorkerError(
-            f"no worker answers at {self.path} ({why}): start `leasehold worker`, or name its "
-            f"socket with --socket or {SOCKET_VARIABLE}",
+            f"no worker answers at {self.path} ({self._problem() or call.details()}): start `leasehold "
+            f"worker`, or name its socket with --socket or {SOCKET_VARIABLE}",
             code=call.code(),
         )
+
+    def _problem(self) -> str:
+        """Why nobody can answer at the path. Empty: somebody may."""
+        try:
+            return "" if stat.S_ISSOCK(self.path.stat().st_mode) else "not a socket"
+        except OSError:
+            return "no such socket"
 
 
 @final

@@ -12,6 +12,7 @@ from leasehold_coordinator.commands.targets import find_hold_worker, find_preemp
 from leasehold_coordinator.core.operation_rules import check_preempt
 from leasehold_coordinator.errors import invalid
 from leasehold_coordinator.fleet.fleet_reader import FleetReader
+from leasehold_coordinator.scheduling.candidates import least_gpus
 
 
 @final
@@ -35,10 +36,14 @@ async def find_room(fleet: FleetReader, request: CreateWorkloadRequest) -> Room:
 
     Raises:
         FleetError: UNKNOWN_HOLD, UNKNOWN_WORKLOAD, WRONG_STATE or WORKER_UNAVAILABLE; INVALID_ARGUMENT if
-            they are on another worker than the request names.
+            they are on another worker than the request names, or it takes no GPU.
     """
     check_preempt("preempt", request.preempt, request.hold_id)
     preempted = await find_preempted(fleet, "preempt", request.preempt)
+    if preempted and not request.gpu_uuids and not least_gpus(request.spec.resources):
+        raise invalid(
+            "preempt", "a workload without GPUs needs none of others: ask for GPUs, or leave it out"
+        )
     if not preempted and not request.hold_id:
         return Room()
     worker_id = preempted[0].worker_id if preempted else await find_hold_worker(fleet, request.hold_id)

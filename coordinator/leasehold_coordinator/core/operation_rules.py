@@ -280,7 +280,8 @@ def check_state(workload: Workload, operation: Operation) -> None:
             if wake.checkpoint_id:
                 _require(workload, frozenset({STOPPED}), "started from a checkpoint")
             moves = bool(wake.gpu_uuids or wake.pairs)
-            _require(workload, WAKEABLE if moves else WAKEABLE | {RUNNING}, "restored")
+            remedy = "; move it with `leasehold remap`" if workload.status.state == RUNNING else ""
+            _require(workload, WAKEABLE if moves else WAKEABLE | {RUNNING}, "restored", remedy)
         case "remap":
             _require(workload, frozenset({RUNNING}), "remapped")
         case "checkpoint":
@@ -331,10 +332,12 @@ _REMEDIES: Final = {
 """Remedies for a workload in a state that allows few operations."""
 
 
-def _require(workload: Workload, states: frozenset[WorkloadState.ValueType], verb: str) -> None:
+def _require(
+    workload: Workload, states: frozenset[WorkloadState.ValueType], verb: str, remedy: str = ""
+) -> None:
     if workload.status.state not in states:
         wanted = " or ".join(sorted(state_name(state) for state in states))
-        remedy = _REMEDIES.get(workload.status.state, "")
+        remedy = remedy or _REMEDIES.get(workload.status.state, "")
         raise FleetError(
             ERROR_REASON_WRONG_STATE,
             f"workload {workload.name} is {state_name(workload.status.state)}: "

@@ -136,15 +136,16 @@ def open_file(path: Path) -> StoreFile:
     with ExitStack() as undone:
         lock = undone.enter_context(_take_file(path))
         path = path.resolve()
+        try:
+            number = _last_commit(path)
+        except sqlite3.Error as error:  # before any change: it may be a file of something else
+            raise unusable(path, str(error)) from error
+        _hide(path, lock.fileno())
         beside = path.with_name(f"{path.name}-seal")
         try:
             seal = undone.enter_context(closing(CommitSeal(beside)))
         except OSError as error:
             raise unusable(beside, error.strerror) from error
-        try:
-            number = _last_commit(path)
-        except sqlite3.Error as error:
-            raise unusable(path, str(error)) from error
         if number < seal.number:
             raise StartError(
                 f"the store {path} has lost commits: it ends at number {number}, and {beside.name} at "
@@ -178,7 +179,7 @@ def _last_commit(path: Path) -> int:
 
 
 def _take_file(path: Path) -> IO[bytes]:
-    """Locks the file of a store for this process, and makes the file unreadable for other users.
+    """Locks the file of a store for this process. A new file is unreadable for other users.
 
     The lock is on the file itself, not on its name: two coordinators on one store would give out the same
     epochs. The lock is flock(2), which is independent of SQLite's own locks. The file must be closed last,
@@ -198,10 +199,6 @@ def _take_file(path: Path) -> IO[bytes]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _check_file(path, os.fstat(descriptor))
-        os.fchmod(descriptor, 0o600)
-        for suffix in ("-wal", "-shm"):  # an older release left both readable
-            with suppress(FileNotFoundError):
-                Path(f"{path.resolve()}{suffix}").chmod(0o600)
     except BlockingIOError:
         file.close()
         raise unusable(path, IN_USE) from None
@@ -212,6 +209,21 @@ def _take_file(path: Path) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def _hide(path: Path, descriptor: int) -> None:
+    """Makes the files of a store unreadable for other users.
+
+    Raises:
+        StartError: It failed.
+    """
+    try:
+        os.fchmod(descriptor, 0o600)
+        for suffix in ("-wal", "-shm"):  # an older release left both readable
+            with suppress(FileNotFoundError):
+                Path(f"{path}{suffix}").chmod(0o600)
+    except OSError as error:
+        raise unusable(path, error.strerror) from error
 
 
 def _check_folder(folder: Path) -> None:

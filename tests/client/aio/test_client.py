@@ -133,8 +133,9 @@ def test_a_coordinator_that_is_away_is_an_error_with_a_remedy() -> None:
         async with AsyncClient("127.0.0.1:1") as client:
             await client.suspend("one")
 
-    with pytest.raises(NoCoordinatorError, match="may have been stored"):
+    with pytest.raises(NoCoordinatorError, match="start one with `leasehold coordinator`") as away:
         asyncio.run(main())
+    assert not away.value.is_sent
 
 
 def test_a_watch_resumes_after_its_last_response(scripted: ScriptedCoordinator) -> None:

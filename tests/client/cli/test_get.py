@@ -132,6 +132,21 @@ def test_workers_that_have_not_reported_are_named(
     assert "so their GPUs are unknown: gamma" in done.stderr
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("alpha/0", False), ("nowhere/0", True)])
+def test_workers_that_have_not_reported_matter_to_a_name_that_is_not_found(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, name: str, is_told: bool
+) -> None:
+    scripted.answers["ListGpus"] = lambda request, context: fleet_service_pb2.ListGpusResponse(
+        gpus=GPUS, unreachable=["w-9"]
+    )
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
+        workers=[Worker(worker_id="w-9", name="gamma")]
+    )
+    done = leasehold("describe", "gpu", name)
+    assert done.code == (2 if is_told else 0)
+    assert ("so their GPUs are unknown: gamma" in done.stderr) is is_told
+
+
 def test_filter_and_order_are_sent(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:
     asked: dict[str, tuple[str, str]] = {}
 

@@ -77,3 +77,9 @@ def test_a_workload_that_always_changes_is_left_alone(
 def test_a_change_is_key_value_or_key_and_a_dash(change: str) -> None:
     with pytest.raises(UsageError, match="write KEY=VALUE"):
         changed({}, [change])
+
+
+@pytest.mark.parametrize("changes", [["a=1", "a=2"], ["a=1", "a-"]])
+def test_two_changes_of_a_key_are_refused(changes: list[str]) -> None:
+    with pytest.raises(UsageError, match="the key 'a' has two changes: give one"):
+        changed({}, changes)

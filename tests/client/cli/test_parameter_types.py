@@ -81,5 +81,28 @@ def test_no_option_shows_a_range_in_symbols() -> None:
 def test_a_value_that_is_empty_is_refused(bare_leasehold: CommandLine, line: list[str]) -> None:
     """As "$NAME" is without the variable: a search for nothing would find all."""
     done = bare_leasehold(*line)
-    assert (done.code, done.stdout) == (2, "")
+    assert (done.code, done.stdout) == (125 if line[0] == "exec" else 2, "")
     assert "the value is empty: give one, or leave it out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["exec", "--gpus", "many", "--", "true"],
+        ["exec"],
+        ["run", "--gpus", "many", "--attach", "--", "true"],
+        ["run", "--attach"],
+        ["run", "--attach", "-f", "/no/such/job.toml", "--", "true"],
+        ["run", "--attach", "--nmae", "one", "--", "true"],
+    ],
+    ids=" ".join,
+)
+def test_a_usage_error_has_no_code_of_a_program(bare_leasehold: CommandLine, line: list[str]) -> None:
+    assert bare_leasehold(*line).code == 125
+    assert bare_leasehold(*[one for one in line if one != "--attach"]).code == (
+        125 if line[0] == "exec" else 2
+    )
+
+
+def test_an_option_of_the_program_is_none_of_run(bare_leasehold: CommandLine) -> None:
+    assert bare_leasehold("run", "--gpus", "many", "--", "prog", "--attach").code == 2

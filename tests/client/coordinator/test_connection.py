@@ -6,8 +6,10 @@ from typing import Any
 import grpc
 import pytest
 from leasehold.v1 import command_pb2, fleet_service_pb2, worker_pb2, workload_service_pb2
+from leasehold.v1.command_pb2 import Command
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
-from leasehold_client.coordinator import retry as resuming
+from leasehold_client.coordinator import retry
+from leasehold_client.errors import UsageError
 
 from tests.channels import server_credentials
 from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
@@ -48,10 +50,29 @@ def test_a_refusal_is_not_asked_for_again(scripted: ScriptedCoordinator) -> None
     assert len(scripted.requests) == 1
 
 
-def test_a_coordinator_that_stays_away_may_have_stored_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "REPEAT_LIMIT_S", 0.0)
-    with Client("127.0.0.1:1") as client, pytest.raises(NoCoordinatorError, match="may have been stored"):
+@pytest.mark.usefixtures("short_outages")
+def test_a_coordinator_that_goes_away_may_have_stored_it(scripted: ScriptedCoordinator) -> None:
+    scripted.answers["SuspendWorkload"] = lambda request, context: context.abort(
+        grpc.StatusCode.UNAVAILABLE, "the connection broke"
+    )
+    with Client(scripted.address) as client, pytest.raises(NoCoordinatorError) as gone:
         client.suspend("one")
+    assert gone.value.is_sent
+    assert "the command may have been stored: `leasehold get commands` shows it" in gone.value.message
+
+
+@pytest.mark.usefixtures("short_outages")
+def test_a_coordinator_that_never_answered_has_stored_nothing() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(NoCoordinatorError) as away:
+        client.suspend("one")
+    assert not away.value.is_sent
+    assert "stored" not in away.value.message
+
+
+def test_a_command_that_was_only_checked_is_not_waited_for(scripted: ScriptedCoordinator) -> None:
+    with Client(scripted.address) as client, pytest.raises(UsageError, match="only checked"):
+        client.wait(Command())
+    assert not scripted.requests
 
 
 def test_a_call_that_there_is_no_room_for_is_made_again_when_the_coordinator_says(
@@ -85,7 +106,7 @@ def test_a_page_that_there_is_no_room_for_is_asked_for_again(scripted: ScriptedC
 def test_a_coordinator_that_stays_full_is_a_refusal(
     scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resuming, "BUSY_LIMIT_S", 0.3)
+    monkeypatch.setattr(retry, "BUSY_LIMIT_S", 0.3)
     scripted.answers["SuspendWorkload"] = lambda request, context: refuse_for_now(context)
     with Client(scripted.address) as client, pytest.raises(LeaseholdError, match="full") as error:
         client.suspend("one")

@@ -67,3 +67,15 @@ def test_a_stream_that_was_long_quiet_has_the_whole_limit(monkeypatch: pytest.Mo
         yield number
 
     assert list(resume(quiet)) == [4]
+
+
+@pytest.mark.parametrize("sent", [[False, False], [True, False], [False, True]])
+def test_one_attempt_that_was_sent_counts_for_all(sent: list[bool]) -> None:
+    attempts = iter(sent)
+
+    def call() -> str:
+        raise NoCoordinatorError("away", is_sent=next(attempts, sent[-1]))
+
+    with pytest.raises(NoCoordinatorError) as last:
+        retry.repeat(call)
+    assert last.value.is_sent is any(sent)

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from leasehold_client.local.worker import LocalWorker, NoWorkerError
 
 AS_ANOTHER_USER = """
 import importlib, os, pkgutil, sys
@@ -98,3 +99,10 @@ def test_a_program_is_told_that_the_socket_is_closed(path: Path) -> None:
         timeout=60,
     )
     assert f"may not use the worker's socket {path}, which belongs to group " in done.stderr
+
+
+@pytest.mark.parametrize(("name", "what"), [("", "not a socket"), ("none", "no such socket")])
+def test_a_path_that_is_no_socket_is_told(tmp_path: Path, name: str, what: str) -> None:
+    with LocalWorker(tmp_path / name) as worker, pytest.raises(NoWorkerError) as error:
+        worker.list()
+    assert error.value.message.startswith(f"no worker answers at {tmp_path / name} ({what}): start ")

@@ -123,6 +123,8 @@ def test_states_allow_operations(operation: Operation, allowed: set[WorkloadStat
         assert f"workload one is {name}" in error.value.message
         if operation.HasField("release") and state in PARKED:
             assert "restore it first" in error.value.message
+        if operation.HasField("restore") and state == RUNNING and not operation.restore.checkpoint_id:
+            assert error.value.message.endswith("can be restored; move it with `leasehold remap`")
 
 
 @pytest.mark.parametrize(

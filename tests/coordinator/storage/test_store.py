@@ -444,6 +444,17 @@ def test_a_store_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> None:
             Store.open(path)
 
 
+def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.toml"
+    file.write_text("# not a database, but long enough to be read as one: " + "x" * 1000)
+    file.chmod(0o644)
+    before = file.stat()
+    with pytest.raises(StartError, match="file is not a database"):
+        Store.open(str(file))
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    assert (file.stat().st_mode, file.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
 @pytest.mark.parametrize(
     ("table", "is_large", "index"),
     [

@@ -431,6 +431,8 @@ def test_users_preempt_what_its_owner_made_preemptible(scene: Scene) -> None:
     spec = WorkloadSpec(arguments=["true"], resources=Resources(), helper=HelperTerms())
     helper = scene.run(scene.ann, spec=spec)
     asked = CreateWorkloadRequest(spec=SECRETS, preempt=[helper.name])
+    in_vain = CreateWorkloadRequest(spec=spec, preempt=[helper.name])
+    assert reason_of(lambda: scene.ben.workloads.CreateWorkload(in_vain)) == "INVALID_ARGUMENT"
     created = scene.ben.workloads.CreateWorkload(asked)
     assert set(created.command.owners) == {identity(ANN), identity(BEN)}
     seen = scene.ann.commands.GetCommand(GetCommandRequest(command_id=created.command.command_id))

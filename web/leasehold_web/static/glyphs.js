@@ -31,6 +31,10 @@ const SHAPES = {
   ready: check, refused: cross,
 };
 
+const drawn = new Map(); // by state: a copy is made faster than a drawing
+
 export function glyph(state) {
-  return svg("0 0 14 14", SHAPES[state] ?? question, { class: `glyph g-${state}` });
+  if (!(state in SHAPES)) return svg("0 0 14 14", question, { class: `glyph g-${state}` });
+  if (!drawn.has(state)) drawn.set(state, svg("0 0 14 14", SHAPES[state], { class: `glyph g-${state}` }));
+  return drawn.get(state).cloneNode(true);
 }

@@ -20,7 +20,9 @@ from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
-from leasehold_web import feed, listeners, sessions
+from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest, ListWorkloadsResponse
+from leasehold_coordinator.lists.filter_expression import parse_filter, restrictions
+from leasehold_web import feed, listeners, sessions, tables
 from leasehold_web.documents import document, gpu_row
 from leasehold_web.entries import Api, Entry, LoginRefusedError
 from leasehold_web.feed import Feed, Feeds
@@ -346,3 +348,21 @@ def test_a_watch_that_fails_ends_its_streams_and_begins_again(monkeypatch: Any, 
 
     asyncio.run(asyncio.wait_for(story(), 30))
     assert "the watches of a page have failed" in caplog.text
+
+
+def test_the_filters_of_a_table_fit_the_bounds_of_filters() -> None:
+    asked: list[str] = []
+
+    class Workloads:
+        async def ListWorkloads(self, request: ListWorkloadsRequest, **call: Any) -> ListWorkloadsResponse:
+            expression = parse_filter(request.filter)
+            assert expression is not None
+            found = [restriction.value for restriction in restrictions(expression)]
+            asked.extend(found)
+            return ListWorkloadsResponse(workloads=[Workload(workload_id=one, name="n") for one in found])
+
+    ids = [f"{number:0128}" for number in range(tables.PAGE_SIZE)]
+    workloads: Any = Workloads()
+    api = Api(*[workloads] * len(Api._fields))
+    assert asyncio.run(tables._workload_names(api, ids)) == dict.fromkeys(ids, "n")
+    assert asked == ids

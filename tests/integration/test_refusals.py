@@ -188,6 +188,13 @@ def test_a_port_in_use(empty_fleet: Fleet, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_port_of_workers_is_told(empty_fleet: Fleet) -> None:
+    done = empty_fleet.cli("get", "workers", "--coordinator", empty_fleet.worker_address, code=1)
+    assert "UNIMPLEMENTED" in done.stderr
+    assert "give the address that the coordinator serves clients at (--listen)" in done.stderr
+
+
+@pytest.mark.long
 def test_a_host_that_nobody_listens_on_keeps_the_worker_trying(tmp_path: Path) -> None:
     """With local tokens: the worker is started before there is a coordinator that could enrol it."""
     with socket.socket() as probe:

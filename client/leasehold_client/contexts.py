@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from leasehold_client.config import (
     COORDINATOR_VARIABLE,
@@ -32,6 +32,10 @@ CONTEXT_VARIABLE: Final = "LEASEHOLD_CONTEXT"
 
 FILE: Final = "contexts.json"
 LOCK_FILE: Final = "contexts.lock"
+LOCK_TIMEOUT_S: Final = 20.0
+"""How long the lock is waited for. A renewal, which calls the coordinator, holds it for 10 s at most."""
+
+LOCK_INTERVAL_S: Final = 0.05
 MODE: Final = 0o600
 SIZE_LIMIT_BYTES: Final = 4_000_000
 CONTEXT_LIMIT: Final = 100
@@ -211,12 +215,32 @@ def locked_contexts() -> Iterator[Callable[[Contexts], None]]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(folder / LOCK_FILE, flags, MODE), "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take(lock, folder / LOCK_FILE)
             yield lambda contexts: _write(folder / FILE, contexts)
     except OSError as error:
         raise UsageError(
             f"the contexts in {folder} can't be written: {error.strerror}; make it a directory of yours"
         ) from error
+
+
+def _take(lock: BinaryIO, path: Path) -> None:
+    """Takes the lock.
+
+    Raises:
+        UsageError: Another program holds it for longer than a renewal takes, such as a stopped one.
+    """
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"another program has held {path} for {LOCK_TIMEOUT_S:g} s: continue or end it "
+                    "(`fuser` names it), and try again"
+                ) from None
+        time.sleep(LOCK_INTERVAL_S)
 
 
 def _write(path: Path, contexts: Contexts) -> None:

@@ -67,20 +67,20 @@ class CallerChannel:
                 malformed, an argument of the client is invalid, or the client is closed.
         """
         async with self._lock:
-            if self._is_closed:
-                raise UsageError(CLOSED)
+            self._require_open()
             if not self._channels:
-                self._channels.append(await self._open())
+                await self._keep(await self._open())
             elif self._context is not None:
                 context = await asyncio.to_thread(self._context.present)
                 if context is not self._opened:
-                    self._channels.append(await self._open_to(self.address, context_credentials(context)))
+                    await self._keep(await self._open_to(self.address, context_credentials(context)))
                     self._opened = context
         headers = []
         if self._token is not None:
             headers.append(("authorization", f"Bearer {await asyncio.to_thread(self._token)}"))
         if self._on_behalf_of:
             headers.append((ON_BEHALF_OF_KEY, self._on_behalf_of))
+        self._require_open()
         return self.current, tuple(headers)
 
     async def close(self) -> None:
@@ -89,6 +89,17 @@ class CallerChannel:
         for channel in self._channels:
             with suppress(TimeoutError):
                 await asyncio.wait_for(channel.close(), CLOSE_TIMEOUT_S)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError(CLOSED)
+
+    async def _keep(self, channel: grpc.aio.Channel) -> None:
+        """Makes a new channel the present one, unless the client was closed meanwhile."""
+        if self._is_closed:
+            await channel.close()
+        self._require_open()
+        self._channels.append(channel)
 
     async def _open(self) -> grpc.aio.Channel:
         target, tls, self._token = await asyncio.to_thread(self._find)

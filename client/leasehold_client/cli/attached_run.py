@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+REMOVE_TIMEOUT_S: Final = 10.0
+REMOVE_INTERVAL_S: Final = 0.1
 
 SIGNAL_EXIT: Final = 128
 """A shell adds this number to that of the signal that ended a program."""
@@ -50,7 +54,7 @@ def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
                 break  # nobody reads any more, and the exit code still counts
         ended = client.wait_workload(workload.workload_id, "ended")
     if remove:
-        client.delete_workload(workload.workload_id)
+        _remove(client, workload.workload_id)
     match ended.status.exit.WhichOneof("cause"):
         case "code":
             raise ProgramExit(ended.status.exit.code)
@@ -60,6 +64,23 @@ def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
             why = f": {ended.status.error.message}" if ended.status.HasField("error") else ""
             echo_error(error_line(f"workload {workload.name} is {workload_state(ended)}{why}", ""))
             sys.exit(EXIT_REFUSED)
+
+
+def _remove(client: Client, workload_id: str) -> None:
+    """Deletes the record, also if the command that stopped the workload ends a moment later.
+
+    A failure is told, and the exit code stays that of the program.
+    """
+    deadline = time.monotonic() + REMOVE_TIMEOUT_S
+    while True:
+        try:
+            client.delete_workload(workload_id)
+            return
+        except LeaseholdError as error:
+            if error.reason != "WORKLOAD_BUSY" or time.monotonic() > deadline:
+                echo_error(error_line(error.message, error.reason))
+                return
+        time.sleep(REMOVE_INTERVAL_S)
 
 
 @final

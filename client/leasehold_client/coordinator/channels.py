@@ -185,6 +185,7 @@ def _require_server(path: str) -> None:
             f"no coordinator answers at {UNIX_SCHEME}{path} ({error.strerror or error}): start one with "
             "`leasehold coordinator`, or name another one with --coordinator or LEASEHOLD_COORDINATOR",
             code=grpc.StatusCode.UNAVAILABLE,
+            is_sent=False,
         ) from None
 
 
@@ -196,6 +197,7 @@ def _read(path: Path, address: str) -> bytes:
             f"there are no credentials for {address}, because {path} is missing: start a coordinator as this "
             f"user, or name the directory of its {path.name} with {CREDENTIALS_VARIABLE}",
             code=grpc.StatusCode.UNAVAILABLE,
+            is_sent=False,
         ) from None
     except OSError as error:
         raise UsageError(

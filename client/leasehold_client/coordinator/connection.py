@@ -3,7 +3,8 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast, final
@@ -119,11 +120,8 @@ class Connection:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Response:
         """Makes a call once."""
-        self._require_open()
-        try:
+        with self._converted():
             return method(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise call_error(error, self.address, self._certificate) from None  # the gRPC error adds nothing
 
     def read(
         self,
@@ -175,19 +173,30 @@ class Connection:
         timeout_s: float | None = None,
     ) -> Generator[Response]:
         """Makes a call, yields its responses, and cancels the call when the iteration ends."""
-        self._require_open()
-        call = method(request, timeout=timeout_s)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            raise call_error(error, self.address, self._certificate) from None
-        finally:
-            call.cancel()
+        with self._converted():
+            call = method(request, timeout=timeout_s)
+            try:
+                yield from call
+            finally:
+                call.cancel()
 
-    def _require_open(self) -> None:
-        """Refuses a call on a closed channel, at which gRPC may end the process by SIGSEGV (1.85.1)."""
+    @contextmanager
+    def _converted(self) -> Iterator[None]:
+        """Converts errors of a call within the context. A closed client is refused.
+
+        A call on a closed channel may end the process by SIGSEGV (gRPC 1.85.1). If another thread closes the
+        channel at this moment, gRPC raises ValueError.
+        """
         if self._is_closed:
             raise UsageError(CLOSED)
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise call_error(error, self.address, self._certificate) from None  # the gRPC error adds nothing
+        except ValueError:
+            if not self._is_closed:
+                raise
+            raise UsageError(CLOSED) from None
 
 
 def require_user(on_behalf_of: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeAlias, final
 
@@ -318,15 +318,17 @@ class CommandCreation:
         key: RequestKey,
         decide: Callable[[], Awaitable[Decision[Command]]],
         worker: str,
-        checkpoint_ids: Iterable[str],
+        checkpoint_ids: Collection[str],
+        workload: str = "",
     ) -> Command:
         """Decides on a command, unless an earlier request with this id has created a command.
 
         Args:
             key: The request's key.
             decide: Decides.
-            worker: The worker with the checkpoints. Empty: any worker.
+            worker: The worker with the checkpoints. Empty: that of the workload, or else any worker.
             checkpoint_ids: The checkpoints, which must be the caller's.
+            workload: The workload that starts from a checkpoint, which only its own worker needs to know.
         """
 
         async def create() -> Command:
@@ -334,7 +336,10 @@ class CommandCreation:
             if before is not None:
                 return before
             # Before the decision, so no other request waits for the worker's answer.
-            await require_own_checkpoints(self._fleet.reader, worker, checkpoint_ids)
+            of_worker = worker
+            if workload and any(checkpoint_ids):
+                of_worker = (await self._fleet.reader.find_workload(workload)).worker_id
+            await require_own_checkpoints(self._fleet.reader, of_worker, checkpoint_ids)
             return await self.decisions.decide(decide)
 
         return await self.decisions.once(key.scoped_id, create)
@@ -383,7 +388,7 @@ class CommandCreation:
                 command.expected_generation = expected_generation
             return Decision(command, self._dispatcher.create(command, request_digest=key.digest))
 
-        return await self._create_command(key, decide, "", [operation.restore.checkpoint_id])
+        return await self._create_command(key, decide, "", [operation.restore.checkpoint_id], workload)
 
     async def suspend_worker(self, request: SuspendWorkerRequest) -> SuspendWorkerResponse:
         """Creates a suspend for each workload that holds GPUs of a worker, oldest first.

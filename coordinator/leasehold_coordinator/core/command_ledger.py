@@ -106,8 +106,6 @@ class CommandLedger:
         if self.commands.pop(command.command_id, None) is None:
             return
         self._by_request.pop(scoped_id(command), None)
-        self._clients.pop(command.command_id, None)
-        self._of_operators.discard(command.command_id)
         self._actors[command.actor] -= 1
         if not self._actors[command.actor]:
             del self._actors[command.actor]
@@ -150,8 +148,14 @@ class CommandLedger:
         command_id = stored.command.command_id
         if is_terminal(stored.command.state):
             self.on_disk.pop(command_id, None)
+            self._forget_client(command_id)
         elif command_id in self.commands or command_id in self.on_disk:
             self.on_disk[command_id] = stored
+
+    def _forget_client(self, command_id: str) -> None:
+        """Forgets who created a command, once it can't be unfinished again."""
+        self._clients.pop(command_id, None)
+        self._of_operators.discard(command_id)
 
     def unstored(self, command_ids: Iterable[str]) -> list[StoredCommand]:
         """Of these commands, the unfinished ones whose stored state is outdated."""
@@ -167,6 +171,7 @@ class CommandLedger:
         before = self.on_disk.get(command.command_id)
         if before is None:
             self._drop(effect.after)
+            self._forget_client(command.command_id)
         elif self.commands.get(command.command_id) is (None if is_terminal(command.state) else effect.after):
             was_noted = effect.after.accepted and not before.accepted
             self._put(replace(before, accepted=True) if was_noted else before)

@@ -27,7 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA: Final = MetaData()
 
-NEWEST: Final = "0017"
+NEWEST: Final = "0018"
 """The newest migration. It makes the tables below."""
 
 LARGE_RECORD: Final = "length(record) >= 4096"
@@ -55,13 +55,14 @@ workloads: Final = Table(
     "workloads",
     METADATA,
     Column("workload_id", String, primary_key=True),
-    Column("name", String, nullable=False, index=True),
+    Column("name", String, nullable=False),
     Column("worker_id", String, nullable=False),
     Column("ended", Boolean, nullable=False),
     Column("create_time_ns", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Column("served_s", BigInteger),
     Column("digest", LargeBinary),
+    Index("workloads_by_name_and_time", "name", "create_time_ns"),
     Index("workloads_by_end_and_time", "ended", "create_time_ns"),
     Index("workloads_by_time", "create_time_ns"),
     Index("workloads_by_served_s", "served_s"),

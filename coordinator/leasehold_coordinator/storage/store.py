@@ -235,21 +235,25 @@ class Store:
         Raises:
             FleetError: STORAGE_DAMAGED, its row is damaged.
         """
-        table = schema.workloads
-        named = (
-            sa.select(table)
-            .where(sa.or_(table.c.workload_id == id_or_name, table.c.name == id_or_name))
-            .order_by((table.c.workload_id == id_or_name).desc(), table.c.create_time_ns.desc())
+        return await self._readers.read(
+            partial(self._find_workload, table=schema.workloads, id_or_name=id_or_name, owner=owner)
         )
-        rows = await self._readers.select(named.limit(1))
-        if not rows:
-            return None
-        newest = self._decoder.decode(Workload, table, rows[0])
-        if newest.workload_id == id_or_name or newest.owner == owner:
-            return newest
-        rows = await self._readers.select(named.offset(1).limit(NAMESAKE_LIMIT - 1))
-        others = (self._decoder.decode_if_whole(Workload, table, row) for row in rows)
-        return next((one for one in others if one is not None and one.owner == owner), newest)
+
+    def _find_workload(
+        self, connection: sa.Connection, table: sa.Table, id_or_name: str, owner: str
+    ) -> Workload | None:
+        by_id = connection.execute(sa.select(table).where(table.c.workload_id == id_or_name)).first()
+        if by_id is not None:
+            return self._decoder.decode(Workload, table, by_id)
+        newest: Workload | None = None
+        with connection.execute(newest_of_name(sa.select(table), id_or_name, NAMESAKE_LIMIT)) as rows:
+            for row in rows:  # one by one: the first is of the owner in most cases
+                decode = self._decoder.decode if newest is None else self._decoder.decode_if_whole
+                one = decode(Workload, table, row)
+                newest = newest or one
+                if one is not None and one.owner == owner:
+                    return one
+        return newest
 
     async def find_workloads(
         self, workload_ids: Sequence[str], keep: Callable[[Workload], Workload] = lambda record: record
@@ -319,14 +323,9 @@ class Store:
 
     async def workload_ids(self, name: str) -> frozenset[str]:
         """Ids of the workloads with this name, the newest 500."""
-        table = schema.workloads
-        newest = (
-            sa.select(table.c.workload_id)
-            .where(table.c.name == name)
-            .order_by(table.c.create_time_ns.desc())
-            .limit(KEY_LIMIT)
-        )
-        return frozenset(row.workload_id for row in await self._readers.select(newest))
+        ids = sa.select(schema.workloads.c.workload_id)
+        rows = await self._readers.select(newest_of_name(ids, name, KEY_LIMIT))
+        return frozenset(row.workload_id for row in rows)
 
     async def open_lease_spans(self) -> list[LeaseSpan]:
         """Lease spans that have not ended, oldest first.
@@ -367,3 +366,9 @@ def _not_ended(table: sa.Table) -> sa.Select[Any]:
     """
     is_open = sa.or_(~table.c.ended, table.c.served_s.is_(None))
     return sa.select(table).where(is_open).order_by(table.c.create_time_ns)
+
+
+def newest_of_name(columns: sa.Select[Any], name: str, limit: int) -> sa.Select[Any]:
+    """The newest workloads with a name, newest first."""
+    table = schema.workloads
+    return columns.where(table.c.name == name).order_by(table.c.create_time_ns.desc()).limit(limit)

@@ -171,7 +171,10 @@ def _last_commit(path: Path) -> int:
         sqlite3.Error: The file can't be read.
     """
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as reader:
-        is_counted = reader.execute("SELECT count(*) FROM sqlite_master WHERE name = 'commits'").fetchone()[0]
+        tables = {name for (name,) in reader.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "alembic_version" not in tables:
+            raise sqlite3.DataError("it is a database of another program")
+        is_counted = "commits" in tables
         found = reader.execute("SELECT number FROM commits").fetchone() if is_counted else None
         if found and not isinstance(found[0], int):
             raise sqlite3.DataError(NO_NUMBER)

@@ -3,9 +3,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,37 @@ def test_a_client_that_is_closed_makes_no_call(scripted: ScriptedCoordinator) ->
             pass
         with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
             await client.workers()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("calls", [0, 1], ids=["first call", "token of a later call"])
+def test_a_client_that_is_closed_during_a_call_opens_no_channel(
+    scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    begun, closed = threading.Event(), threading.Event()
+    scripted.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse()
+
+    def slowly(find: Callable[[], Any]) -> Any:
+        begun.set()
+        assert closed.wait(TIMEOUT_S)
+        return find()
+
+    async def main() -> None:
+        client = AsyncClient(scripted.address)
+        caller = client._connection._caller
+        for _ in range(calls):
+            await client.workers()
+        before = len(caller._channels)
+        name = "_token" if calls else "_find"
+        monkeypatch.setattr(caller, name, partial(slowly, getattr(caller, name)))
+        call = asyncio.create_task(client.workers())
+        await asyncio.to_thread(begun.wait, TIMEOUT_S)
+        await client.close()
+        closed.set()
+        with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
+            await call
+        assert len(caller._channels) == before
 
     asyncio.run(main())
 

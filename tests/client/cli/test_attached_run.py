@@ -76,6 +76,25 @@ def test_the_record_of_a_program_that_never_started_is_deleted_too(
     assert [request.workload for request in program.asked(DeleteWorkloadRequest)] == ["id-of-one"]
 
 
+@pytest.mark.parametrize("reason", ["WORKLOAD_BUSY", "NOT_PERMITTED"])
+def test_the_exit_code_is_that_of_the_program_also_if_its_record_stays_a_while(
+    leasehold: CommandLine, program: ScriptedCoordinator, reason: str
+) -> None:
+    """The command that stopped the program may end a moment after the program."""
+
+    def delete(request: DeleteWorkloadRequest, context: grpc.ServicerContext) -> DeleteWorkloadResponse:
+        if len(program.asked(DeleteWorkloadRequest)) == 1:
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, reason, "not now")
+        return DeleteWorkloadResponse(workload=ended(code=7))
+
+    program.answers["DeleteWorkload"] = delete
+    done = leasehold("run", "--attach", "--rm", "--", "count")
+    assert done.code == 7
+    is_again = reason == "WORKLOAD_BUSY"
+    assert len(program.asked(DeleteWorkloadRequest)) == (2 if is_again else 1)
+    assert done.stderr == ("" if is_again else f"leasehold: not now ({reason})\n")
+
+
 @pytest.mark.parametrize(("cause", "code"), [({"code": 0}, 0), ({"code": 3}, 3), ({"signal_number": 9}, 137)])
 def test_a_signal_is_an_exit_code_as_in_a_shell(
     leasehold: CommandLine, program: ScriptedCoordinator, cause: dict[str, int], code: int

@@ -32,6 +32,19 @@ FAILED, PENDING, RUNNING, SUCCEEDED = (
 OUTPUT = b"0123456789"
 
 
+def test_a_client_that_another_thread_closes_is_told_so(scripted: ScriptedCoordinator) -> None:
+    """gRPC may end the process at such a call, and mostly raises ValueError."""
+    client = Client(scripted.address)
+
+    def closing_meanwhile(request: Any, timeout: float) -> Any:
+        client.close()
+        raise ValueError("Cannot invoke RPC on closed channel!")
+
+    method: Any = closing_meanwhile
+    with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
+        client._connection.once(method, fleet_service_pb2.ListWorkersRequest())
+
+
 def test_a_client_that_is_closed_makes_no_call(scripted: ScriptedCoordinator) -> None:
     """The first call on a closed channel ended the process by SIGSEGV."""
     with Client(scripted.address) as client:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from leasehold.v1.enrolment_service_pb2 import JoinTicket
+from leasehold_client import contexts
 from leasehold_client.contexts import Context, Contexts, locked_contexts, read_contexts
 from leasehold_client.coordinator import login as enrolment
 from leasehold_client.coordinator.login import login
@@ -61,3 +62,17 @@ def test_a_refused_login_leaves_no_context(
 def _new(folder: Path) -> Path:
     folder.mkdir(mode=0o700)
     return folder
+
+
+def test_a_lock_that_a_stopped_program_holds_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contexts, "LOCK_TIMEOUT_S", 0.1)
+    with (
+        locked_contexts(),
+        pytest.raises(UsageError, match=rf"another program has held .*/{contexts.LOCK_FILE} for 0.1 s"),
+        locked_contexts(),
+    ):
+        pass
+    with locked_contexts():
+        pass

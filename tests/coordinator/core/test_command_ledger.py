@@ -327,6 +327,21 @@ def test_a_step_that_could_not_be_stored_is_taken_back() -> None:
     assert ledger.commands["c1"] == before
 
 
+def test_a_command_that_is_taken_back_is_still_that_of_its_client() -> None:
+    ledger = CommandLedger()
+    kept(ledger, ledger.create(command(), at(0), None, "operator", is_operator=True))
+    (store,) = ledger.cancel("c1", at(1))
+    assert isinstance(store, Store)
+    ledger.revert(store)
+    for user in ("u", "v", "w", "x"):
+        queued(ledger, range(4), user)
+    assert len(now_sent(ledger)) == 7
+    assert next_sent(ledger) == ["c1"], "the last place is kept for operators"
+    kept(ledger, ledger.update(ALPHA, CommandUpdate(command_id="c1", state=SUCCEEDED), at(200)))
+    assert "c1" not in ledger._clients
+    assert "c1" not in ledger._of_operators
+
+
 @pytest.mark.parametrize(
     ("steps", "is_accepted"),
     [([ACCEPTED, SUCCEEDED], True), ([RUNNING, CANCELLED], True), ([FAILED], True), ([REJECTED], False)],

@@ -55,7 +55,7 @@ from leasehold_coordinator.storage.rows import (
 )
 from leasehold_coordinator.storage.schema import METADATA, NEWEST
 from leasehold_coordinator.storage.statements import _old_keys
-from leasehold_coordinator.storage.store import Store
+from leasehold_coordinator.storage.store import Store, newest_of_name
 
 from tests.coordinator.bench import VAULT
 from tests.coordinator.pages import all_events, as_is, page_of, some_workloads
@@ -335,6 +335,8 @@ def test_a_database_of_an_older_release_is_brought_up_to_date(
     with engine.begin() as connection:
         for table in METADATA.tables.keys() - {"workers", "workloads", "commands"}:
             connection.execute(sa.text(f"DROP TABLE {table}"))
+        connection.execute(sa.text("DROP INDEX workloads_by_name_and_time"))
+        connection.execute(sa.text("CREATE INDEX ix_workloads_name ON workloads (name)"))
         for table in ("workloads", "commands"):
             for index in ("large_by_served_s", "by_served_s", "by_time"):
                 connection.execute(sa.text(f"DROP INDEX {table}_{index}"))
@@ -391,6 +393,8 @@ def test_a_migration_that_fails_halfway_changes_neither_the_store_nor_its_copy(
         connection.executescript("DROP TABLE audit; DROP TABLE audit_anchor; DROP TABLE lease_spans;")
         connection.executescript("DROP INDEX workloads_large_by_served_s")
         connection.executescript("DROP INDEX commands_large_by_served_s")
+        connection.executescript("DROP INDEX workloads_by_name_and_time")
+        connection.executescript("CREATE INDEX ix_workloads_name ON workloads (name)")
     set_tables(path, "0012")
     create_index = Operations.create_index
 
@@ -455,6 +459,18 @@ def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
     assert (file.stat().st_mode, file.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
+def test_a_database_of_another_program_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "other.sqlite3"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE notes (text)")
+    file.chmod(0o640)
+    before = file.read_bytes()
+    with pytest.raises(StartError, match="it is a database of another program"):
+        Store.open(str(file))
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (before, 0o640)
+
+
 @pytest.mark.parametrize(
     ("table", "is_large", "index"),
     [
@@ -482,6 +498,19 @@ def test_what_is_old_is_found_without_looking_at_every_row(
     assert len(plan) == 1
     assert plan[0].detail.startswith("SEARCH")
     assert f" INDEX {index} " in plan[0].detail
+
+
+def test_the_newest_of_a_name_are_found_without_a_look_at_the_others(tmp_path: Path) -> None:
+    """Any caller may look up a name that thousands of ended workloads have."""
+    path = tmp_path / "store.sqlite3"
+    Store.open(str(path)).close()
+    engine = sa.create_engine(f"sqlite:///{path}")
+    for columns in (sa.select(schema.workloads), sa.select(schema.workloads.c.workload_id)):
+        statement = newest_of_name(columns, "one", 50).compile(engine, compile_kwargs={"literal_binds": True})
+        with engine.connect() as connection:
+            (step,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}").all()
+        assert step.detail == "SEARCH workloads USING INDEX workloads_by_name_and_time (name=?)"
+    engine.dispose()
 
 
 def test_a_store_belongs_to_one_coordinator(tmp_path: Path) -> None:

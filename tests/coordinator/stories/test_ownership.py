@@ -106,6 +106,7 @@ class Scene:
     ann: Client
     ben: Client
     worker: ScriptedWorker
+    coordinator: CoordinatorProcess
 
     def answer(self, command: Command, *workloads: Workload) -> None:
         """The worker carries out a command."""
@@ -139,7 +140,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         stack.callback(worker.close)
         worker.welcome()
         ann, ben = map(client_of, channels)
-        yield Scene(client_of(coordinator.channel), ann, ben, worker)
+        yield Scene(client_of(coordinator.channel), ann, ben, worker, coordinator)
     assert coordinator.end(signal.SIGTERM) == 0
     assert "Traceback" not in coordinator.log()
 
@@ -525,4 +526,10 @@ def test_checkpoints_are_their_owners(scene: Scene) -> None:
         lambda: scene.ben.workloads.RestoreWorkload(restore),
     ):
         assert reason_of(lambda: asking(call)) == "UNKNOWN_CHECKPOINT"  # noqa: B023
+    beta = scene.coordinator.connect(make_hello("beta", gpu_count=0))
+    beta.welcome()
+    restore.operation.checkpoint_id = "k-2"
+    assert reason_of(lambda: asking(lambda: scene.ben.workloads.RestoreWorkload(restore))) == "WRONG_STATE"
+    assert not any(frame.HasField("checkpoint_query") for frame in beta.frames), "it could veto the restore"
+    beta.close()
     scene.answer(asking(lambda: scene.ann.workloads.CreateWorkload(run)).command)

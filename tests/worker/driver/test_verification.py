@@ -1,9 +1,12 @@
 """What NVML must show after a suspend, besides the list of processes."""
 
+import errno
 from dataclasses import replace
+from typing import Any, ClassVar, NoReturn
 
+import trio
 from leasehold_worker.driver.members import RUNNING, Member, are_unlisted, needed_by_gpu
-from leasehold_worker.driver.verification import Before, freed_usage, not_freed, sized
+from leasehold_worker.driver.verification import Before, Verification, freed_usage, not_freed, sized
 from leasehold_worker.gpus.inventory import GpuUsage
 from leasehold_worker.host.process_files import Pid
 from leasehold_worker.host.processes import ProcessIdentity
@@ -53,6 +56,21 @@ def test_a_gpu_that_nvml_no_longer_reads_is_not_free() -> None:
         (error,) = not_freed(replace(then, members=[member]), {"b": GpuUsage(GIB, {})})
         assert "can't list the processes of a " in error.message
         assert error.metadata == {"gpu_uuid": "a"}
+
+
+def test_without_an_answer_any_gpu_may_be_occupied() -> None:
+    class Blind:
+        """An inventory that no thread can ask."""
+
+        chips: ClassVar = {"a": None, "b": None}
+
+        def usage(self) -> NoReturn:
+            raise OSError(errno.EAGAIN, "no thread can be started")
+
+    inventory: Any = Blind()
+    verification = Verification(inventory, timeout_s=0)
+    found = trio.run(verification.occupancy, [MEMBER])
+    assert (found.listed, found.unread) == (set(), {"a", "b"})
 
 
 OTHER = Member(ProcessIdentity(Pid(11), 1), RUNNING)

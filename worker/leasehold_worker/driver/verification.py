@@ -3,6 +3,7 @@
 The driver may report success without any effect (NVIDIA/cuda-checkpoint issue 53).
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,8 @@ from leasehold_worker.driver.gpu_pairs import GpuPair, moved
 from leasehold_worker.driver.members import CHECKPOINTED, Member, bytes_by_gpu
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuUsage, Inventory
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 """Time for NVML to follow the driver."""
@@ -91,11 +94,18 @@ class Verification:
         return _listed(members, await self.usage())
 
     async def occupancy(self, members: Sequence[Member]) -> Occupancy:
-        """GPUs on which the members may have memory, after NVML had time to drop suspended members."""
+        """GPUs on which the members may have memory, after NVML had time to drop suspended members.
+
+        Without an answer, such as for lack of threads, no GPU is read. So a shortage frees no GPU.
+        """
         parked = {member.identity.pid for member in members if member.state == CHECKPOINTED}
-        usage, _ = await self._poll(
-            lambda now: [pid for gpu in now.values() for pid in gpu.processes if pid in parked]
-        )
+        usage: Usage = {}
+        try:
+            usage, _ = await self._poll(
+                lambda now: [pid for gpu in now.values() for pid in gpu.processes if pid in parked]
+            )
+        except (OSError, RuntimeError) as error:
+            logger.warning("NVML can't be asked where processes are: %s", error)
         return Occupancy(_listed(members, usage), self._inventory.chips.keys() - usage.keys())
 
     async def prove_freed(self, before: Before, now: Usage) -> Usage:

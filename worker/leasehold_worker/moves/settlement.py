@@ -4,6 +4,7 @@ A GPU stays leased as long as a member may hold memory on it. So no lease offers
 workload that the driver has left halfway keeps its GPUs.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from leasehold_worker.driver.members import (
     bytes_by_gpu,
     members_after,
 )
-from leasehold_worker.driver.verification import Occupancy, Verification, sized
+from leasehold_worker.driver.verification import Occupancy, Usage, Verification, sized
 from leasehold_worker.errors import OperationError
 from leasehold_worker.leasing.leases import Lease
 from leasehold_worker.leasing.pool import GpuPool
@@ -39,6 +40,8 @@ from leasehold_worker.workloads.states import RUNNING as WORKLOAD_RUNNING
 from leasehold_worker.workloads.states import UNKNOWN as WORKLOAD_UNKNOWN
 from leasehold_worker.workloads.states import WEDGED as WORKLOAD_WEDGED
 from leasehold_worker.workloads.workload import Parked
+
+logger = logging.getLogger(__name__)
 
 PLAIN_SUSPEND: Final = EvictionPolicy(weight_strategy=RETAIN, process_strategy=CUDA_SUSPEND)
 
@@ -259,13 +262,18 @@ async def where_members_are(
 ) -> tuple[dict[str, tuple[Member, ...]], dict[str, Occupancy]]:
     """The members of each workload as NVML lists them now, and after a failure also their GPUs.
 
-    All waits are here, so that leases and states can then change in one step.
+    All waits are here, so that leases and states can then change in one step. Nothing fails here, since the
+    members have moved: without an answer, such as for lack of threads, sizes or GPUs are unknown.
     """
     members = {workload_id: members_after(mine) for workload_id, mine in outcomes.items()}
     if not done:
         return members, {id_: await verification.occupancy(mine) for id_, mine in members.items()}
     awake = [target for target in plan.targets if target.destination]
-    usage = await verification.usage() if awake else {}
+    usage: Usage = {}
+    try:
+        usage = await verification.usage() if awake else {}
+    except (OSError, RuntimeError) as error:  # the places are proven, and the next plan measures again
+        logger.warning("NVML can't be asked for the sizes of processes: %s", error)
     for target in awake:
         mine = members[target.workload.workload_id]
         at_home = [replace(member, displacement=()) for member in mine]

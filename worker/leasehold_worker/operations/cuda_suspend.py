@@ -122,9 +122,15 @@ class CudaSuspend:
         if plan.astray:
             await self.remap(plan, reserved, progress)
             return
-        self._set_states(plan, RESTORING)
+        before = [(target.workload, target.workload.state) for target in plan.targets]
         hooks = self._hook_factory.operation_hooks(plan.targets, None, progress)
-        move = await self._begin(plan, RESTORING, reserved, hooks, progress)
+        self._set_states(plan, RESTORING)
+        try:
+            move = await self._begin(plan, RESTORING, reserved, hooks, progress)
+        except BaseException:
+            for workload, former in before:
+                self._workloads.set_state(workload, former)
+            raise
         async with self._settled(move):
             with trio.CancelScope(shield=True):
                 await move.intend("restore")
@@ -286,6 +292,6 @@ async def _may_use_nccl(plan: Plan) -> bool:
     def look() -> bool:
         return any(loaded_library(pid, NCCL) for pid in pids)
 
-    with suppress(OperationError), trio.move_on_after(LIBRARIES_TIMEOUT_S):
+    with suppress(OperationError, OSError, RuntimeError), trio.move_on_after(LIBRARIES_TIMEOUT_S):
         return await read_process(pids[0], look) if pids else False
     return True

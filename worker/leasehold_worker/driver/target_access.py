@@ -5,7 +5,7 @@ file-system user, so the right to trace (CAP_SYS_PTRACE) is not enough. Without 
 but GetRestoreThreadId answers OPERATING_SYSTEM (seen on 580.159.04 with an H100).
 
 CAP_DAC_OVERRIDE would do, and was rejected: with that capability, the helper would also open any file that a
-hostile target puts in the place of its pipe.
+hostile target puts in the place of its pipe. So a helper of root gives it up for the time of a call, too.
 """
 
 import ctypes
@@ -28,9 +28,9 @@ _libc: Final = ctypes.CDLL(None)
 def file_system_user_of(pid: int, on_change: Callable[[], None]) -> Iterator[None]:
     """Makes this thread the file-system user of a process, if that is needed and possible.
 
-    Needed: the process has another file-system user, and this thread lacks CAP_DAC_OVERRIDE. Possible: this
-    thread has CAP_SETUID. Real and effective user stay, so the other user can neither signal nor trace this
-    process. A change that fails is no error here: the driver's call fails, and :func:`obstacle` says why.
+    Needed: the process has another file-system user. Possible: this thread has CAP_SETUID. Real and effective
+    user stay, so the other user can neither signal nor trace this process. A change that fails is no error
+    here: the driver's call fails, and :func:`obstacle` says why.
 
     Each change makes this process undumpable and clears its signal at the parent's death (PR_SET_PDEATHSIG in
     prctl(2)). A change from or to root also removes or restores effective capabilities for files
@@ -41,7 +41,7 @@ def file_system_user_of(pid: int, on_change: Callable[[], None]) -> Iterator[Non
         on_change: Called after each change, to set the signal at the parent's death again.
     """
     own, wanted = _file_system_user(), file_system_user(pid)
-    if wanted in (None, own) or is_effective(DAC_OVERRIDE) or not is_effective(SETUID):
+    if wanted in (None, own) or not is_effective(SETUID):
         yield
         return
     try:
@@ -92,8 +92,8 @@ def _why_closed(pid: int, folder: Path) -> str | None:
         return None
     if owner != file_system_user(pid):
         return (
-            f"it is not dumpable (prctl(2)), so its files in /proc belong to user id {owner}: run the worker "
-            "as root"
+            f"it is not dumpable (prctl(2)), so its files in /proc belong to user id {owner}: have it execute "
+            "its program after it has changed its user, and leave it dumpable"
         )
     return (
         f"it belongs to user id {owner}: run the worker as root, with CAP_SYS_PTRACE and CAP_SETUID, or as "

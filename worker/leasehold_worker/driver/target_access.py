@@ -92,8 +92,8 @@ def _why_closed(pid: int, folder: Path) -> str | None:
         return None
     if owner != file_system_user(pid):
         return (
-            f"it is not dumpable (prctl(2)), so its files in /proc belong to user id {owner}: have it execute "
-            "its program after it has changed its user, and leave it dumpable"
+            f"it is not dumpable (prctl(2)), so its files in /proc belong to user id {owner}: have it "
+            "execute its program after it has changed its user, and leave it dumpable"
         )
     return (
         f"it belongs to user id {owner}: run the worker as root, with CAP_SYS_PTRACE and CAP_SETUID, or as "

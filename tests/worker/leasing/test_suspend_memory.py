@@ -7,7 +7,13 @@ import pytest
 from leasehold.v1 import errors_pb2
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host import cgroups
-from leasehold_worker.host.cgroups import MemoryLimit, is_frozen, memory_groups, memory_limits
+from leasehold_worker.host.cgroups import (
+    MemoryLimit,
+    is_frozen,
+    is_limited_below,
+    memory_groups,
+    memory_limits,
+)
 from leasehold_worker.leasing import suspend_memory
 from leasehold_worker.leasing.suspend_memory import SuspendMemory
 
@@ -47,6 +53,20 @@ def test_every_group_around_a_process_counts(groups: Path) -> None:
 def test_page_cache_counts_as_free(groups: Path) -> None:
     limit(groups / "outer", 4 * GIB, 3 * GIB, cache_bytes=2 * GIB)
     assert memory_limits(memory_groups(12))[0].available_bytes == 3 * GIB
+
+
+def test_a_process_may_have_lower_limits_than_another(groups: Path) -> None:
+    assert not is_limited_below(10, 12)
+    (groups / "outer/cpu.max").write_text("200000 100000\n")
+    limit(groups / "outer", 10 * GIB, GIB)
+    assert not is_limited_below(10, 12), "both are below it"
+    assert is_limited_below(10, 999), "the other one has no limit"
+    (groups / "outer/inner/cpu.max").write_text("100000 100000\n")
+    assert is_limited_below(10, 12)
+    assert not is_limited_below(12, 10)
+    (groups / "outer/inner/cpu.max").write_text("max 100000\n")
+    limit(groups / "outer/inner", 9 * GIB, GIB)
+    assert is_limited_below(10, 12)
 
 
 def test_version_1_is_read_too(groups: Path, tmp_path: Path) -> None:

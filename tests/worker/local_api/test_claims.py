@@ -38,6 +38,7 @@ from leasehold_worker.local_api.claim_waiting import ClaimWaiting
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
 from leasehold_worker.local_api.service import Mailbox
+from leasehold_worker.workloads import host_shares
 from leasehold_worker.workloads.states import ENDED, RUNNING, SUSPENDING, WEDGED
 
 from tests.worker.local_claims import make_claims
@@ -429,6 +430,20 @@ async def test_limits_that_can_not_be_enforced_keep_nobody_off(
     open_.hold = EXEC
     await local.grant(peer, open_)
     assert "are not enforced: the kernel refused" in caplog.text
+
+
+async def test_a_process_with_lower_limits_than_the_worker_is_not_moved_out_of_them(
+    local: Local, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of its user's slice, which any user could leave by `exec --cpu`."""
+    pids = (peer.identity.pid, os.getpid())
+    monkeypatch.setattr(host_shares, "is_limited_below", lambda *asked: asked == pids)
+    monkeypatch.setattr(ResourceLimits, "create", fail_to_create)
+    open_ = wanted()
+    open_.hold = EXEC
+    await local.grant(peer, open_)
+    assert "stays under the limits of its control group" in caplog.text
+    assert "the kernel refused" not in caplog.text
 
 
 def fail(*_: object) -> bool:

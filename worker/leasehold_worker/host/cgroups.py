@@ -50,6 +50,17 @@ def cpu_limit_millicores(pid: int) -> int | None:
     return min(limits, default=None)
 
 
+def is_limited_below(pid: int, other: int) -> bool:
+    """Whether a process has a memory or CPU limit by control groups that is lower than another process's."""
+    return any(
+        limit is not None and (bound is None or limit < bound)
+        for limit, bound in (
+            (memory_limit_bytes(pid), memory_limit_bytes(other)),
+            (cpu_limit_millicores(pid), cpu_limit_millicores(other)),
+        )
+    )
+
+
 def version_2_group(pid: int) -> Path | None:
     """The directory of the process's group of version 2. None: no group is visible."""
     for line in _lines(pid):

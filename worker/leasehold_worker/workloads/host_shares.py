@@ -1,11 +1,13 @@
 """The host resources of workloads other than GPUs: reservations and control groups."""
 
 import logging
+import os
 from pathlib import Path
 from typing import final
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.cgroup_limits import ResourceLimits
+from leasehold_worker.host.cgroups import is_limited_below
 from leasehold_worker.leasing.host_reservations import HostRequest, HostReservations
 from leasehold_worker.workloads.workload import Workload, parked_bytes
 
@@ -38,10 +40,17 @@ class HostShares:
         """Has the kernel enforce the limits of a program that the worker did not start.
 
         A worker that isn't root may not move a foreign process: then only the ledger enforces the
-        reservation.
+        reservation. So it does for a process with limits that the worker does not have: a move would lift
+        them, such as those of its user's slice.
         """
         promised, group = workload.spec.resources, None
         if not (promised.cpu_millicores or promised.memory_bytes):
+            return
+        if is_limited_below(workload.root.pid, os.getpid()):
+            logger.warning(
+                "workload %s stays under the limits of its control group: its reservation is not enforced",
+                workload.name,
+            )
             return
         try:
             group = self.group_of(workload)

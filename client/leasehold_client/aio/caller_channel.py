@@ -57,6 +57,11 @@ class CallerChannel:
         """The channel of the last :meth:`present`."""
         return self._channels[-1]
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
     async def present(self) -> tuple[grpc.aio.Channel, Metadata]:
         """The channel for the next call, and the metadata of this call.
 

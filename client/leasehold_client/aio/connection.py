@@ -11,13 +11,14 @@ from leasehold_client.aio.caller_channel import CallerChannel
 from leasehold_client.aio.retry import repeat
 from leasehold_client.coordinator.connection import (
     CALL_TIMEOUT_S,
+    CLOSED,
     PAGE_LIMIT,
     PAGE_SIZE,
     call_error,
     maybe_stored,
     too_many_pages,
 )
-from leasehold_client.errors import LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 
 __all__ = ["CALL_TIMEOUT_S", "PAGE_SIZE", "AsyncConnection"]
 
@@ -80,7 +81,11 @@ class AsyncConnection:
         _, metadata = await self._caller.present()
         try:
             return await method(request, timeout=timeout_s, metadata=metadata)
+        except asyncio.CancelledError:
+            self._refuse_if_closed()
+            raise
         except grpc.RpcError as error:
+            self._refuse_if_closed()
             raise await self._call_error(error) from None  # the gRPC error adds nothing
 
     async def read(
@@ -138,10 +143,20 @@ class AsyncConnection:
         try:
             async for response in call:
                 yield response
+        except asyncio.CancelledError:
+            self._refuse_if_closed()
+            raise
         except grpc.RpcError as error:
+            self._refuse_if_closed()
             raise await self._call_error(error) from None
         finally:
             call.cancel()
+
+    def _refuse_if_closed(self) -> None:
+        """Tells a call that the close of its client has ended from one whose task is cancelled."""
+        task = asyncio.current_task()
+        if self._caller.is_closed and (task is None or not task.cancelling()):
+            raise UsageError(CLOSED) from None
 
     async def _call_error(self, error: grpc.RpcError) -> LeaseholdError:
         return await asyncio.to_thread(call_error, error, self.address, self._caller.certificate)

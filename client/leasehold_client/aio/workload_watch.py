@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 import grpc
 from leasehold.v1 import workload_pb2
-from leasehold.v1.workload_pb2 import Workload
+from leasehold.v1.workload_pb2 import Workload, WorkloadState
 
 from leasehold_client.aio.retry import is_transient, resume
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError, WaitTimeoutError
@@ -60,7 +60,7 @@ async def wait_workload(
     """
     holds = _test_of(condition)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    seen: tuple[int, bool] | None = None
+    seen: tuple[WorkloadState.ValueType, bool] | None = None
 
     async def attempt() -> AsyncGenerator[Workload]:
         nonlocal seen
@@ -74,8 +74,9 @@ async def wait_workload(
                         yield current
         except NoCoordinatorError as error:
             if error.code == grpc.StatusCode.DEADLINE_EXCEEDED and deadline is not None:
+                state = f" ({_state_name(seen[0])})" if seen is not None else ""
                 raise WaitTimeoutError(
-                    f"workload {name} {_not_yet(condition)} within {timeout_s:g} s; it continues, and "
+                    f"workload {name} {_not_yet(condition)} within {timeout_s:g} s; it continues{state}, and "
                     f"`leasehold get workloads {name}` shows its state"
                 ) from None
             raise
@@ -109,9 +110,13 @@ def _not_yet(condition: Condition) -> str:
     return f"has not {done}"
 
 
+def _state_name(state: WorkloadState.ValueType) -> str:
+    return WorkloadState.Name(state).removeprefix("WORKLOAD_STATE_")
+
+
 def _ended_early(workload: Workload, name: str, condition: Condition) -> LeaseholdError:
     status = workload.status
-    state = workload_pb2.WorkloadState.Name(status.state).removeprefix("WORKLOAD_STATE_")
+    state = _state_name(status.state)
     why = f"`leasehold logs {name}` shows its output"
     if status.HasField("error") and not status.HasField("start_time"):
         why = f"its program was never started: {status.error.message}"

@@ -52,6 +52,10 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
             raise
         except LeaseholdError as error:
             refusals.append(error)
-    if commands:
-        conclude_cancel(client, commands, options)
+    try:
+        if commands:
+            conclude_cancel(client, commands, options)
+    except SystemExit:
+        raise_all(refusals)
+        raise
     raise_all(refusals)

@@ -135,6 +135,8 @@ def conclude_all(
             raise
         except LeaseholdError as error:
             error.message = _about(label, error.message)
+            if len(creations) == 1:
+                raise
             errors.append(error)
     commands = [(label, command) for label, command, _ in created]
     if options.wait:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -12,10 +15,12 @@ import click
 from leasehold_client.arguments.selectors import both, quoted
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import EXIT_INTERRUPTED
+from leasehold_client.cli.get_watch import wait_missed
 from leasehold_client.cli.names import complete_workers, complete_workloads
 from leasehold_client.cli.parameter_types import Number, Seconds
 from leasehold_client.cli.verb import YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo, echo_lines
+from leasehold_client.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from leasehold.v1.event_pb2 import Event
@@ -79,25 +84,30 @@ def events(
     if since_s is not None:
         begin = datetime.fromtimestamp(time.time() - since_s, UTC).isoformat(timespec="seconds")
         earlier = both(earlier, f"time >= {begin}")
+    watch = partial(client.watch_events, workload=workload or "", worker=worker, filter=filter_text)
+    shown: deque[str] = deque(maxlen=TAIL_LIMIT)
+    newest = datetime.now(UTC)
     try:
-        new = (
-            client.watch_events(workload=workload or "", worker=worker, filter=filter_text)
-            if follow
-            else None
-        )
-        if new is not None:
-            next(new)  # a bookmark: an event after it is in the stream, and one before it in the list
-        listed = client.events(workload or "", tail, filter=earlier) if tail else []
-        if worker and tail and not listed:
-            client.worker(worker)  # refuses a name that no worker has
-        for event in reversed(listed):
-            if not _echo(event, output):
+        while True:
+            try:
+                new = watch() if follow else None
+                if new is not None:
+                    next(new)  # a bookmark: an event after it is in the stream, and one before it in the list
+                listed = client.events(workload or "", tail, filter=earlier) if tail else []
+                if worker and tail and not listed:
+                    client.worker(worker)  # refuses a name that no worker has
+                later = (response.event for response in new or () if response.HasField("event"))
+                for event in chain(reversed(listed), later):
+                    newest = event.time.ToDatetime(UTC)
+                    if event.event_id in shown:
+                        continue
+                    shown.append(event.event_id)
+                    if not _echo(event, output):
+                        return
                 return
-        known = {event.event_id for event in listed}
-        for response in new or ():
-            is_new = response.HasField("event") and response.event.event_id not in known
-            if is_new and not _echo(response.event, output):
-                return
+            except LeaseholdError as error:
+                wait_missed(error)  # the list has what happened meanwhile
+            tail, earlier = TAIL_LIMIT, both(both(filter_text, of_worker), f"time >= {newest.isoformat()}")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)  # no command continues, so there is nothing to say
 

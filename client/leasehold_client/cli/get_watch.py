@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from leasehold_client.display.standard_output import echo_lines
-from leasehold_client.errors import UsageError
+from leasehold_client.display.terminal_text import echo_error
+from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from leasehold_client.coordinator.client import Client
+
+AGAIN_S: Final = 1.0
+"""Wait before another watch."""
 
 WATCHED = ("workers", "gpus", "workloads", "commands", "events")
 
@@ -19,21 +24,35 @@ WATCHED = ("workers", "gpus", "workloads", "commands", "events")
 def echo_changes(client: Client, kind: str, name: str | None, filter_text: str, output: str) -> None:
     """Prints the entries of a kind, and then each change and deletion, until the user ends it.
 
+    After a restart of the coordinator, the entries are printed again.
+
     Raises:
         UsageError: The kind can't be watched, or not by name.
-        LeaseholdError: INVALID_TOKEN: changes were missed.
     """
     if kind not in WATCHED:
         raise UsageError(f"--watch can't show {kind}: choose {', '.join(WATCHED)}")
     if name and kind not in ("workloads", "events"):
         raise UsageError(f"--watch shows all {kind}: leave the name out")
-    for response in _responses(client, kind, name or "", filter_text):
-        change = response.WhichOneof("change")
-        is_other_kind = kind in ("workers", "gpus") and (kind == "gpus") != ("gpu" in change)
-        if change == "bookmark" or is_other_kind:
-            continue
-        if not echo_lines(_text(response, change, output)):
+    while True:
+        try:
+            for response in _responses(client, kind, name or "", filter_text):
+                change = response.WhichOneof("change")
+                is_other_kind = kind in ("workers", "gpus") and (kind == "gpus") != ("gpu" in change)
+                if change == "bookmark" or is_other_kind:
+                    continue
+                if not echo_lines(_text(response, change, output)):
+                    return
             return
+        except LeaseholdError as error:
+            wait_missed(error)
+
+
+def wait_missed(error: LeaseholdError) -> None:
+    """Tells that a watch has missed changes, and waits before another one. Raises any other error."""
+    if error.reason != "INVALID_TOKEN":
+        raise error
+    echo_error("leasehold: the coordinator has started anew, or changes came too fast: watching again")
+    time.sleep(AGAIN_S)
 
 
 def _responses(client: Client, kind: str, name: str, filter_text: str) -> Iterator[Message]:

@@ -13,6 +13,7 @@ from leasehold_client import interrupts
 from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exec import socket_option
 from leasehold_client.cli.exit_codes import fail
+from leasehold_client.cli.parameter_types import refuse_empty
 from leasehold_client.cli.verb import output_option
 from leasehold_client.display.standard_output import echo
 from leasehold_client.errors import LeaseholdError
@@ -37,6 +38,7 @@ def _local_verb(function: Callable[Concatenate[LocalWorker, Arguments], None]) -
         from leasehold_client.local.worker import LocalWorker, check_access
 
         interrupts.raise_in_call()
+        refuse_empty(click.get_current_context())
         try:
             check_access(socket)
             with LocalWorker(socket) as worker:

@@ -43,6 +43,19 @@ class ProgramCommand(click.Command):
                 raise
             raise ProgramUsageError(error.format_message(), error.ctx) from error
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the verb.
+
+        Raises:
+            ProgramUsageError: As of :meth:`make_context`, for options that only fit together in the verb.
+        """
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            if not ctx.params.get("attach", True):
+                raise
+            raise ProgramUsageError(error.format_message(), error.ctx) from error
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the options, and refuses empty ones."""
         rest = super().parse_args(ctx, args)

@@ -22,6 +22,7 @@ from leasehold_client.cli.verb import (
     lock_timeout_option,
     verb,
 )
+from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ def suspend(
         answer = client.suspend_worker(
             worker, policy=policy, force=force, lock_timeout_s=lock_timeout_s, timeout_s=options.timeout_s
         )
-        conclude_all(client, _each(client, answer), options)
+        each = _each(client, answer)
+        if not each:
+            echo_error(f"leasehold: no workload holds GPUs of {worker}, so nothing was done")
+        conclude_all(client, each, options)
         return
     chosen = selection.find(client, lambda workload: workload.status.HasField("lease"))
     if dry_run and chosen:

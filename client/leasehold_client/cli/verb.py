@@ -99,8 +99,15 @@ dry_run_option = click.option(
 
 
 def workload_list(text: str) -> list[str]:
-    """The names or ids of an option, separated by commas."""
-    return [name for name in text.split(",") if name]
+    """The names or ids of an option, separated by commas. Empty: none.
+
+    Raises:
+        UsageError: One of several is empty.
+    """
+    names = text.split(",") if text else []
+    if "" in names:
+        raise UsageError(f"{text!r} has an empty name: separate names by one comma each")
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,7 @@ def command_options(
         metavar="SECONDS",
         help="Longest wait for the end; then exit with 4, and the command continues.",
     )
-    @click.option("-q", "--quiet", is_flag=True, help="Print only errors, and ids with --no-wait.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print only errors, dry runs, and ids with --no-wait.")
     @output_option
     @wraps(function)
     def call(

@@ -191,12 +191,12 @@ class Connection:
             raise UsageError(CLOSED)
         try:
             yield
-        except grpc.RpcError as error:
-            raise call_error(error, self.address, self._certificate) from None  # the gRPC error adds nothing
-        except ValueError:
-            if not self._is_closed:
+        except (grpc.RpcError, ValueError) as error:
+            if self._is_closed:
+                raise UsageError(CLOSED) from None
+            if not isinstance(error, grpc.RpcError):
                 raise
-            raise UsageError(CLOSED) from None
+            raise call_error(error, self.address, self._certificate) from None  # the gRPC error adds nothing
 
 
 def require_user(on_behalf_of: str) -> None:

@@ -71,16 +71,16 @@ class JoinTokenChanges:
         Raises:
             FleetError: INVALID_ARGUMENT, UNSUPPORTED_CAPABILITY, TOO_MANY_JOIN_TOKENS or STORAGE_UNAVAILABLE.
         """
+        life_s = _check(request)
+        kind = request.identity.partition("/")[0]
+        option = "--worker-listen" if kind == Kind.WORKER else "--listen"
         if not self.address:
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
                 "the coordinator has no listener for enrolment, so nobody could use the token: start it with "
-                "--listen or --join-listen on an address off loopback",
+                f"{option} on an address off loopback",
             )
-        life_s = _check(request)
-        kind = request.identity.partition("/")[0]
         if kind not in self.kinds:
-            option = "--worker-listen" if kind == Kind.WORKER else "--listen"
             raise FleetError(
                 errors_pb2.ERROR_REASON_UNSUPPORTED_CAPABILITY,
                 f"the coordinator's address for a {kind} is on loopback, where nobody needs a certificate: "

@@ -12,7 +12,7 @@ from leasehold.v1.errors_pb2 import (
     ERROR_REASON_WRONG_STATE,
 )
 from leasehold.v1.operation_pb2 import Operation, SuspendOperation
-from leasehold.v1.workload_pb2 import WORKLOAD_ORIGIN_RUN, Workload, WorkloadState
+from leasehold.v1.workload_pb2 import WORKLOAD_ORIGIN_ADOPT, WORKLOAD_ORIGIN_RUN, Workload, WorkloadState
 
 from leasehold_coordinator.core.field_rules import check_duration, check_gpu_list, check_text
 from leasehold_coordinator.core.spec_rules import check_parking, check_policy
@@ -296,14 +296,22 @@ def check_state(workload: Workload, operation: Operation) -> None:
             raise ValueError(f"{kind} is not an operation on a workload that exists")
 
 
+_UNHEARD: Final = {
+    WORKLOAD_ORIGIN_RUN: "did not start its program",
+    WORKLOAD_ORIGIN_ADOPT: "did not adopt its process, which is not Leasehold's",
+}
+"""What the worker did not do for a workload that it has never reported, by origin."""
+
+
 def _check_started(workload: Workload) -> None:
     status = workload.status
-    is_unheard = status.state == FAILED and workload.origin == WORKLOAD_ORIGIN_RUN
-    if is_unheard and not status.HasField("start_time") and not is_concluded(status.error):
+    why = _UNHEARD.get(workload.origin)
+    is_unheard = status.state == FAILED and not status.HasField("start_time")
+    if why is not None and is_unheard and not is_concluded(status.error):
         raise FleetError(
             ERROR_REASON_WRONG_STATE,
-            f"workload {workload.name} is FAILED, and its worker did not start its program: delete its "
-            f"record with `leasehold rm workload {workload.name}`",
+            f"workload {workload.name} is FAILED, and its worker {why}: delete its record with "
+            f"`leasehold rm workload {workload.name}`",
             observed_state=state_name(status.state),
         )
 

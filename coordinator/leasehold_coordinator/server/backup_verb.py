@@ -65,8 +65,8 @@ def create(file: Path, config_path: Path | None, **flags: str | None) -> None:
     """
     from leasehold_coordinator.server import backup
 
+    state_directory, store = _places(config_path, flags)
     with _refusals():
-        state_directory, store = _places(config_path, flags)
         manifest = backup.create(state_directory, store, file)
         size_mib = file.stat().st_size / 2**20
         _print(f"{file}: {len(manifest.files)} files, {size_mib:.1f} MiB, {_stored(manifest.last_commit)}")
@@ -81,8 +81,8 @@ def restore(file: Path, config_path: Path | None, **flags: str | None) -> None:
     """
     from leasehold_coordinator.server import backup
 
+    state_directory, store = _places(config_path, flags)
     with _refusals():
-        state_directory, store = _places(config_path, flags)
         manifest = backup.restore(file, state_directory, store)
         _print(
             f"{state_directory}: {len(manifest.files)} files of {manifest.made_at}, "
@@ -104,13 +104,14 @@ def _stored(last_commit: int | None) -> str:
 def _places(config_path: Path | None, flags: dict[str, Any]) -> tuple[Path, str]:
     from leasehold_coordinator.server.config import load_config
 
-    config = load_config(config_path, **flags)
+    with _refusals(code=2):
+        config = load_config(config_path, **flags)
     return Path(config.state_dir), config.store
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """Prints why a verb failed, and exits with 1."""
+def _refusals(code: int = 1) -> Iterator[None]:
+    """Prints why a verb failed, and exits. The code 2 is for options and settings."""
     from leasehold_coordinator.errors import StartError
 
     os.umask(0o077)
@@ -118,8 +119,8 @@ def _refusals() -> Iterator[None]:
         yield
     except StartError as error:
         _print(f"leasehold backup: {error}", err=True)
-        sys.exit(1)
+        sys.exit(code)
     except OSError as error:
         what = f"{error.filename or 'a file'}: {error.strerror or error}"
         _print(f"leasehold backup: {what}: check the directory, its space and its permissions", err=True)
-        sys.exit(1)
+        sys.exit(code)

@@ -15,6 +15,7 @@ from leasehold.v1.event_service_pb2 import (
     WatchEventsResponse,
 )
 from leasehold.v1.watch_pb2 import Bookmark
+from leasehold_client.cli import get_watch
 
 from tests.client.conftest import CommandLine
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
@@ -84,3 +85,28 @@ def test_the_coordinator_selects(leasehold: CommandLine, eventful: ScriptedCoord
     assert leasehold("events", "--since", "2h").code == 0
     assert eventful.asked(ListEventsRequest)[-1].filter.startswith("time >= 20")
     assert eventful.asked(ListEventsRequest)[-1].filter.endswith("+00:00")
+
+
+def test_a_restart_of_the_coordinator_loses_and_repeats_no_event(
+    leasehold: CommandLine, eventful: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_watch, "AGAIN_S", 0.0)
+    watch = eventful.answers["WatchEvents"]
+
+    def restarting(
+        request: WatchEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[WatchEventsResponse]:
+        yield from watch(request, context)
+        if len(eventful.asked(WatchEventsRequest)) == 1:
+            eventful.answers["ListEvents"] = lambda request, context: ListEventsResponse(
+                events=[event(5), event(4), event(3)]
+            )
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_TOKEN", "too old")
+
+    eventful.answers["WatchEvents"] = restarting
+    done = leasehold("events", "-f", "-o", "json")
+    assert [json.loads(line)["event_id"] for line in done.stdout.splitlines()] == [
+        f"e-{n}" for n in range(1, 6)
+    ]
+    assert done.code == 0
+    assert eventful.asked(ListEventsRequest)[-1].filter == "time >= 2027-01-15T08:00:04+00:00"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+import grpc
 import pytest
 from leasehold.v1.command_pb2 import COMMAND_STATE_RUNNING
 from leasehold.v1.command_service_pb2 import WatchCommandsRequest, WatchCommandsResponse
@@ -12,9 +13,10 @@ from leasehold.v1.fleet_service_pb2 import WatchFleetRequest, WatchFleetResponse
 from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.worker_pb2 import WORKER_STATE_CONNECTED, Worker
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsRequest, WatchWorkloadsResponse
+from leasehold_client.cli import get_watch
 
 from tests.client.conftest import CommandLine
-from tests.client.scripted_coordinator import GPUS, ScriptedCoordinator, command, workload
+from tests.client.scripted_coordinator import GPUS, ScriptedCoordinator, command, refuse, workload
 
 BOOKMARK = Bookmark(snapshot_end=True)
 
@@ -81,3 +83,20 @@ def test_what_can_not_be_watched_is_a_usage_error(
     done = leasehold("get", *arguments.split(), "--watch")
     assert (done.code, done.stdout) == (2, "")
     assert "--watch" in done.stderr
+
+
+def test_a_restart_of_the_coordinator_is_followed_by_all_entries_again(
+    leasehold: CommandLine, watched: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_watch, "AGAIN_S", 0.0)
+    fleet = watched.answers["WatchFleet"]
+
+    def restarting(request: WatchFleetRequest, context: grpc.ServicerContext) -> Iterator[WatchFleetResponse]:
+        yield from fleet(request, context)
+        if len(watched.asked(WatchFleetRequest)) == 1:
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_TOKEN", "too old")
+
+    watched.answers["WatchFleet"] = restarting
+    done = leasehold("get", "workers", "--watch")
+    assert done.stdout == 2 * "alpha CONNECTED\nw-1 deleted\n"
+    assert (done.code, done.stderr.count("watching again")) == (0, 1)

@@ -148,7 +148,9 @@ class LocalQueries:
 
     def _find(self, name: str) -> Workload:
         for workload in self._workloads.all():
-            ids = (workload.workload_id, workload.name, workload.lease.lease_id if workload.lease else "")
+            ids = {workload.workload_id, workload.name}
+            if workload.lease is not None:  # without one, its id is no empty text that a caller may send
+                ids.add(workload.lease.lease_id)
             if workload.state not in ENDED and name in ids:
                 return workload
         raise OperationError(

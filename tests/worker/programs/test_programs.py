@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import trio
+from leasehold.v1 import errors_pb2
+from leasehold_worker.errors import OperationError
 from leasehold_worker.files.file_descriptors import STARTED_WITH
 from leasehold_worker.host.process_files import read_stat
 from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive
 from leasehold_worker.programs import programs
-from leasehold_worker.programs.programs import LaunchError, launch, launched, wait_exit
+from leasehold_worker.programs.programs import LaunchError, forget_start, launch, launched, wait_exit
 
 from tests.worker.dead_volumes import dead_volume
 from tests.worker.small_disks import fill, small_disk
@@ -279,6 +281,20 @@ async def test_a_disk_that_hangs_holds_up_no_worker(tmp_path: Path, monkeypatch:
                 nursery=nursery,
             )
     assert not (tmp_path / "started").exists(), "its launcher has ended, which the nursery waited for"
+
+
+async def test_records_on_a_disk_that_hangs_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "RECORD_TIMEOUT_S", 0.5)
+    disk = tmp_path / "disk"
+    with (
+        dead_volume(disk),
+        trio.fail_after(15),
+        pytest.raises(OperationError, match="check the disk") as refused,
+    ):
+        await forget_start(disk / "w")
+    assert refused.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
 
 
 async def test_a_program_has_the_descriptors_that_the_worker_was_started_with(tmp_path: Path) -> None:

@@ -5,14 +5,17 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 import trio
+from leasehold.v1 import errors_pb2
 from msgspec import Meta
 
 from leasehold_worker.errors import OperationError
@@ -462,9 +465,29 @@ def _read_exit(folder: Path) -> tuple[ExitRecord | None, bool]:
     return exit_record(folder), over
 
 
-def forget_start(folder: Path) -> None:
-    """Prepares a folder for another start, once the former program has ended."""
+async def forget_start(folder: Path) -> None:
+    """Prepares a folder for another start, once the former program has ended.
+
+    Raises:
+        OperationError: STORAGE_UNAVAILABLE: the disk fails, or did not answer within RECORD_TIMEOUT_S.
+    """
+    given_up = threading.Event()
+    try:
+        await _in_time(partial(_forget_start, given_up), folder)
+    except OSError as error:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+            f"the records of the former program in {folder} can't be removed ({error.strerror}): check the "
+            "disk, and try again",
+        ) from error
+    finally:
+        given_up.set()
+
+
+def _forget_start(given_up: threading.Event, folder: Path) -> None:
     for name in (shim.EXIT_FILE, shim.PROCESS_FILE):
+        if given_up.is_set():
+            return  # the records may be those of another start by now
         (folder / name).unlink(missing_ok=True)
 
 

@@ -1,5 +1,6 @@
 """Restoring behind a launcher, against a CRIU that speaks as the real one does."""
 
+import errno
 import fcntl
 import os
 import re
@@ -180,6 +181,36 @@ async def test_a_cancellation_that_comes_too_late_changes_nothing(
             root = await restore(facts, image, pid, [pid], folder, group=None, nursery=nursery)
         assert is_alive(root)
         end(root)
+
+
+async def test_a_program_without_a_readable_record_has_ended_when_its_restore_is_cancelled(
+    make_criu: MakeCriu, image: Path, pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = make_criu("")
+    scope = trio.CancelScope()
+    restored: list[ProcessIdentity] = []
+
+    async def late(_: trio.lowlevel.FdStream) -> object:
+        who = await wait_for(lambda: launched(folder))
+        assert who is not None
+        open_files = f"/proc/{who.launcher_pid}/fd"
+        await wait_for(lambda: sorted(os.listdir(open_files)) == ["0", "1", "2"])
+        restored.append(who.program)
+        monkeypatch.setattr(programs, "abandon", refuse)
+        monkeypatch.setattr(programs, "launched", refuse)
+        scope.cancel()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(programs, "_read_record", late)
+    async with trio.open_nursery() as nursery:
+        with scope:
+            await restore(facts, image, pid, [pid], folder, group=None, nursery=nursery)
+        assert scope.cancelled_caught
+        assert not is_alive(restored[0])
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from leasehold_worker.errors import OperationError
 from leasehold_worker.hooks import freed_memory, runner
 from leasehold_worker.hooks.context import HookRecord
 
-from tests.worker.framework_servers import VllmServer, serving
+from tests.worker.framework_servers import Answer, Pending, VllmServer, serving
 from tests.worker.hook_contexts import DISCARD, OFFLOAD, RETAIN, context
 from tests.worker.sglang_server import SglangServer
 
@@ -484,3 +484,46 @@ async def test_a_drain_that_does_not_end_aborts_and_admits_again(
         await runner.down(context([hook], tmp_path, OFFLOAD, measure=vllm.measure))
     assert "/sleep" not in vllm.paths()
     assert vllm.paths()[-1] == "/resume"
+
+
+class VastVllmServer(VllmServer):
+    """A server of anybody's that fills its answers. It says all the time that it does not sleep."""
+
+    def serve(self, method: str, target: str, body: bytes) -> Answer | Pending:
+        if target.startswith("/is_sleeping"):
+            return 200, {"is_sleeping": False, "more": [[]] * 100_000}
+        return 200, None
+
+
+async def test_a_vast_answer_is_not_read_again_and_again(tmp_path: Path) -> None:
+    """The event loop reads what answers say."""
+    with serving(VastVllmServer()) as server:
+        used = context([engine(server)], tmp_path, OFFLOAD, measure=server.measure)
+        with trio.fail_after(20), pytest.raises(OperationError, match="has at least 400"):
+            await runner.down(used)
+        assert server.paths().count("/is_sleeping") == 2, "once on the way down, and once on the way back"
+
+
+async def test_a_vast_answer_to_a_reset_of_the_prefix_cache_is_a_warning(
+    vllm: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = context([engine(vllm)], tmp_path, OFFLOAD, measure=vllm.measure)
+    await runner.down(used)
+    serve = vllm.serve
+
+    def vast(method: str, target: str, body: bytes) -> Answer | Pending:
+        return (200, "x" * 100_000) if target == "/reset_prefix_cache" else serve(method, target, body)
+
+    monkeypatch.setattr(vllm, "serve", vast)
+    (warning,) = await runner.up(used)
+    assert "was not reset: the server's answer has at least 100002 bytes" in warning
+    assert vllm.serves
+
+
+async def test_sglang_has_settings_of_many_ranks(sglang: SglangServer, tmp_path: Path) -> None:
+    sglang.info["internal_states"] = [{"model_path": "acme/tiny"}] * 20_000
+    used = context([Hook(name="engine", sglang=SglangHook(url=sglang.url))], tmp_path, OFFLOAD)
+    await runner.down(used)
+    assert sglang.released
+    await runner.up(used)
+    assert sglang.serves

@@ -1,6 +1,8 @@
-"""Stops that an earlier start of the worker left unfinished, in the test's own process."""
+"""Stops that fail, or that an earlier start of the worker left unfinished, in the test's own process."""
 
-from collections.abc import AsyncIterator
+import resource
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
 from leasehold_worker.operations.kill import Killer
 from leasehold_worker.workloads.eviction import KEEP_RUNNING
-from leasehold_worker.workloads.states import RUNNING, SLEEPING, SUSPENDING, UNKNOWN
+from leasehold_worker.workloads.states import EXITED, RUNNING, SLEEPING, SUSPENDING, UNKNOWN
 from leasehold_worker.workloads.workload import Parked
 
 from tests.worker.agent.test_disk_recovery import end
@@ -54,3 +56,32 @@ async def test_a_stop_that_is_resumed_and_refused_leaves_the_workload_as_before_
             await parts.termination.resume(workload, NOW, Progress.unheard(), parked=False)
     assert (workload.state, workload.parked, workload.home, workload.error) == found
     await end(parts)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """No file, and so no process, can be opened meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["new", "restored"])
+async def test_a_workload_that_can_not_be_signalled_is_in_its_former_state(
+    parts: Parts, *, restored: bool
+) -> None:
+    """A restored workload is looked at before it is signalled, and the look fails, too."""
+    spec = WorkloadSpec(arguments=["sleep", "1000"])
+    await parts.operations.run("w", RunOperation(name="w", spec=spec), Progress.unheard())
+    workload = parts.workloads.get("w")
+    if restored:
+        workload.mark_restored()
+    with no_descriptors(), pytest.raises((OperationError, OSError), match=r"descriptors|Too many open files"):
+        await parts.termination.stop("w", NOW, Progress.unheard())
+    assert workload.state == RUNNING
+    workload.restored = False
+    await end(parts)
+    assert workload.state == EXITED

@@ -1,5 +1,6 @@
 """The start of a program, where whoever asked for it goes away or hears nothing."""
 
+import errno
 import os
 import resource
 import signal
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 import trio
+from leasehold.v1 import errors_pb2
+from leasehold_worker.errors import OperationError
 from leasehold_worker.files.file_descriptors import STARTED_WITH
 from leasehold_worker.host.process_files import read_stat
-from leasehold_worker.host.processes import ProcessIdentity, is_alive
+from leasehold_worker.host.processes import ProcessIdentity, identify, is_alive
 from leasehold_worker.programs import programs
-from leasehold_worker.programs.programs import LaunchError, launch, launched, wait_exit
+from leasehold_worker.programs.programs import LaunchError, forget_start, launch, launched, wait_exit
 
 from tests.worker.dead_volumes import dead_volume
 from tests.worker.small_disks import fill, small_disk
@@ -153,8 +156,145 @@ async def test_without_room_to_forbid_a_start_the_launcher_is_ended(
             root = await start(folder, nursery)
             os.kill(root.pid, signal.SIGKILL)
         except LaunchError:
-            assert launched(folder) is None
+            who = launched(folder)
+            assert who is None or not is_alive(who.program)
     assert root is None or launched(folder) is not None
+
+
+@pytest.fixture
+def damaged_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker can neither read nor write the records of launchers, which can."""
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(programs, "abandon", refuse)
+    monkeypatch.setattr(programs, "launched", refuse)
+
+
+@pytest.mark.usefixtures("damaged_disk")
+async def test_a_launcher_that_waits_for_its_disk_is_ended_before_the_start_has_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_process = trio.lowlevel.open_process
+    launchers: list[trio.Process] = []
+
+    async def open_stopped(command: Sequence[str], **settings: Any) -> trio.Process:
+        process = await open_process(command, **settings)
+        process.send_signal(signal.SIGSTOP)
+        launchers.append(process)
+        return process
+
+    async def hear(descriptor: int) -> None:
+        os.close(descriptor)
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", open_stopped)
+    monkeypatch.setattr(programs, "_hear", hear)
+    async with trio.open_nursery() as nursery:
+        try:
+            with pytest.raises(
+                LaunchError, match=f"cancelled: check the disk of {folder} .*Input/output error"
+            ):
+                await start(folder, nursery)
+            assert launchers[0].returncode == -signal.SIGKILL
+        finally:
+            launchers[0].kill()
+    assert launched(folder) is None
+
+
+TWO_PROCESSES = ["sh", "-c", 'sleep 60 & echo $! >"$0/second"; mv "$0/second" "$0/child"; wait']
+
+
+async def start_unread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> tuple[ProcessIdentity | None, list[ProcessIdentity]]:
+    """Starts a program of two processes, without a report of the launcher.
+
+    Returns:
+        What the worker takes for the program. None: the start has failed. And the two processes.
+    """
+    running: list[ProcessIdentity] = []
+
+    async def hear(descriptor: int) -> None:
+        with trio.fail_after(START_TIMEOUT_S):
+            while not (folder / "child").exists():  # noqa: ASYNC110 - a file tells nobody
+                await trio.sleep(0.01)
+        who, second = launched(folder), identify(int((folder / "child").read_text()))
+        assert who is not None
+        assert second is not None
+        running.extend([who.program, second])
+        os.close(descriptor)
+
+    monkeypatch.setattr(programs, "_hear", hear)
+    try:
+        root = await start(folder, nursery, arguments=[*TWO_PROCESSES, str(folder)])
+    except LaunchError:
+        root = None
+    return root, running
+
+
+@pytest.mark.usefixtures("damaged_disk")
+async def test_a_program_without_a_readable_record_has_ended_when_its_start_has_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trio.open_nursery() as nursery:
+        root, running = await start_unread(folder, monkeypatch, nursery)
+        assert root is None
+        assert len(running) == 2
+        assert not any(map(is_alive, running))
+
+
+@pytest.mark.usefixtures("damaged_disk")
+async def test_a_program_that_does_not_end_has_been_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workload keeps the GPUs until its end."""
+    monkeypatch.setattr(programs, "EXIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(programs, "send_signal", lambda *_: None)  # as if it were stuck in the kernel
+    async with trio.open_nursery() as nursery:
+        root, running = await start_unread(folder, monkeypatch, nursery)
+        assert root == running[0]
+        assert all(map(is_alive, running))
+        for identity in running:
+            os.kill(identity.pid, signal.SIGKILL)
+
+
+async def test_a_disk_that_hangs_holds_up_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of its records, which neither the worker nor the launcher can reach."""
+    for name in ("START_TIMEOUT_S", "RECORD_TIMEOUT_S", "EXIT_TIMEOUT_S"):
+        monkeypatch.setattr(programs, name, 0.5)
+    disk = tmp_path / "disk"
+    async with trio.open_nursery() as nursery:
+        with (
+            dead_volume(disk),
+            (tmp_path / "output").open("ab") as output,
+            trio.fail_after(15),
+            pytest.raises(LaunchError, match=f"cancelled: check the disk of {disk}.* did not answer"),
+        ):
+            await launch(
+                disk / "w",
+                ["touch", str(tmp_path / "started")],
+                working_directory=tmp_path,
+                environment=dict(os.environ),
+                output=output.fileno(),
+                group=None,
+                nursery=nursery,
+            )
+    assert not (tmp_path / "started").exists(), "its launcher has ended, which the nursery waited for"
+
+
+async def test_records_on_a_disk_that_hangs_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "RECORD_TIMEOUT_S", 0.5)
+    disk = tmp_path / "disk"
+    with (
+        dead_volume(disk),
+        trio.fail_after(15),
+        pytest.raises(OperationError, match="check the disk") as refused,
+    ):
+        await forget_start(disk / "w")
+    assert refused.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
 
 
 async def test_a_program_has_the_descriptors_that_the_worker_was_started_with(tmp_path: Path) -> None:

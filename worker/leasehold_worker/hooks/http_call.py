@@ -8,17 +8,18 @@ to any other.
 import contextlib
 import dataclasses
 import http.client
-import json
 import math
 import socket
 import threading
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+import msgspec
 import trio
 
+from leasehold_worker.hooks.context import HookFailedError
 from leasehold_worker.host.accounts import Account
 from leasehold_worker.host.process_readings import user_threads
 from leasehold_worker.programs.user_files import UserFileError, connect_as
@@ -26,10 +27,19 @@ from leasehold_worker.programs.user_files import UserFileError, connect_as
 MOST_ANSWER_BYTES: Final = 1024 * 1024
 """Bytes read of an answer. SGLang sends all its settings in one: tens of kilobytes."""
 
+FIELD_ANSWER_BYTES: Final = 16 * 1024
+"""Bound of answers whose fields are read, except SGLang's settings. Other routes send less than 1 KiB.
+
+The event loop reads the fields, and some routes are queried several times a second.
+"""
+
 HIDDEN: Final = "[credential]"
 """Text in place of a token that a server repeats."""
 
 _SHOWN: Final = 300
+_EXCERPT_BYTES: Final = 2048
+"""Beginning of a server's text that messages are made of."""
+
 _NO_DEADLINE_S: Final = 30.0
 HTTP: Final = "http"
 """Kind of the threads of calls. Servers that hang block no reads of NVML or the disk, and no other user."""
@@ -61,18 +71,32 @@ class HttpAnswer:
         """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
-    def field(self, name: str) -> object:
-        """A field of a body that is a JSON object. None: it has none."""
+    def field(self, name: str, most_bytes: int = FIELD_ANSWER_BYTES) -> bool | str | None:
+        """A field of a body that is a JSON object. None: it has no such field, or neither text nor a boolean.
+
+        Raises:
+            HookFailedError: The body has most_bytes or more.
+        """
+        if len(self.body) >= most_bytes:
+            raise HookFailedError(
+                f"the server's answer has at least {len(self.body)} bytes, and {name} is read from answers "
+                f"of less than {most_bytes} bytes: check which server listens at the hook's url"
+            )
         try:
-            value = json.loads(self.body)
+            value: bool | str | None = getattr(_decoder(name).decode(self.body), name)
         except (ValueError, RecursionError):
             return None
-        return value.get(name) if isinstance(value, dict) else None
+        return value
 
     def __str__(self) -> str:
-        text = _without(self.token, printable(self.body.decode(errors="replace")))
-        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-        return f"{self.status}: {shown}" if shown else str(self.status)
+        text = _shown(self.body, self.token)
+        return f"{self.status}: {text}" if text else str(self.status)
+
+
+@cache
+def _decoder(name: str) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Decodes one field only. Python objects of all the others would block the event loop."""
+    return msgspec.json.Decoder(msgspec.defstruct("Answer", [(name, bool | str | None, None)]))
 
 
 def printable(text: str) -> str:
@@ -81,12 +105,18 @@ def printable(text: str) -> str:
 
 
 def _told(error: Exception, token: str) -> str:
-    said = _without(token, printable(str(error)))
-    return (said if len(said) <= _SHOWN else said[:_SHOWN] + "…") or type(error).__name__
+    return _shown(str(error).encode(errors="replace"), token) or type(error).__name__
 
 
-def _without(token: str, text: str) -> str:
-    return text.replace(token, HIDDEN) if token else text
+def _shown(said: bytes, token: str) -> str:
+    """The beginning of a server's text as one line, without the token of the request."""
+    excerpt = said[: _EXCERPT_BYTES + len(token)]
+    text = excerpt.decode(errors="replace")
+    text = text.replace(token, HIDDEN) if token else text
+    if token and len(excerpt) < len(said):
+        text = text[: -len(token)]  # the beginning of a token may be at the end
+    line = printable(text)
+    return line if len(line) <= _SHOWN else line[:_SHOWN] + "…"
 
 
 def check_url(url: str) -> SplitResult:

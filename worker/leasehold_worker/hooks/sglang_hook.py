@@ -31,7 +31,7 @@ from leasehold.v1 import eviction_pb2
 
 from leasehold_worker.hooks.context import HookFailedError, Turn
 from leasehold_worker.hooks.credentials import read_token
-from leasehold_worker.hooks.http_call import HttpAnswer, HttpCallError, call
+from leasehold_worker.hooks.http_call import MOST_ANSWER_BYTES, HttpAnswer, HttpCallError, call
 
 IDLE_INTERVAL_S: Final = 0.2
 """Interval of queries whether requests are running."""
@@ -179,7 +179,7 @@ async def _load_weights(turn: Turn) -> None:
     if not record.holds(_note(turn, DROPPED)):
         return
     info = await _server_info(turn)
-    answer = await _post(turn, "/update_weights_from_disk", {"model_path": info.field("model_path")})
+    answer = await _post(turn, "/update_weights_from_disk", {"model_path": _setting(info, "model_path")})
     if not answer.good or answer.field("success") is False:
         raise _refused(turn, "/update_weights_from_disk", answer)
     await record.remove(_note(turn, DROPPED))
@@ -209,14 +209,19 @@ async def _server_info(turn: Turn) -> HttpAnswer:
 
 def _require_settings(turn: Turn, info: HttpAnswer, tags: list[str], discards: bool) -> None:
     url = turn.hook.sglang.url
-    if info.field("enable_memory_saver") is not True:
+    if _setting(info, "enable_memory_saver") is not True:
         raise HookFailedError(f"{url} runs without its memory saver: start it with --enable-memory-saver")
-    if discards and not isinstance(info.field("model_path"), str):
+    if discards and not isinstance(_setting(info, "model_path"), str):
         raise HookFailedError(f"{url} reports no model_path, so its weights could not be loaded again")
-    if not discards and _WEIGHTS in tags and info.field("enable_weights_cpu_backup") is not True:
+    if not discards and _WEIGHTS in tags and _setting(info, "enable_weights_cpu_backup") is not True:
         raise HookFailedError(
             f"{url} would lose its weights: start it with --enable-weights-cpu-backup, or discard them"
         )
+
+
+def _setting(info: HttpAnswer, name: str) -> bool | str | None:
+    # The answer has the settings once more for each rank, and is queried a few times in an operation only.
+    return info.field(name, MOST_ANSWER_BYTES)
 
 
 async def _post_if_offered(turn: Turn, path: str, body: dict[str, str]) -> None:

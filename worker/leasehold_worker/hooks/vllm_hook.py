@@ -134,10 +134,11 @@ async def _require_awake(turn: Turn) -> None:
 async def _reset_prefix_cache(turn: Turn) -> None:
     try:
         answer = await _control(turn, "POST", "/reset_prefix_cache")
+        is_reset = answer.field("success") is not False
     except HookFailedError as error:
         turn.warnings.append(f"hook {turn.hook.name}: the prefix cache was not reset: {error}")
         return
-    if answer.field("success") is False:
+    if not is_reset:
         turn.warnings.append(
             f"hook {turn.hook.name}: the server did not reset its prefix cache: it was in use"
         )

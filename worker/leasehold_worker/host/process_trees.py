@@ -273,13 +273,18 @@ def kill_tree(tree: ProcessTree) -> None:
         send_signal(identity, signal.SIGKILL)
 
 
+def child_pids(parent: ProcessIdentity) -> set[Pid]:
+    """The pids of the children of a process that has one thread, with those that it has not waited for."""
+    return {Pid(int(text)) for text in read_process_file(parent.pid, f"task/{parent.pid}/children").split()}
+
+
 def kill_children(parent: ProcessIdentity) -> set[ProcessIdentity]:
     """Sends SIGKILL to the children of a process that has one thread. Returns those that lived."""
     killed: set[ProcessIdentity] = set()
     if not is_alive(parent):
         return killed
-    for text in read_process_file(parent.pid, f"task/{parent.pid}/children").split():
-        child = identify(int(text))
+    for pid in child_pids(parent):
+        child = identify(pid)
         if child is None:
             continue
         with suppress(OperationError), held(child) as pidfd:

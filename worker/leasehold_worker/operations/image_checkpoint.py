@@ -262,7 +262,7 @@ class ImageCheckpoint:
         progress.enter("resume")
         folder = self._workloads.folder(workload.workload_id)
         group = self._host_shares.group_of(workload)
-        forget_start(folder)
+        await forget_start(folder)
         self._host_shares.limit_memory(workload, sum(parked.device_memory_bytes.values()))
         root = await restore_image(
             criu,

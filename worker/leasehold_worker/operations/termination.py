@@ -1,7 +1,8 @@
 """The end of a workload on request."""
 
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, final
 
 import trio
@@ -53,7 +54,8 @@ class Termination:
         restored workload without a handler of SIGTERM, which would kill it while it runs.
 
         Raises:
-            OperationError: UNSAFE_KILL, or DRIVER_ERROR if a process is stuck in the kernel.
+            OperationError: UNSAFE_KILL, or PERMISSION_OR_OS: the first process can't be signalled. The
+                workload is in its former state. DRIVER_ERROR: a process is stuck in the kernel.
         """
         workload = self._workloads.get(workload_id)
         if workload.state in ENDED:
@@ -64,17 +66,17 @@ class Termination:
             workload_id, workload.members, workload.gpu_uuids, (), parked=before in (SUSPENDED, *AWAY)
         )
         await progress.intend(Intent("stop", (target,)))
-        self._workloads.set_state(workload, STOPPING)
         if before in AWAY:
+            self._workloads.set_state(workload, STOPPING)
             self._exit_monitor.end(workload, EXITED)
             return
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True), self._stopping(workload, before):
             if before in (RUNNING, SLEEPING) and self._may_terminate(workload, force=operation.force):
                 progress.enter("terminate")
                 send_signal(workload.root, signal.SIGTERM)
                 await _wait_grace(workload, operation)
             if not workload.ended.is_set():
-                await self._kill(workload, before, progress, force=operation.force)
+                await self._kill(workload, progress, force=operation.force)
 
     async def resume(
         self, workload: Workload, operation: operation_pb2.StopOperation, progress: Progress, *, parked: bool
@@ -95,16 +97,16 @@ class Termination:
         """
         if workload.state in ENDED:
             return
-        self._workloads.set_state(workload, STOPPING)
+        before = SUSPENDED if parked else _state_before(workload)
         if workload.absent:
+            self._workloads.set_state(workload, STOPPING)
             self._exit_monitor.end(workload, EXITED)
             return
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True), self._stopping(workload, before):
             if not parked and self._may_terminate(workload, force=operation.force):
                 await _wait_grace(workload, operation)
             if not workload.ended.is_set():
-                before = SUSPENDED if parked else _state_before(workload)
-                await self._kill(workload, before, progress, force=operation.force)
+                await self._kill(workload, progress, force=operation.force)
 
     async def end_processes(
         self,
@@ -148,22 +150,22 @@ class Termination:
     def _may_terminate(self, workload: Workload, *, force: bool) -> bool:
         return force or not workload.restored or catches(workload.root, signal.SIGTERM)
 
-    async def _kill(
-        self,
-        workload: Workload,
-        before: workload_pb2.WorkloadState.ValueType,
-        progress: Progress,
-        *,
-        force: bool,
-    ) -> None:
+    @contextmanager
+    def _stopping(self, workload: Workload, before: workload_pb2.WorkloadState.ValueType) -> Iterator[None]:
+        """Sets STOPPING. If the workload can't be signalled or killed, sets its former state again."""
+        self._workloads.set_state(workload, STOPPING)
         try:
-            await self._killer.kill(workload, progress, force=force)
-        except OperationError as error:
-            if workload.headless:
-                self._workloads.lose(workload, error)
-            else:
-                self._workloads.set_state(workload, before)
+            yield
+        except BaseException as error:
+            if workload.state == STOPPING:
+                if workload.headless and isinstance(error, OperationError):
+                    self._workloads.lose(workload, error)
+                else:
+                    self._workloads.set_state(workload, before)
             raise
+
+    async def _kill(self, workload: Workload, progress: Progress, *, force: bool) -> None:
+        await self._killer.kill(workload, progress, force=force)
         with trio.move_on_after(KILL_WAIT_S):
             await workload.ended.wait()
         if not workload.ended.is_set():

@@ -1,23 +1,36 @@
 """A workload's program, behind a launcher that outlives the worker and records the exit."""
 
-import contextlib
+import errno
 import logging
 import os
+import signal
 import subprocess
+import threading
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 import trio
+from leasehold.v1 import errors_pb2
 from msgspec import Meta
 
+from leasehold_worker.errors import OperationError
 from leasehold_worker.files import file_descriptors, private_directories
 from leasehold_worker.files.workload_files import NotRegularError, read_regular
 from leasehold_worker.host.process_files import Pid
-from leasehold_worker.host.processes import ProcessIdentity, boot_id, is_alive, wait_ended
+from leasehold_worker.host.process_trees import child_pids
+from leasehold_worker.host.processes import (
+    ProcessIdentity,
+    boot_id,
+    identify,
+    is_alive,
+    send_signal,
+    wait_ended,
+)
 from leasehold_worker.programs import shim
 from leasehold_worker.programs.child_input import child_input, environment_entries
 from leasehold_worker.programs.error_text import error_text
@@ -27,7 +40,10 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 30.0
 EXIT_TIMEOUT_S: Final = 5.0
-"""Time for a launcher to record how its program ended."""
+"""Time for a launcher to record how its program ended, and for killed processes to end."""
+
+RECORD_TIMEOUT_S: Final = 5.0
+"""Time for the disk to answer an access to the records of a launcher. A hung disk never answers."""
 
 POLL_INTERVAL_S: Final = 0.01
 
@@ -39,6 +55,7 @@ LAST_TIME_S: Final = 253_402_300_799.0
 _Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Record = TypeVar("_Record", bound=msgspec.Struct)
+_Result = TypeVar("_Result")
 
 
 class LaunchError(Exception):
@@ -122,7 +139,7 @@ async def launch(
         LaunchError: The program could not be started.
     """
     command = [*module_command(shim.__name__), str(folder), boot_id()]
-    # Shielded, for 35 s at most: a program that may have been started must not be forgotten.
+    # Shielded, for 45 s at most: a program that may have been started must not be forgotten.
     with trio.CancelScope(shield=True), _environment_input(environment) as environment_descriptor:
         read_end, write_end = os.pipe()
         place = (file_descriptors.STARTED_WITH, group or "", limits, user)
@@ -205,7 +222,7 @@ async def relaunch(
     stream = trio.lowlevel.FdStream(read_end)
     try:
         with trio.move_on_after(timeout_s):
-            return _restored(await _read_record(stream), folder)
+            return await _restored(await _read_record(stream), folder)
     except trio.Cancelled:
         with trio.CancelScope(shield=True):
             if who := await _give_up_restore(folder, process, stream):
@@ -233,11 +250,18 @@ def _environment_input(environment: Mapping[str, str]) -> Iterator[int]:
 async def _give_up_restore(
     folder: Path, process: trio.Process, stream: trio.lowlevel.FdStream
 ) -> ProcessIdentity | None:
-    """Abandons a restore, and waits until no process of it is left, unless the launcher was faster."""
-    with contextlib.suppress(OSError):  # no disk space for the marker file: killing the restore suffices
-        if not abandon(folder):
+    """Abandons a restore, and waits until no process of it is left, unless the launcher was faster.
+
+    Returns:
+        The restored program, or a process of a failed restore that has not ended. None: no process runs.
+    """
+    try:
+        if await _in_time(_abandoned, folder):
             with trio.move_on_after(START_TIMEOUT_S):
-                return _restored(await _read_record(stream), folder)
+                return await _restored(await _read_record(stream), folder)
+    except OSError as error:
+        logger.error("%s: %s: the processes of the restore are killed", folder, error.strerror)
+        return await _end(process)
     process.terminate()
     with trio.move_on_after(START_TIMEOUT_S):
         await process.wait()
@@ -252,17 +276,19 @@ async def _read_record(stream: trio.lowlevel.FdStream) -> _StartRecord:
     return msgspec.json.decode(data, type=_StartRecord) if data else _StartRecord()
 
 
-def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
+async def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
     """The identity of the restored program, from the report or, after a timeout, from the folder.
 
     Raises:
         LaunchError: No program was restored.
+        OSError: The disk fails or hangs.
     """
     if said.error:
         raise LaunchError(said.error)
     if not said.pid:
-        who = launched(folder)
-        if who is None or exit_record(folder) is not None or not is_alive(who.launcher):
+        who = await _in_time(launched, folder)
+        ended = await _in_time(exit_record, folder)
+        if who is None or ended is not None or not is_alive(who.launcher):
             raise LaunchError("its launcher has ended")
         return who.program
     return ProcessIdentity(Pid(said.pid), said.start_time_ticks)
@@ -271,23 +297,80 @@ def _restored(said: _StartRecord, folder: Path) -> ProcessIdentity:
 async def _give_up(folder: Path, process: trio.Process) -> _StartRecord:
     """Abandons a start without a report, unless the launcher was faster.
 
-    The launcher ends. Its user may have stopped the first process, or sent it to a volume that hangs.
+    The launcher ends. Its user may have stopped the first process, or sent it to a volume that hangs. If the
+    disk of the folder fails or hangs, all processes of the start are killed. A process that does not end
+    counts as the program, which keeps its GPUs until its end.
     """
-    with contextlib.suppress(OSError):  # no disk space for the marker file: killing the shim suffices
-        abandon(folder)
-    if launched(folder) is None:
-        process.kill()
-        with trio.move_on_after(EXIT_TIMEOUT_S):
-            await process.wait()
-    who = launched(folder)
+    who: Launched | None = None
+    disk = "of its working directory"
+    try:
+        who = await _in_time(_abandoned, folder)
+    except OSError as error:
+        logger.error("%s: %s: the processes of the start are killed", folder, error.strerror)
+        disk = f"of {folder} ({error_text(error)})"
+        if left := await _end(process):
+            return _StartRecord(pid=left.pid, start_time_ticks=left.start_time_ticks)
+    else:
+        if who is None:
+            process.kill()
+            with trio.move_on_after(EXIT_TIMEOUT_S):
+                await process.wait()
     if who is None:
         return _StartRecord(
             error=(
                 f"its launcher did not answer within {START_TIMEOUT_S:g} s, so the start was "
-                "cancelled: check the disk of its working directory"
+                f"cancelled: check the disk {disk}"
             )
         )
     return _StartRecord(pid=who.pid, start_time_ticks=who.start_time_ticks)
+
+
+async def _end(process: trio.Process) -> ProcessIdentity | None:
+    """Kills a launcher and all processes below it, and waits for their end.
+
+    Returns:
+        A process below the launcher that has not ended within EXIT_TIMEOUT_S. None: all have ended.
+    """
+    launcher = identify(process.pid)
+    if launcher is None:
+        await trio.lowlevel.checkpoint()
+        return None
+    # A stopped launcher starts nothing, and is still the parent of all orphans.
+    process.send_signal(signal.SIGSTOP)
+    left: list[ProcessIdentity] = []
+    seen: set[Pid] | None = None
+    try:
+        with trio.move_on_after(EXIT_TIMEOUT_S):
+            while True:
+                pids = child_pids(launcher)
+                if not is_alive(launcher):
+                    break
+                left = [child for child in map(identify, pids) if child is not None]
+                # A child that has ended since it was listed left its own children to the launcher. A second
+                # look shows them.
+                if not left and pids == seen:
+                    break
+                seen = None if left else pids
+                for child in left:
+                    with suppress(OperationError):
+                        send_signal(child, signal.SIGKILL)
+                await trio.sleep(POLL_INTERVAL_S)
+    finally:
+        process.kill()
+    with trio.move_on_after(EXIT_TIMEOUT_S):
+        await process.wait()
+    return next((child for child in left if is_alive(child)), None)
+
+
+async def _in_time(access: Callable[[Path], _Result], folder: Path) -> _Result:
+    """Accesses the records in a folder in a thread, which a timeout or a cancellation abandons.
+
+    Raises:
+        OSError: The disk fails, or did not answer within RECORD_TIMEOUT_S.
+    """
+    with trio.move_on_after(RECORD_TIMEOUT_S):
+        return await trio.to_thread.run_sync(access, folder, abandon_on_cancel=True)
+    raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {RECORD_TIMEOUT_S:g} s")
 
 
 async def _hear(descriptor: int) -> _StartRecord | None:
@@ -334,6 +417,22 @@ def abandon(folder: Path) -> bool:
     return True
 
 
+def _abandoned(folder: Path) -> Launched | None:
+    """Abandons a start that may be running. Returns the program if it was started before.
+
+    Raises:
+        OSError: The disk fails. The program may have been started, or may be started later.
+    """
+    try:
+        if abandon(folder):
+            return None
+    except OSError:  # such as a lack of disk space for the marker file
+        if who := launched(folder):
+            return who
+        raise
+    return launched(folder)
+
+
 async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None:
     """Waits for a program's end. None: it has ended without a record that can be read."""
     await wait_ended(program)
@@ -366,9 +465,29 @@ def _read_exit(folder: Path) -> tuple[ExitRecord | None, bool]:
     return exit_record(folder), over
 
 
-def forget_start(folder: Path) -> None:
-    """Prepares a folder for another start, once the former program has ended."""
+async def forget_start(folder: Path) -> None:
+    """Prepares a folder for another start, once the former program has ended.
+
+    Raises:
+        OperationError: STORAGE_UNAVAILABLE: the disk fails, or did not answer within RECORD_TIMEOUT_S.
+    """
+    given_up = threading.Event()
+    try:
+        await _in_time(partial(_forget_start, given_up), folder)
+    except OSError as error:
+        raise OperationError(
+            errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
+            f"the records of the former program in {folder} can't be removed ({error.strerror}): check the "
+            "disk, and try again",
+        ) from error
+    finally:
+        given_up.set()
+
+
+def _forget_start(given_up: threading.Event, folder: Path) -> None:
     for name in (shim.EXIT_FILE, shim.PROCESS_FILE):
+        if given_up.is_set():
+            return  # the records may be those of another start by now
         (folder / name).unlink(missing_ok=True)
 
 

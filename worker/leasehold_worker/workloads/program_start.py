@@ -177,7 +177,7 @@ class ProgramStart:
                 f"workload {workload.name} ran as {workload.user}, and the worker's run_as maps its owner to "
                 "another Unix user now: run it anew, or change run_as",
             )
-        forget_start(self._workloads.folder(workload_id))
+        await forget_start(self._workloads.folder(workload_id))
         root = await self.start(
             workload_id, workload.name, workload.spec, lease, account, warnings, restores=restores
         )

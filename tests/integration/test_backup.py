@@ -142,6 +142,14 @@ def test_an_error_of_a_temporary_file_names_the_archive(fleet: Fleet, tmp_path: 
     assert str(_naming(archive, OSError("unexpected end of data"))) == "unexpected end of data"
 
 
+def test_settings_that_are_wrong_are_a_usage_error(fleet: Fleet, tmp_path: Path) -> None:
+    settings = tmp_path / "coordinator.toml"
+    settings.write_text('lissten = "127.0.0.1:0"\n')
+    archive = str(tmp_path / "backup.tar.gz")
+    fleet.refuse("backup", "create", "--config", str(settings), archive, code=2, match="lissten")
+    fleet.refuse("backup", "create", "--state-dir", "", archive, code=2, match="is empty")
+
+
 @pytest.mark.long
 def test_nothing_is_overwritten(fleet: Fleet) -> None:
     back_up(fleet, "create")

@@ -87,6 +87,32 @@ def test_a_client_that_is_closed_during_a_call_opens_no_channel(
     asyncio.run(main())
 
 
+def test_a_watch_whose_client_is_closed_is_told_so(scripted: ScriptedCoordinator) -> None:
+    """It looked as if somebody had cancelled its task."""
+    ended = threading.Event()
+
+    def watch(request: Any, context: grpc.ServicerContext) -> Iterator[fleet_service_pb2.WatchFleetResponse]:
+        yield fleet_service_pb2.WatchFleetResponse()
+        ended.wait(TIMEOUT_S)
+
+    async def main() -> None:
+        client, begun = AsyncClient(scripted.address), asyncio.Event()
+
+        async def follow() -> None:
+            async for _ in client.watch_fleet():
+                begun.set()
+
+        following = asyncio.create_task(follow())
+        await asyncio.wait_for(begun.wait(), TIMEOUT_S)
+        await client.close()
+        with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
+            await following
+        ended.set()
+
+    scripted.answers["WatchFleet"] = watch
+    asyncio.run(main())
+
+
 def test_calls_of_one_client_run_at_once(scripted: ScriptedCoordinator) -> None:
     both = threading.Barrier(2)
 

@@ -111,3 +111,21 @@ def test_stop_is_forced_only_where_it_is_asked_for(
     [request] = scripted.asked(workload_service_pb2.StopWorkloadRequest)
     assert request.operation.force == force
     assert request.operation.HasField("grace")
+
+
+def test_an_unknown_command_is_named_beside_one_that_is_too_late(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    plays(scripted, command(SUCCEEDED))
+    known = scripted.answers["CancelCommand"]
+
+    def cancel(request: command_service_pb2.CancelCommandRequest, context: grpc.ServicerContext) -> object:
+        if request.command_id == "nope":
+            refuse(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_COMMAND", "no command has the id 'nope'")
+        return known(request, context)
+
+    scripted.answers["CancelCommand"] = cancel
+    done = leasehold("cancel", "c-1", "nope")
+    assert done.code == 1
+    assert "too late to cancel c-1" in done.stderr
+    assert "no command has the id 'nope'" in done.stderr

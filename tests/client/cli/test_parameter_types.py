@@ -75,6 +75,7 @@ def test_no_option_shows_a_range_in_symbols() -> None:
         ["suspend", "--filter", ""],
         ["cordon", "--reason", "x", "-l", ""],
         ["whoami", "--context", ""],
+        ["local", "release", ""],
     ],
     ids=" ".join,
 )
@@ -89,7 +90,11 @@ def test_a_value_that_is_empty_is_refused(bare_leasehold: CommandLine, line: lis
     "line",
     [
         ["exec", "--gpus", "many", "--", "true"],
+        ["exec", "--evict", "bogus", "--", "true"],
+        ["exec", "--yield-grace", "5", "--", "true"],
+        ["exec", "--hooks", "/no/such/file", "--", "true"],
         ["exec"],
+        ["run", "--attach", "--evict", "bogus", "--", "true"],
         ["run", "--gpus", "many", "--attach", "--", "true"],
         ["run", "--attach"],
         ["run", "--attach", "-f", "/no/such/job.toml", "--", "true"],

@@ -131,6 +131,7 @@ def test_a_wrong_value_of_a_job_file_is_one_line_with_its_key(
         ("--annotation =x", "invalid annotation '=x': write KEY=VALUE"),
         ("--label a=1 --label a=2", "the label 'a' has two values: give one"),
         ("--env A=1 --env A=", "the variable 'A' has two values: give one"),
+        ("--preempt one,", "'one,' has an empty name"),
     ],
 )
 def test_bad_usage(leasehold: CommandLine, creating: ScriptedCoordinator, options: str, match: str) -> None:

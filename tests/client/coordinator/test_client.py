@@ -1,5 +1,6 @@
 """The Python client against a scripted coordinator."""
 
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +44,23 @@ def test_a_client_that_another_thread_closes_is_told_so(scripted: ScriptedCoordi
     method: Any = closing_meanwhile
     with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
         client._connection.once(method, fleet_service_pb2.ListWorkersRequest())
+
+
+def test_a_watch_whose_client_is_closed_is_told_so(scripted: ScriptedCoordinator) -> None:
+    ended = threading.Event()
+
+    def watch(request: Any, context: grpc.ServicerContext) -> Iterator[fleet_service_pb2.WatchFleetResponse]:
+        yield fleet_service_pb2.WatchFleetResponse()
+        ended.wait(30)
+
+    scripted.answers["WatchFleet"] = watch
+    client = Client(scripted.address)
+    responses = client.watch_fleet()
+    next(responses)
+    client.close()
+    with pytest.raises(LeaseholdError, match="this client is closed: make another one"):
+        next(responses)
+    ended.set()
 
 
 def test_a_client_that_is_closed_makes_no_call(scripted: ScriptedCoordinator) -> None:

@@ -144,6 +144,11 @@ def test_what_was_never_started_is_not_stopped(operation: Operation) -> None:
     for other in (adopted, concluded, started):
         other.CopyFrom(workload)
     adopted.origin = workload_pb2.WORKLOAD_ORIGIN_ADOPT  # a failed adoption leaves its program running
+    with pytest.raises(
+        FleetError, match="its worker did not adopt its process, which is not Leasehold's: del"
+    ):
+        check_state(adopted, operation)
+    adopted.origin = workload_pb2.WORKLOAD_ORIGIN_CLAIM
     concluded.status.error.metadata["concluded_by"] = "coordinator"  # nobody knows what the worker did
     started.status.start_time.GetCurrentTime()
     for other in (adopted, concluded, started):

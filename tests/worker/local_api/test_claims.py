@@ -303,6 +303,14 @@ async def test_a_release_that_can_not_be_done_is_no_command(
         assert "release begins" in caplog.text
 
 
+async def test_no_lease_is_not_the_id_of_one(local: Local, peer: Peer) -> None:
+    """A program without GPUs has an empty LEASEHOLD_LEASE_ID, and released the workload of another one."""
+    await local.grant(peer, wanted(0))
+    with pytest.raises(OperationError) as error:
+        await local.answers.release(peer, "")
+    assert error.value.reason == errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD
+
+
 async def test_a_list_has_no_values_of_variables(local: Local, peer: Peer) -> None:
     await local.grant(peer, wanted())
     (workload,) = local.parts.workloads.all()

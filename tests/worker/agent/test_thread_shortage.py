@@ -1,7 +1,11 @@
 """A worker that can start no thread for a while, as after a fork bomb of a workload."""
 
+import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +45,14 @@ ThreadCache.start_thread_soon = start_soon_unless_short
 {WORKER}
 """
 """A worker that can start no thread whose name begins with the text of a file. Trio has no idle threads."""
+
+HOLD = """
+import sys
+from leasehold_client.local import claim
+with claim(gpus=0, socket=sys.argv[1]) as lease:
+    print("held", flush=True)
+    lease.ended.wait()
+"""
 
 SHORTAGE_S = 12.0
 """Time in which each task of the worker has its turn: the disk usage is measured every 10 s."""
@@ -109,3 +121,38 @@ def test_a_worker_outlives_a_shortage_of_threads(
     wait(lambda: gpus(socket) == 4, worker)
     assert session.run("c3", "w3", run=counter_run("three")).result.claimed_gpu_uuids
     assert worker.stop() == 0, worker.log.read_text()
+
+
+@contextlib.contextmanager
+def claimed(socket: Path) -> Iterator[None]:
+    """A claim of another process, which takes a thread of the local API."""
+    command = [sys.executable, "-c", HOLD, str(socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert select.select([holder.stdout], [], [], 20)[0], "no claim is granted"
+            assert holder.stdout.readline() == "held\n"
+            yield
+        finally:
+            holder.kill()
+
+
+def test_calls_are_served_while_no_thread_can_be_started_for_them(
+    worker: WorkerProcess, coordinator: ScriptedCoordinator, tmp_path: Path, shortage: Path
+) -> None:
+    socket = tmp_path / "state/worker.sock"
+    coordinator.next_session()
+    with claimed(socket):
+        shortage.write_text("local-api")
+        with claimed(socket):
+            assert gpus(socket) == 4
+    assert worker.stop() == 0, worker.log.read_text()
+
+
+def test_a_worker_ends_in_time_while_no_thread_can_be_started(
+    worker: WorkerProcess, coordinator: ScriptedCoordinator, tmp_path: Path, shortage: Path
+) -> None:
+    coordinator.next_session()
+    with claimed(tmp_path / "state/worker.sock"):
+        shortage.write_text("")
+        assert worker.stop() == 0, worker.log.read_text()

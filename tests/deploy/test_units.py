@@ -56,6 +56,12 @@ def test_workloads_outlive_the_worker() -> None:
     assert int(unit["TimeoutStopSec"][0]) > FINISH_TIMEOUT_S + SETTLE_TIMEOUT_S
 
 
+def test_processes_of_workloads_do_not_end_the_worker_for_good() -> None:
+    unit, service = (UNITS / "leasehold-worker.service").read_text().split("[Service]")
+    assert "\nTasksMax=infinity\n" in service
+    assert "\nStartLimitIntervalSec=0\n" in unit
+
+
 @pytest.mark.parametrize("name", ["coordinator", "worker"])
 def test_systemd_is_told_of_the_start_and_watches_the_daemon(name: str) -> None:
     unit = settings(name)

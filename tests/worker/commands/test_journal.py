@@ -175,6 +175,25 @@ async def test_a_disk_that_refuses_refuses_what_is_new_and_loses_nothing(path: P
     assert set(rows(path)) == {"w1"}
 
 
+async def test_a_shortage_of_threads_refuses_what_is_new_and_loses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with open_journal(path) as journal:
+        with monkeypatch.context() as shortage:
+            shortage.setattr("trio._core._thread_cache.ThreadCache.start_thread_soon", no_thread)
+            journal.put(KEY, workload("w1"))
+            assert "no thread can be started" in (await refusal(journal)).message
+            with pytest.raises(OperationError, match="no thread can be started"):
+                await journal.write(("intents", "c1"), workload("c1"))
+        with trio.fail_after(10):
+            await journal.wait_settled()
+        assert journal.refusal is None
+    assert set(rows(path)) == {"w1"}
+
+
 async def test_a_newer_state_replaces_the_one_that_could_not_be_written(path: Path) -> None:
     told: list[str] = []
     async with open_journal(path) as journal:

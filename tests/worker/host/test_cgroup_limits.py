@@ -106,6 +106,8 @@ class FakeKernel:
         if "memory" in controllers:
             (group / "memory.max").write_text("max\n")
             (group / "memory.current").write_text("0\n")
+        if "pids" in controllers:
+            (group / "pids.max").write_text("max\n")
 
 
 class Host:
@@ -149,7 +151,7 @@ def test_the_worker_makes_way_for_its_workloads(host: Host) -> None:
     assert enforced(limits) == (True, True)
     assert host.kernel.processes(host.base) == []
     assert sorted(host.kernel.processes(host.base / "agent")) == sorted([ME, CHILD])
-    assert host.text("cgroup.subtree_control") == "cpu memory"
+    assert host.text("cgroup.subtree_control") == "cpu memory pids"
 
 
 def test_a_workload_has_its_limits(host: Host) -> None:
@@ -180,6 +182,20 @@ def test_without_promises_a_group_limits_nothing(host: Host) -> None:
     assert host.probe().create("w", 0, 0) == host.base / "workload-w"
     assert host.text("workload-w/cpu.max") == "max 100000"
     assert host.text("workload-w/memory.max") == "max"
+
+
+def test_a_workload_has_a_bounded_number_of_processes(host: Host) -> None:
+    host.probe().create("w", 0, 0)
+    assert host.text("workload-w/pids.max") == "32768"
+
+
+def test_without_the_controller_of_processes_the_other_limits_stay(host: Host) -> None:
+    (host.base / "cgroup.controllers").write_text("cpu memory\n")
+    limits = host.probe()
+    assert enforced(limits) == (True, True)
+    limits.create("w", 1000, GIB)
+    assert host.text("workload-w/memory.max") == str(GIB)
+    assert not (host.base / "workload-w/pids.max").exists()
 
 
 def test_a_group_is_killed_as_one(host: Host, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from leasehold.v1 import errors_pb2
 from leasehold_worker import metrics
 from leasehold_worker.commands.journal_file import PROBE, Contents, JournalFile, Statement
 from leasehold_worker.errors import OperationError
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ class Journal:
         self._later, self._waiting = {}, {}
         try:
             await self._commit([statement for _, write in batch for statement in write.statements])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:  # OSError: no thread can be started
             metrics.JOURNAL_ERRORS.inc()
             await self._refuse(batch, error)
             return
@@ -204,7 +205,7 @@ class Journal:
     async def _commit(self, statements: list[Statement]) -> None:
         began_s = time.monotonic()
         try:
-            await trio.to_thread.run_sync(self._file.commit, statements, abandon_on_cancel=True)
+            await run_in_thread(self._file.commit, statements, abandon_on_cancel=True)
         finally:
             metrics.JOURNAL_COMMIT_SECONDS.observe(time.monotonic() - began_s)
 
@@ -219,7 +220,7 @@ class Journal:
         self.refusal = refusal
         return refusal
 
-    async def _refuse(self, batch: Sequence[tuple[tuple[str, str], _Write]], error: sqlite3.Error) -> None:
+    async def _refuse(self, batch: Sequence[tuple[tuple[str, str], _Write]], error: Exception) -> None:
         refusal = self._find_unavailable(str(error))
         newer = self._later | self._waiting
         self._later, self._waiting = {}, {}
@@ -243,7 +244,7 @@ async def open_journal(path: Path) -> AsyncIterator[Journal]:
     Raises:
         StartError: The journal can't be used, and is left unchanged.
     """
-    file = await trio.to_thread.run_sync(JournalFile, path)
+    file = await run_in_thread(JournalFile, path)
     journal = Journal(file)
     try:
         async with trio.open_nursery() as nursery:
@@ -256,5 +257,5 @@ async def open_journal(path: Path) -> AsyncIterator[Journal]:
                 nursery.cancel_scope.cancel()
     finally:
         # A commit that hangs holds the file for as long.
-        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(sqlite3.Error):
-            await trio.to_thread.run_sync(file.close, abandon_on_cancel=True)
+        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(sqlite3.Error, OSError):
+            await run_in_thread(file.close, abandon_on_cancel=True)

@@ -41,6 +41,7 @@ from leasehold_worker.driver.transfer_rates import Rates
 from leasehold_worker.errors import OperationError, defect
 from leasehold_worker.gpus.inventory import Inventory
 from leasehold_worker.host.processes import memory_bytes
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +312,7 @@ class Group:
             places = dict.fromkeys([*needed, *(uuid for member in members for uuid in member.gpu_uuids)])
             wanted = tuple(GpuPair(uuid, moves.get(uuid, uuid)) for uuid in places)
             pids = {outcome.member.identity.pid for outcome in self.outcomes}
-            check_memory(wanted, await trio.to_thread.run_sync(self._inventory.room, pids), needed)
+            check_memory(wanted, await run_in_thread(self._inventory.room, pids), needed)
         if not all(member.device_memory_bytes for member in members):
             # Upper bound for unknown sizes: parked bytes fit into the host's memory.
             most = memory_bytes("MemTotal") or 0

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, final
 
-import trio
 from leasehold.v1 import errors_pb2
 from leasehold.v1.workload_pb2 import MemberState
 
@@ -48,6 +47,7 @@ from leasehold_worker.host.processes import (
     identify,
     will_end,
 )
+from leasehold_worker.threads import run_in_thread
 
 DESTINATIONS: Final = {
     DriverCall.LOCK: LOCKED,
@@ -236,7 +236,7 @@ class MemberCaller:
             return
         moves = {pair.old_uuid: pair.new_uuid for pair in step.gpu_pairs}
         wanted = {moves.get(gpu_uuid, gpu_uuid) for gpu_uuid in outcome.member.gpu_uuids}
-        usage = await trio.to_thread.run_sync(self._inventory.usage)
+        usage = await run_in_thread(self._inventory.usage)
         pid = outcome.member.identity.pid
         if wanted and wanted == {gpu_uuid for gpu_uuid, gpu in usage.items() if pid in gpu.processes}:
             outcome.displacement = step.gpu_pairs

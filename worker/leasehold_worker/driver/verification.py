@@ -17,6 +17,7 @@ from leasehold_worker.driver.gpu_pairs import GpuPair, moved
 from leasehold_worker.driver.members import CHECKPOINTED, Member, bytes_by_gpu
 from leasehold_worker.errors import OperationError
 from leasehold_worker.gpus.inventory import GpuUsage, Inventory
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Verification:
 
     async def usage(self) -> Usage:
         """The current usage of the GPUs."""
-        return await trio.to_thread.run_sync(self._inventory.usage)
+        return await run_in_thread(self._inventory.usage)
 
     async def measured(self, members: Sequence[Member], home: Sequence[str] = ()) -> tuple[Member, ...]:
         """The members of one workload, with their current sizes as in :func:`sized`."""

@@ -8,6 +8,8 @@ from typing import Final, final
 
 import trio
 
+from leasehold_worker.threads import run_in_thread
+
 LOOK_INTERVAL_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 10.0
 """Time for the volume to answer. After that, its free space is unknown."""
@@ -65,7 +67,7 @@ class Volume:
         found: DiskSpace | OSError = OSError(errno.ETIMEDOUT, "no answer in time")
         with trio.move_on_after(LOOK_TIMEOUT_S):
             try:
-                found = await trio.to_thread.run_sync(
+                found = await run_in_thread(
                     disk_space, self._directory, abandon_on_cancel=True, limiter=self._limiter
                 )
             except OSError as error:

@@ -10,6 +10,7 @@ from leasehold.v1.gpu_pb2 import GpuHealth
 
 from leasehold_worker.gpus.health import HARMLESS_XIDS, judge, judge_xid
 from leasehold_worker.gpus.inventory import Inventory, XidWait
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,13 @@ class HealthMonitor:
     async def look(self) -> None:
         """Reads and reports every GPU's health. A GPU without an answer in time is left out.
 
-        On cancellation nothing is reported.
+        On cancellation nothing is reported, nor if no thread can be started.
         """
-        readings = await trio.to_thread.run_sync(self._inventory.read_health, abandon_on_cancel=True)
+        try:
+            readings = await run_in_thread(self._inventory.read_health, abandon_on_cancel=True)
+        except OSError as error:
+            logger.warning("the health of the GPUs can't be read for now: %s", error)
+            return
         self._tell_lacks()
         for gpu_uuid, reading in readings.items():
             verdict = judge(reading)
@@ -84,9 +89,12 @@ class HealthMonitor:
     async def _watch_xids(self) -> None:
         retry_s = _FIRST_RETRY_S
         while True:
-            found = await trio.to_thread.run_sync(
-                self._inventory.wait_xids, _XID_WAIT_S, abandon_on_cancel=True, limiter=self._limiter
-            )
+            try:
+                found = await run_in_thread(
+                    self._inventory.wait_xids, _XID_WAIT_S, abandon_on_cancel=True, limiter=self._limiter
+                )
+            except OSError as error:
+                found = XidWait(unavailable_reason=str(error))
             self._tell_lacks()
             self._report_xids(found)
             if not found.unavailable_reason:

@@ -4,7 +4,7 @@ Each workload that the worker starts or that reserves CPU time or memory gets a 
 
     leasehold.service        the base: delegated to the worker (Delegate=yes), with no process in it
       agent                  the worker
-      workload-<id>          cpu.max, memory.max
+      workload-<id>          cpu.max, memory.max, pids.max
 
 The kernel allows limits only below groups without processes of their own ("no internal processes",
 cgroups(7)), so the worker moves itself out of the way first. A systemd service needs DelegateSubgroup=agent
@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
@@ -34,6 +35,9 @@ PERIOD_US: Final = 100_000
 """The kernel's default period, in which a group may use its quota."""
 LEAST_QUOTA_US: Final = 1000
 """The smallest quota that the kernel accepts."""
+
+PROCESSES_LIMIT: Final = 32_768
+"""Most processes and threads of a workload, where the kernel can count them. A fork bomb ends there."""
 
 _AGENT: Final = "agent"
 _PREFIX: Final = "workload-"
@@ -109,6 +113,8 @@ class ResourceLimits:
                 self._files.write(group / "cpu.max", _cpu_max(cpu_millicores))
             if not self.memory_refusal:
                 self._files.write(group / "memory.max", str(memory_bytes or "max"))
+            with suppress(FileNotFoundError):  # the pids controller is off
+                self._files.write(group / "pids.max", str(PROCESSES_LIMIT))
         except OSError as error:
             self.remove(group)
             raise _refused(group, error) from error
@@ -202,6 +208,7 @@ def _prepare(base: Path, files: ControlFiles) -> ResourceLimits:
             refusals[name] = _turn_on(base, name, files)
     if all(refusals.values()):
         return ResourceLimits(None, refusals["cpu"], refusals["memory"], files)
+    _turn_on(base, "pids", files)
     for group in sorted(base.glob(_PREFIX + "*")):
         _remove(group, files)
     return ResourceLimits(base, refusals["cpu"], refusals["memory"], files)

@@ -30,6 +30,7 @@ from leasehold_worker.host.user_limits import (
     parse_lines,
     resolve,
 )
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ async def login_limits(account: Account | None) -> LoginLimits:
         return LoginLimits("", [])
     try:
         with trio.fail_after(TIMEOUT_S):
-            return await trio.to_thread.run_sync(_look_up, account, abandon_on_cancel=True, limiter=_readers)
+            return await run_in_thread(_look_up, account, abandon_on_cancel=True, limiter=_readers)
     except (trio.TooSlowError, OSError) as error:
         why = str(error) or f"no answer within {TIMEOUT_S:g} s"
         raise OperationError(

@@ -14,6 +14,7 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.processes import user_id
+from leasehold_worker.threads import run_in_thread
 
 READ_TIMEOUT_S: Final = 10.0
 LONG_READ_TIMEOUT_S: Final = 120.0
@@ -58,7 +59,7 @@ async def read_process(pid: int, read: Callable[[], Answer], *, is_long: bool = 
     limit_s = LONG_READ_TIMEOUT_S if is_long else READ_TIMEOUT_S
     kind = LONG_READING if is_long else READING
     with user_threads(user_id(pid), kind) as limiter, trio.move_on_after(limit_s):
-        return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
+        return await run_in_thread(read, abandon_on_cancel=True, limiter=limiter)
     raise OperationError(
         errors_pb2.ERROR_REASON_TARGET_NOT_RUNNABLE,
         f"process {pid} can't be read within {limit_s:g} s, perhaps because it is stuck in "

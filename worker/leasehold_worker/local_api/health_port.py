@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, final
@@ -12,6 +11,7 @@ import trio
 from grpc_health.v1 import health_pb2
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.local_api.call_threads import CallThreads, stop_server
 from leasehold_worker.local_api.request_parser import parse
 
 logger = logging.getLogger(__name__)
@@ -88,9 +88,9 @@ async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncI
     if not address:
         yield
         return
-    executor = ThreadPoolExecutor(CONNECTIONS * CALLS, thread_name_prefix="health")
+    threads = CallThreads(CONNECTIONS * CALLS, "health")
     server = grpc.server(
-        executor,
+        threads,  # type: ignore[arg-type]  # gRPC only submits calls
         maximum_concurrent_rpcs=CONNECTIONS * CALLS,
         options=[
             ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
@@ -104,7 +104,7 @@ async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncI
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:
-        executor.shutdown()
+        threads.end()
         raise StartError(
             f"can't listen on {address} for health checks: {error}; choose another with --health-listen"
         ) from error
@@ -113,6 +113,4 @@ async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncI
     try:
         yield
     finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(server.stop(STOP_GRACE_S).wait, 2 * STOP_GRACE_S)
-            await trio.to_thread.run_sync(executor.shutdown)
+        await stop_server(server, threads, STOP_GRACE_S)

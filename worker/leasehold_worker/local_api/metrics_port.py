@@ -22,6 +22,7 @@ from leasehold_worker.local_api.metrics_request import (
     refusal,
 )
 from leasehold_worker.local_api.metrics_tls import MetricsTls
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class MetricsPort:
                 await self._serve(stream)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 logger.debug("a connection for metrics ended early")
+            except OSError as error:
+                logger.warning("a scrape failed: %s", error)
             except Exception:  # a defect, which must not end the worker
                 logger.exception("a scrape failed because of a defect")
             finally:
@@ -86,7 +89,7 @@ class MetricsPort:
             return
         encode, content_type = _OPENMETRICS if request.is_openmetrics else _TEXT
         families = _Families([*self._gauges()])
-        body = await trio.to_thread.run_sync(encode, families, limiter=self._encoder)
+        body = await run_in_thread(encode, families, limiter=self._encoder)
         await stream.send_all(answer(HTTPStatus.OK, content_type, body, is_head=request.is_head))
         if isinstance(stream, trio.SocketStream):
             await stream.send_eof()

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, final
 import trio
 
 from leasehold_worker.errors import StartError
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,10 @@ class MetricsTls:
         """Reads changed files until cancelled. Unusable files are reported, and the previous ones stay."""
         while True:
             await trio.sleep(POLL_INTERVAL_S)
-            await trio.to_thread.run_sync(self.poll, abandon_on_cancel=True)
+            try:
+                await run_in_thread(self.poll, abandon_on_cancel=True)
+            except OSError as error:
+                logger.warning("the TLS files of metrics can't be read for now: %s", error)
 
     def poll(self) -> None:
         """Reads the files if they have changed. Blocks."""

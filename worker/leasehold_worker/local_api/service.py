@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar, final
@@ -23,6 +22,7 @@ from leasehold_worker.applications.stream import ApplicationStream
 from leasehold_worker.errors import OperationError
 from leasehold_worker.host.peers import Peer
 from leasehold_worker.local_api.call_limits import CallLimits
+from leasehold_worker.local_api.call_threads import CallThreads, stop_server
 from leasehold_worker.local_api.claim_stream import ClaimStream
 from leasehold_worker.local_api.claims import LocalClaims
 from leasehold_worker.local_api.queries import LocalQueries
@@ -145,14 +145,14 @@ class LocalService:
         answers: LocalQueries,
         applications: ApplicationRegistry,
         token: trio.lowlevel.TrioToken,
-        executor: ThreadPoolExecutor,
+        threads: CallThreads,
     ) -> None:
         self._socket = local_socket
         self._claims = claims
         self._answers = answers
         self._applications = applications
         self._token = token
-        self._executor = executor
+        self._threads = threads
         self._calls = CallLimits(CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT, "calls")
         self._claims_open = CallLimits(CLAIMS_LIMIT, "claims")
         self._kernels_open = CallLimits(KERNELS_LIMIT, "applications that serve kernels")
@@ -236,7 +236,7 @@ class LocalService:
         if not context.add_callback(lambda: self._soon(session.drop)):
             return
         self._soon(partial(self._applications.begin, session))
-        self._executor.submit(self._read_kernel, session, requests)
+        self._threads.submit(self._read_kernel, session, requests)
         while (frame := self._wait(session.hand_out)) is not None:
             if isinstance(frame, OperationError):
                 self._refuse(context, peer, "ServeKernel", frame)
@@ -340,10 +340,9 @@ async def serve_locally(
     Claims with a stream can be resumed for a while after the next start of the worker.
     """
     calls = CLAIMS_LIMIT + KERNELS_LIMIT + OTHER_CALLS_LIMIT
-    threads = calls + KERNELS_LIMIT + SPARE_THREADS
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="local-api")
+    threads = CallThreads(calls + KERNELS_LIMIT + SPARE_THREADS, "local-api")
     server = grpc.server(
-        executor,
+        threads,  # type: ignore[arg-type]  # gRPC only submits calls
         # The limit of all connections together. CallLimits decides which calls are served.
         maximum_concurrent_rpcs=CONNECTIONS_LIMIT * STREAMS_LIMIT,
         options=[
@@ -352,7 +351,7 @@ async def serve_locally(
         ],
     )
     token = trio.lowlevel.current_trio_token()
-    service = LocalService(local_socket, claims, answers, applications, token, executor)
+    service = LocalService(local_socket, claims, answers, applications, token, threads)
     server.add_generic_rpc_handlers((service.handlers(),))
     server.add_insecure_port(local_socket.inner_address)
     server.start()
@@ -367,9 +366,7 @@ async def serve_locally(
                 applications.close()
                 nursery.cancel_scope.cancel()
     finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(server.stop(STOP_GRACE_S).wait, 2 * STOP_GRACE_S)
-            await trio.to_thread.run_sync(executor.shutdown)
+        await stop_server(server, threads, STOP_GRACE_S)
 
 
 def _abort(context: Context, error: OperationError) -> NoReturn:

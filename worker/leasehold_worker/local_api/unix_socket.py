@@ -33,6 +33,7 @@ from leasehold_worker.files.private_directories import require_private
 from leasehold_worker.host.peers import Peer, by_credentials, by_pidfd, group_ids
 from leasehold_worker.host.processes import ProcessIdentity, user_name
 from leasehold_worker.local_api.refusal_log import RefusalLog
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ class LocalSocket:
         inner = trio.socket.socket(socket.AF_UNIX)
         try:
             self._peers[name] = peer
-            await inner.bind(f"\0{name}")
+            await inner.bind(f"\0{name}".encode())  # as bytes: trio takes a thread for a str
             await inner.connect(str(self.inner_path))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_pump, connection, inner, nursery.cancel_scope)
@@ -220,7 +221,7 @@ class LocalSocket:
             return None
         with trio.move_on_after(DIRECTORY_TIMEOUT_S):
             limiter = None if uid in (0, os.geteuid()) else self._look_ups
-            return await trio.to_thread.run_sync(
+            return await run_in_thread(
                 self._admit, identity, uid, gid, abandon_on_cancel=True, limiter=limiter
             )
         self._note(

@@ -35,6 +35,7 @@ from leasehold_worker.host.process_readings import SEARCH, user_threads
 from leasehold_worker.host.process_trees import ProcessTree, kill_children, kill_tree
 from leasehold_worker.host.processes import ProcessIdentity, send_signal, wait_ended
 from leasehold_worker.planning.driver_checks import blocked_among
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.workloads.workload import Workload, home_of
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ async def _kill_all(workload: Workload) -> None:
         with user_threads(workload.uid, SEARCH) as limiter, trio.move_on_after(2 * CHASE_S):
             is_member = workload.membership(mark)
             chase = partial(_chase, workload.scanner(mark), is_member, workload.launcher)
-            await trio.to_thread.run_sync(chase, abandon_on_cancel=True, limiter=limiter if mark else None)
+            await run_in_thread(chase, abandon_on_cancel=True, limiter=limiter if mark else None)
             return
 
 

@@ -17,6 +17,7 @@ from leasehold_worker.files.folder_trees import remove_tree
 from leasehold_worker.files.workload_files import open_regular
 from leasehold_worker.host.accounts import Account
 from leasehold_worker.programs.user_files import UserFileError, empty_as
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +48,7 @@ async def bound_outputs(paths: Callable[[], Collection[Path]], limit_bytes: int)
         await trio.sleep(LOOK_INTERVAL_S)
         for path in paths():
             try:
-                await trio.to_thread.run_sync(
-                    shorten, path, limit_bytes, abandon_on_cancel=True, limiter=limiter
-                )
+                await run_in_thread(shorten, path, limit_bytes, abandon_on_cancel=True, limiter=limiter)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -95,7 +94,7 @@ async def remove_folders(folder: Path, user_folder: Path, account: Account | Non
     if account is not None:
         try:
             await empty_as(account, user_folder, REMOVAL_TIMEOUT_S)
-            await trio.to_thread.run_sync(
+            await run_in_thread(
                 user_folder.rmdir, abandon_on_cancel=True, limiter=_removals
             )  # refused for a mount point
         except FileNotFoundError:
@@ -103,7 +102,7 @@ async def remove_folders(folder: Path, user_folder: Path, account: Account | Non
         except (OSError, UserFileError) as error:
             logger.warning("the files %s of an ended workload can't be removed: %s", user_folder, error)
     try:
-        await trio.to_thread.run_sync(remove_tree, folder, abandon_on_cancel=True, limiter=_removals)
+        await run_in_thread(remove_tree, folder, abandon_on_cancel=True, limiter=_removals)
     except FileNotFoundError:
         pass  # claims have no folder
     except OSError as error:

@@ -35,6 +35,7 @@ from leasehold_worker.programs import shim
 from leasehold_worker.programs.child_input import child_input, environment_entries
 from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.interpreter import module_command
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ async def launch(
                 umask=private_directories.STARTED_WITH,
                 pass_fds=(write_end, environment_descriptor),
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: trio has no thread
             os.close(read_end)
             raise LaunchError(error_text(error)) from error
         finally:
@@ -213,7 +214,7 @@ async def relaunch(
                 start_new_session=True,
                 pass_fds=(write_end, *descriptors),
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: trio has no thread
             os.close(read_end)
             raise LaunchError(error_text(error)) from error
         finally:
@@ -440,7 +441,7 @@ async def wait_exit(folder: Path, program: ProcessIdentity) -> ExitRecord | None
     with trio.move_on_after(EXIT_TIMEOUT_S):
         while True:
             try:
-                record, over = await trio.to_thread.run_sync(_read_exit, folder, abandon_on_cancel=True)
+                record, over = await run_in_thread(_read_exit, folder, abandon_on_cancel=True)
             except OSError as error:
                 problem = error
             else:

@@ -9,6 +9,7 @@ from leasehold.v1 import errors_pb2
 
 from leasehold_worker.errors import OperationError, StartError
 from leasehold_worker.host.accounts import Account, find_account
+from leasehold_worker.threads import run_in_thread
 
 RunAsSetting: TypeAlias = str | dict[str, str]
 
@@ -88,9 +89,7 @@ class RunAs:
             raise _refused(f"the worker's run_as names no Unix user for {told or 'an unknown owner'}")
         try:
             with trio.fail_after(LOOK_UP_TIMEOUT_S):
-                account = await trio.to_thread.run_sync(
-                    find_account, name, abandon_on_cancel=True, limiter=_look_ups
-                )
+                account = await run_in_thread(find_account, name, abandon_on_cancel=True, limiter=_look_ups)
         except LookupError:
             raise _refused(
                 f"run_as maps {told} to {name[:TOLD_LIMIT]!r}, and this host has no such user"

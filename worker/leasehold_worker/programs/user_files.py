@@ -89,7 +89,7 @@ async def _perform_now(account: Account, timeout_s: float, *task: str, pass_fds:
             start_new_session=True,
             pass_fds=pass_fds,
         )
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: trio has no thread
         raise UserFileError(str(error)) from error
     try:
         with trio.move_on_after(timeout_s):

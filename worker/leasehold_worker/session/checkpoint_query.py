@@ -4,12 +4,12 @@ import logging
 from functools import partial
 from typing import Final
 
-import trio
 from leasehold.v1.checkpoint_pb2 import Checkpoint
 from leasehold.worker.v1.session_pb2 import CheckpointAnswer, CheckpointQuery
 
 from leasehold_worker.checkpoints.directory import CheckpointDirectory
 from leasehold_worker.errors import OperationError, defect
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ async def answer_checkpoints(
     If that one was deleted meanwhile, the list starts again.
     """
     try:
-        found = await trio.to_thread.run_sync(partial(disk.checkpoints, query.workload_id))
+        found = await run_in_thread(partial(disk.checkpoints, query.workload_id))
     except OperationError as error:
         return CheckpointAnswer(query_id=query.query_id, error=error.to_proto())
     except Exception:  # a failed query must not end the worker

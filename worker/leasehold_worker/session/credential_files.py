@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 import trio
 
 from leasehold_worker.session.channel import CERTIFICATE_FILES, FILES
+from leasehold_worker.threads import run_in_thread
 
 POLL_INTERVAL_S: Final = 5.0
 
@@ -25,7 +26,7 @@ async def wait_for_change(directory: Path, before: Look) -> None:
     seen = before
     while True:
         await trio.sleep(POLL_INTERVAL_S)
-        present = await trio.to_thread.run_sync(look, directory, abandon_on_cancel=True)
+        present = await run_in_thread(look, directory, abandon_on_cancel=True)
         if present == seen and present not in ([], before):
             return
         seen = present

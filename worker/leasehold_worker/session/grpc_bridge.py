@@ -17,6 +17,7 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse, Goo
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.session.outbox import Outbox
+from leasehold_worker.threads import run_in_thread
 
 INBOX_LIMIT: Final = 256
 """Received frames that may wait. At the limit reading stops, and gRPC slows the coordinator down."""
@@ -111,7 +112,7 @@ def start_reader(nursery: trio.Nursery, call: _Call) -> trio.MemoryReceiveChanne
 
     async def read_in_thread() -> None:
         with trio.CancelScope(shield=True):  # the thread ends soon after the call is cancelled
-            await trio.to_thread.run_sync(read)
+            await run_in_thread(read)
 
     nursery.start_soon(read_in_thread)
     return receive

@@ -8,6 +8,7 @@ from leasehold.worker.v1.session_pb2 import OutputChunk, ReadOutput
 
 from leasehold_worker.errors import OperationError, invalid
 from leasehold_worker.files.workload_files import read_kept
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.timestamps import seconds
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
@@ -71,7 +72,7 @@ async def _next_bytes(workload: Workload, request: ReadOutput, wait_s: float) ->
 
 async def _read(workload: Workload, offset: int, limit_bytes: int) -> tuple[int, bytes]:
     with trio.move_on_after(READ_TIMEOUT_S):
-        return await trio.to_thread.run_sync(
+        return await run_in_thread(
             read_kept, workload.output_path, limit_bytes, offset, abandon_on_cancel=True, limiter=_reads
         )
     raise _unavailable(workload, f"the disk did not answer within {READ_TIMEOUT_S:g} s")

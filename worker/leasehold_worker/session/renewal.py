@@ -13,6 +13,7 @@ from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.session.channel import INSECURE_SCHEME
 from leasehold_worker.session.client_keys import expiry_s
 from leasehold_worker.session.enrolment import RefusedError, renew
+from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +50,12 @@ class Renewal:
 
     async def run(self) -> None:
         """Renews the certificate again and again, until cancelled. Returns if the worker is not enrolled."""
-        while (wait_s := await trio.to_thread.run_sync(self._due_in_s, abandon_on_cancel=True)) is not None:
+        while (wait_s := await self._wait_s()) is not None:
             if wait_s > 0:
                 await trio.sleep(min(wait_s, LOOK_INTERVAL_S))
                 continue
             try:
-                least_s = await trio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
+                least_s = await run_in_thread(self._renew, abandon_on_cancel=True)
                 await trio.sleep(least_s)
             except RefusedError as error:
                 logger.error("the certificate can't be renewed: %s", error)
@@ -62,6 +63,14 @@ class Renewal:
             except (OSError, StartError) as error:
                 logger.error("the renewed certificate can't be stored: %s", error)
                 await trio.sleep(random.uniform(*RETRY_S))
+
+    async def _wait_s(self) -> float | None:
+        """As :meth:`_due_in_s`, in a thread."""
+        try:
+            return await run_in_thread(self._due_in_s, abandon_on_cancel=True)
+        except OSError as error:
+            logger.error("the certificate can't be read: %s", error)
+            return LOOK_INTERVAL_S
 
     def _renew(self) -> float:
         """Renews the certificate.

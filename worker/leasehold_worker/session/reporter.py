@@ -1,5 +1,6 @@
 """The worker's reports hello and worker_load, each from one consistent view."""
 
+import logging
 import os
 import platform
 import socket
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, final
 
-import trio
 from leasehold.v1.gpu_pb2 import Gpu
 from leasehold.v1.worker_pb2 import Capability, HostFacts
 from leasehold.worker.v1.session_pb2 import Hello, ProtocolVersion, WorkerLoad
@@ -27,10 +27,13 @@ from leasehold_worker.leasing.allocation import Resources
 from leasehold_worker.leasing.messages import cordon_message, gpu_lease_messages, gpu_message
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.planning.driver_checks import REMAP_CUDA_VERSION, SUSPEND_CUDA_VERSION, why_unsupported
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.timestamps import timestamp
 from leasehold_worker.workloads.messages import parked_workload_messages, workload_message
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
+
+logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION: Final = ProtocolVersion(major=1, minor=8)
 """Version of the protocol. Peers need the same major version."""
@@ -95,7 +98,11 @@ class Reporter:
 
     async def read_gpus(self) -> dict[str, GpuReading]:
         """Measures every GPU, in a thread."""
-        return await trio.to_thread.run_sync(self._inventory.read)
+        try:
+            return await run_in_thread(self._inventory.read)
+        except OSError as error:
+            logger.warning("the GPUs can't be read for now: %s", error)
+            return {gpu.uuid: GpuReading() for gpu in self._inventory.gpus}
 
     def hello(self, readings: Mapping[str, GpuReading], last_epoch: int) -> Hello:
         """The whole state of the worker. Specs are left out if the frame would be too large."""

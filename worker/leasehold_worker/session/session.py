@@ -59,6 +59,7 @@ from leasehold_worker.session.own_certificate import certificate_expiry_s
 from leasehold_worker.session.queries import Queries
 from leasehold_worker.session.reporter import PROTOCOL_VERSION, Reporter
 from leasehold_worker.session.tls_failures import explain, explain_closed
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.timestamps import epoch_seconds, seconds
 
 logger = logging.getLogger(__name__)
@@ -205,7 +206,9 @@ class CoordinatorSession:
     async def _connect(self) -> SessionEndError:
         """Holds one session on a channel of its own, with the present credentials."""
         try:
-            channel = await trio.to_thread.run_sync(self._open_channel, abandon_on_cancel=True)
+            channel = await run_in_thread(self._open_channel, abandon_on_cancel=True)
+        except BlockingIOError as error:  # no thread can be started
+            return SessionEndError(str(error))
         except OSError as error:
             return SessionEndError(
                 f"the credentials for {self._coordinator} can't be read: {error}; join with a token of "
@@ -216,7 +219,7 @@ class CoordinatorSession:
             return SessionEndError(str(error), REFUSED_BACKOFF_S)
         with channel:
             end = await self._session(channel)
-        cause = await trio.to_thread.run_sync(self._explain, end.why, abandon_on_cancel=True)
+        cause = await run_in_thread(self._explain, end.why, abandon_on_cancel=True)
         end.why = cause or end.why
         return end
 
@@ -361,9 +364,7 @@ class CoordinatorSession:
         """Stores certificates, and says so."""
         keep = partial(keep_authorities, self._state_directory, authorities.certificates)
         try:
-            serials = await trio.to_thread.run_sync(
-                keep, abandon_on_cancel=True, limiter=self._authorities_limiter
-            )
+            serials = await run_in_thread(keep, abandon_on_cancel=True, limiter=self._authorities_limiter)
         except (OSError, StartError, ValueError) as error:
             logger.error("the coordinator's authorities can't be stored: %s", error)
             return
@@ -391,7 +392,7 @@ class CoordinatorSession:
         save = partial(self._state_directory.save_epoch, epoch)
         try:
             with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
-                await trio.to_thread.run_sync(save, abandon_on_cancel=True)
+                await run_in_thread(save, abandon_on_cancel=True)
         except StartError as error:
             raise SessionEndError(f"the epoch can't be stored: {error}") from error
         if scope.cancelled_caught:

@@ -13,6 +13,7 @@ import trio
 from leasehold_worker.files.folder_trees import directory_bytes
 from leasehold_worker.leasing.host_reservations import HostReservation, HostReservations
 from leasehold_worker.programs.user_files import UserFileError, measure_as
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED
 from leasehold_worker.workloads.workload import Workload
@@ -73,7 +74,7 @@ class DiskUsage:
             async with self._places[workload_id in self._late]:
                 self._ledger.set_written(host, await self._measure(workload))
                 self._late.discard(workload_id)
-        except (UserFileError, trio.TooSlowError):
+        except (OSError, UserFileError, trio.TooSlowError):
             self._late.add(workload_id)
             logger.warning("workload %s: its disk usage can't be measured", workload.name)
         finally:
@@ -83,9 +84,7 @@ class DiskUsage:
         folder = self._workloads.folder(workload.workload_id)
         limiter = self._threads.setdefault(workload.workload_id, trio.CapacityLimiter(1))
         with trio.fail_after(LOOK_TIMEOUT_S):
-            written = await trio.to_thread.run_sync(
-                directory_bytes, folder, abandon_on_cancel=True, limiter=limiter
-            )
+            written = await run_in_thread(directory_bytes, folder, abandon_on_cancel=True, limiter=limiter)
         if workload.account is None:
             return written
         user_folder = self._workloads.user_folder(workload.workload_id)

@@ -33,6 +33,7 @@ from leasehold_worker.host.processes import (
 from leasehold_worker.leasing.leases import ForeignProcess, LeaseId
 from leasehold_worker.leasing.pool import GpuPool
 from leasehold_worker.log_format import printable
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import ENDED, IN_OPERATION
 from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload
@@ -248,12 +249,12 @@ class ForeignWatch:
             for slot in self._pool.slots.snapshot().slots
         }
         try:
-            usage = await trio.to_thread.run_sync(_usage, self._inventory, abandon_on_cancel=True)
+            usage = await run_in_thread(_usage, self._inventory, abandon_on_cancel=True)
             ours = _holders(workload for workload in workloads.all() if workload is not leaving)
             found = await self._sort(usage, ours, lessees)
-        except OSError as error:  # too few descriptors or too little memory
+        except OSError as error:  # too few descriptors or threads, or too little memory
             logger.warning("the processes on the GPUs can't be listed for now: %s", error)
-            usage, found = {}, _Found({}, {})
+            usage, ours, found = {}, [], _Found({}, {})
         now = self._leases()
         changed = _changed(ours, workloads)
         for workload_id in found.present - changed:
@@ -296,7 +297,7 @@ class ForeignWatch:
         fully = not self._telling.borrowed_tokens
         limiter = self._telling if fully else self._sorting
         with trio.move_on_after(TELL_TIMEOUT_S):
-            return await trio.to_thread.run_sync(
+            return await run_in_thread(
                 _Sorting(usage, ours, lessees, fully).sort, abandon_on_cancel=True, limiter=limiter
             )
         logger.warning("the processes on the GPUs can't be read: one of them may be stuck in the kernel")

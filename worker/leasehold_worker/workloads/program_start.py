@@ -25,6 +25,7 @@ from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.programs import LaunchError, Started, forget_start, keep_start, launch
 from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.programs.secret_variables import SealError, SecretVariables
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.workload import WORKLOAD_ID_VARIABLE, Workload
 
@@ -99,10 +100,10 @@ class ProgramStart:
         try:
             working_folder = self._workloads.working_folder(workload_id, account)
             owner = (account.uid, account.gid) if account is not None else None
-            output = await trio.to_thread.run_sync(open_output, folder, working_folder, owner)
+            output = await run_in_thread(open_output, folder, working_folder, owner)
             try:
                 record = Started(name, lease.gpu_uuids if lease is not None else ())
-                await trio.to_thread.run_sync(keep_start, folder, record)
+                await run_in_thread(keep_start, folder, record)
                 root = await launch(
                     folder,
                     spec.arguments,

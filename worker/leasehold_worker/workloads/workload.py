@@ -22,6 +22,7 @@ from leasehold_worker.host.process_trees import ProcessTree, scan_tree
 from leasehold_worker.host.processes import ProcessIdentity, identify
 from leasehold_worker.leasing.host_reservations import HostReservation
 from leasehold_worker.leasing.leases import Lease
+from leasehold_worker.threads import run_in_thread
 from leasehold_worker.workloads.probes import probes
 from leasehold_worker.workloads.states import ENDED, RUNNING
 
@@ -258,11 +259,11 @@ class Workload:
             return ProcessTree((), frozenset(), complete=True, listed_s=time.monotonic())
         if self.mark:
             with user_threads(self.uid, SEARCH) as limiter, trio.move_on_after(MARKS_TIMEOUT_S):
-                return await trio.to_thread.run_sync(
+                return await run_in_thread(
                     self.scanner(self.mark, known), patience_s, abandon_on_cancel=True, limiter=limiter
                 )
             logger.warning("workload %s: the search for marked processes hangs", self.name)
-        return await trio.to_thread.run_sync(self.scanner("", known), patience_s)
+        return await run_in_thread(self.scanner("", known), patience_s)
 
     def scanner(self, mark: str, known: ProcessTree | None = None) -> Callable[[float], ProcessTree]:
         """A scanner of the workload's processes, for any thread; with an empty mark it never blocks."""

@@ -1,6 +1,7 @@
 // The live view: what the server streams, kept in maps, and who is told of changes.
 import { ask } from "/static/dom.js";
 import { knownName, learnFromCommand, learnName } from "/static/names.js";
+import { addStream, areReleased } from "/static/window_streams.js";
 
 export const live = {
   workers: new Map(),
@@ -23,7 +24,6 @@ const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "
 const KEPT = 512; // events and ended commands that the page keeps
 const SILENT_MS = 25000;
 const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
-const HIDDEN_MS = 30000; // how long a hidden window keeps its connection
 const listeners = new Set();
 let changed = new Map();
 let isScheduled = false;
@@ -48,28 +48,26 @@ export function onChange(listener) {
 
 export async function connect() {
   live.session = { ...live.session, ...(await ask("/api/session")) };
-  open();
+  addStream({ open: shown, close: rest });
   setInterval(() => {
     if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
   }, 5000);
   window.addEventListener("online", () => !live.isConnected && reopen());
-  // A browser has six connections to a server. Hidden windows give theirs back, and catch up when they are shown.
-  document.addEventListener("visibilitychange", () => {
-    clearTimeout(hiding);
-    if (document.visibilityState === "hidden") hiding = setTimeout(rest, HIDDEN_MS);
-    else if (!source) open();
-    else if (!live.isConnected) reopen();
-  });
+}
+
+function shown() {
+  if (!source) open();
+  else if (!live.isConnected) reopen();
 }
 
 function open() {
+  clearTimeout(timer);
   source = new EventSource("/api/live");
   source.onmessage = (event) => take(JSON.parse(event.data));
   source.onerror = () => reopen();
 }
 
 let timer = 0;
-let hiding = 0;
 
 function rest() {
   clearTimeout(timer);
@@ -83,11 +81,12 @@ function reopen() {
   live.isConnected = false;
   note("state", "");
   clearTimeout(timer);
+  if (areReleased()) return;
   timer = setTimeout(async () => {
     try {
       // Asked first: an EventSource does not tell that nobody is logged in any more.
       live.session = { ...live.session, ...(await ask("/api/session")) };
-      open();
+      if (!source && !areReleased()) open();
     } catch {
       reopen();
     }

@@ -8,6 +8,7 @@ import { glyph } from "/static/glyphs.js";
 import { live, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
 import { ago, bytes, count, ENDED, lower, moment, parkedAt, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
+import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000;
 
@@ -140,7 +141,10 @@ function outputCard(id, current) {
   let source = null;
   let retry = 0;
   let offset = 0;
+  let remove = () => {};
   function open() {
+    if (source) return;
+    clearTimeout(retry);
     source = new EventSource(`/api/workloads/${encodeURIComponent(id)}/output?offset=${offset}`);
     source.onmessage = (event) => {
       const part = JSON.parse(event.data);
@@ -152,28 +156,27 @@ function outputCard(id, current) {
     };
     source.addEventListener("end", () => {
       told.textContent = `${bytes(offset)}, complete`;
-      source.close();
+      remove();
     });
     source.addEventListener("refused", (event) => {
-      source.close();
+      close();
       if (!text.textContent) told.textContent = JSON.parse(event.data).message;
       again();
     });
     source.onerror = () => {
-      source.close();
+      close();
       again();
     };
+  }
+  function close() {
+    clearTimeout(retry);
+    source?.close();
+    source = null;
   }
   function again() {
     if (!ENDED.has(current().status?.state)) retry = setTimeout(open, 2000);
   }
-  open();
+  remove = addStream({ open, close });
   const element = h("section", { class: "card whole", "aria-label": "Output" }, h("h2", {}, "Output"), text, h("div", { class: "output-tools" }, h("label", { for: "follow" }, follow, " Follow"), told));
-  return {
-    element,
-    end: () => {
-      clearTimeout(retry);
-      source?.close();
-    },
-  };
+  return { element, end: remove };
 }

@@ -82,3 +82,13 @@ def open_page(
             assert mine.lines == [], mine.lines
     finally:
         context.close()
+
+
+def slot(page: Page, number: int) -> str:
+    """The selector of a GPU of alpha."""
+    return f'.slot[aria-label^="GPU {number} of alpha"]'
+
+
+def expect_state(page: Page, number: int, wanted: str) -> None:
+    """Waits until the page shows a GPU in a state."""
+    expect(page.locator(slot(page, number))).to_have_attribute("data-state", wanted)

@@ -35,6 +35,14 @@ def web_fleet(tmp_path: Path) -> Iterator[WebFleet]:
 
 
 @pytest.fixture
+def fleet(web_fleet: WebFleet) -> WebFleet:
+    """A fleet with the worker alpha, on whose first GPU a counter runs."""
+    web_fleet.fleet.start_worker("alpha")
+    web_fleet.fleet.run_counter("train")
+    return web_fleet
+
+
+@pytest.fixture
 def browser() -> Iterator[Browser]:
     """A browser of one test. Its event loop runs in this thread, where other tests run theirs."""
     if not CHROMIUM.exists():

@@ -15,7 +15,7 @@ from tests.coordinator.issuer import AUDIENCE, ISSUER, key_set, new_keys, sign
 from tests.integration.fleets import make_fleet
 from tests.ports import free_port
 
-from .browsers import Complaints, open_page
+from .browsers import Complaints, expect_state, open_page, slot
 from .conftest import WebFleet
 
 AXE: Final = Path(__file__).resolve().parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
@@ -25,27 +25,9 @@ LONG: Final = "the-workload-with-a-rather-long-name-of-fifty-letters"
 VIEWS: Final = ("/", "/timeline", "/workloads", "/commands")
 
 
-@pytest.fixture
-def fleet(web_fleet: WebFleet) -> WebFleet:
-    """A fleet with the worker alpha, on whose first GPU a counter runs."""
-    web_fleet.fleet.start_worker("alpha")
-    web_fleet.fleet.run_counter("train")
-    return web_fleet
-
-
-def slot(page: Page, number: int) -> str:
-    """The selector of a GPU of alpha."""
-    return f'.slot[aria-label^="GPU {number} of alpha"]'
-
-
 def state(page: Page, number: int) -> str | None:
     """The state of a GPU of alpha, as the page shows it."""
     return page.get_attribute(slot(page, number), "data-state")
-
-
-def expect_state(page: Page, number: int, wanted: str) -> None:
-    """Waits until the page shows a GPU in a state."""
-    expect(page.locator(slot(page, number))).to_have_attribute("data-state", wanted)
 
 
 def act(page: Page, gpu: int, button: str, *picked: int, verb: str = "") -> None:

@@ -1,5 +1,5 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
-import { ask, h, replace, requestId } from "/static/dom.js";
+import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 
 import { live, may, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
@@ -130,7 +130,7 @@ function stop(workload) {
   const force = h("input", { type: "checkbox", id: "force" });
   const effects = [
     "The first process gets SIGTERM. What has not ended after 10 s is killed.",
-    uuids.length ? `${count(uuids.length, "GPU")} become free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
+    uuids.length ? `${count(uuids.length, "GPU becomes", "GPUs become")} free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
   ];
   if (PARKED.has(workload.status?.state)) effects.push("Its parked state is lost.");
   confirm({
@@ -165,7 +165,7 @@ function drain(worker) {
   const holders = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
   confirm({
     title: `Drain ${worker.name}`, verb: "Drain", isDanger: true,
-    effects: [`${worker.name} is cordoned first, so that nothing takes the freed GPUs.`, holders.length ? `Then ${count(holders.length, "workload")} with GPUs are suspended, the oldest first.` : "No workload holds a GPU of it."],
+    effects: [`${worker.name} is cordoned first, so that nothing takes the freed GPUs.`, holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it."],
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
     plans: holders.slice(0, 32).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
     isStrict: false,
@@ -197,12 +197,14 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const aborted = new AbortController();
+  const giveBack = keepFocus();
   let endChanges = null;
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
     endChanges?.();
     dialog.remove();
+    giveBack();
   });
   const parts = [drawn, lead && h("p", { class: "muted" }, lead), effects && h("ul", { class: "steps" }, effects.map((one) => h("li", {}, one))), extra];
   const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);
@@ -238,6 +240,10 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     } catch (error) {
       refuse(error);
       yes.disabled = error.status !== 0 && error.status < 500;
+      // A changed field may make the action valid.
+      form.addEventListener("input", () => {
+        yes.disabled = false;
+      }, { once: true });
     }
   });
 

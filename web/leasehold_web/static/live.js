@@ -1,6 +1,7 @@
 // The live view: what the server streams, kept in maps, and who is told of changes.
 import { ask } from "/static/dom.js";
 import { knownName, learnFromCommand, learnName } from "/static/names.js";
+import { addStream, areReleased } from "/static/window_streams.js";
 
 export const live = {
   workers: new Map(),
@@ -23,13 +24,13 @@ const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "
 const KEPT = 512; // events and ended commands that the page keeps
 const SILENT_MS = 25000;
 const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
-const HIDDEN_MS = 30000; // how long a hidden window keeps its connection
 const listeners = new Set();
 let changed = new Map();
 let isScheduled = false;
 let source = null;
 let retryMs = 500;
 let fresh = null; // after a new connection: the keys that came, until the view is complete
+let wasComplete = false;
 
 export function may(role) {
   return ROLES.indexOf(live.session.role) >= ROLES.indexOf(role);
@@ -40,36 +41,42 @@ export function mayActOn(workload) {
   return may("OPERATOR") || (may("USER") && workload.owner === (live.session.on_behalf_of || live.session.identity));
 }
 
-// Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that.
+// Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that. The kind "gap"
+// tells that the view is complete again after a new connection.
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
+// Whether earlier answers about entries of a kind, or about one of them, may be old: after a gap, or since an entry has
+// gone. An entry goes if it is deleted, and if it ended while nobody watched.
+export function areOld(changes, kind, id) {
+  const isGone = (one) => (id === undefined || one === id) && !live[MAPS[kind]].has(one);
+  return changes.has("gap") || [...(changes.get(kind) ?? [])].some(isGone);
+}
+
 export async function connect() {
   live.session = { ...live.session, ...(await ask("/api/session")) };
-  open();
+  addStream({ open: shown, close: rest });
   setInterval(() => {
     if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
   }, 5000);
   window.addEventListener("online", () => !live.isConnected && reopen());
-  // A browser has six connections to a server. Hidden windows give theirs back, and catch up when they are shown.
-  document.addEventListener("visibilitychange", () => {
-    clearTimeout(hiding);
-    if (document.visibilityState === "hidden") hiding = setTimeout(rest, HIDDEN_MS);
-    else if (!source) open();
-    else if (!live.isConnected) reopen();
-  });
+}
+
+function shown() {
+  if (!source) open();
+  else if (!live.isConnected) reopen();
 }
 
 function open() {
+  clearTimeout(timer);
   source = new EventSource("/api/live");
   source.onmessage = (event) => take(JSON.parse(event.data));
   source.onerror = () => reopen();
 }
 
 let timer = 0;
-let hiding = 0;
 
 function rest() {
   clearTimeout(timer);
@@ -83,11 +90,12 @@ function reopen() {
   live.isConnected = false;
   note("state", "");
   clearTimeout(timer);
+  if (areReleased()) return;
   timer = setTimeout(async () => {
     try {
       // Asked first: an EventSource does not tell that nobody is logged in any more.
       live.session = { ...live.session, ...(await ask("/api/session")) };
-      open();
+      if (!source && !areReleased()) open();
     } catch {
       reopen();
     }
@@ -133,6 +141,8 @@ function dropStale() {
     if (!fresh.has(`command ${id}`) && !command.end_time) put("command", id, null);
   }
   fresh = null;
+  if (wasComplete) note("gap", "");
+  wasComplete = true;
 }
 
 function put(kind, id, row) {

@@ -1,0 +1,112 @@
+"""The dialogs of actions: refusals, long names, the focus, and their sentences."""
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from .browsers import Complaints, open_page, slot
+from .conftest import WebFleet
+
+
+@pytest.mark.long
+def test_a_refused_action_can_be_corrected(browser: Browser, fleet: WebFleet) -> None:
+    complaints = Complaints()  # a browser complains of a refusal
+    with open_page(browser, fleet.url, fleet.token, complaints) as page:
+        page.click(slot(page, 3))
+        page.click('.drawer button:text-is("Cordon…")')
+        page.fill("dialog #reason", "   ")
+        page.click('dialog button:text-is("Cordon")')
+        expect(page.locator("dialog .box.bad")).to_be_visible()
+        expect(page.locator('dialog button:text-is("Cordon")')).to_be_disabled()
+        page.fill("dialog #reason", "a fan")
+        page.click('dialog button:text-is("Cordon")', timeout=5_000)
+        expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
+    assert [line for line in complaints.lines if "Failed to load resource" not in line] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_long_name_is_not_cut(browser: Browser, fleet: WebFleet, width: int) -> None:
+    name = 63 * "n"
+    fleet.fleet.run_counter(name)
+    with open_page(browser, fleet.url, fleet.token, viewport={"width": width, "height": 800}) as page:
+
+        def fits(selector: str) -> bool:
+            return bool(page.locator(selector).evaluate("one => one.scrollWidth <= one.clientWidth"))
+
+        page.click(slot(page, 1))
+        expect(page.locator(".drawer h3")).to_contain_text(name)
+        assert fits(".drawer")
+        page.click('.drawer button:text-is("Stop…")')
+        expect(page.locator("dialog h2")).to_contain_text(name)
+        assert fits("dialog header")
+        assert fits("dialog .body")
+        page.keyboard.press("Escape")
+        page.click('.drawer button:text-is("Move…")')
+        page.click(f"{slot(page, 3)}.candidate")
+        expect(page.locator("dialog h2")).to_contain_text(name)
+        assert fits("dialog .body")
+        page.goto(f"{fleet.url}commands")
+        expect(page.locator('[aria-label="Past"]')).to_contain_text(name)
+        assert fits(".page")
+        page.click("text=Details")
+        expect(page.locator(".command")).to_contain_text(name)
+        assert fits(".page")
+        page.click(".command a")
+        expect(page.locator("h1")).to_contain_text(name)
+        assert fits(".page")
+
+
+@pytest.mark.long
+def test_the_focus_returns_to_where_a_dialog_was_opened(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 0))
+        stop = page.locator('.drawer button:text-is("Stop…")')
+        stop.click()
+        page.keyboard.press("Escape")
+        expect(stop).to_be_focused()
+        stop.click()
+        expect(page.locator("dialog")).to_be_visible()
+        fleet.fleet.cli("cordon", "alpha/0", "--reason", "a fan")  # the drawer is drawn anew
+        expect(page.locator('.drawer button:text-is("Uncordon")')).to_have_count(1)
+        page.keyboard.press("Escape")
+        expect(stop).to_be_focused()
+        page.click('.drawer button:text-is("Uncordon")')
+        page.click('dialog button:text-is("Uncordon")')
+        expect(page.locator("dialog .badge")).to_have_text("succeeded")
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(".drawer .close")).to_be_focused()  # there is no such button any more
+        page.click('.drawer button:text-is("Move…")')
+        page.click(f"{slot(page, 2)}.candidate")
+        page.click('dialog button:text-is("Move"):enabled')
+        expect(page.locator("dialog .badge")).to_have_text("succeeded")
+        expect(page.locator(slot(page, 2))).to_have_attribute("data-state", "LEASED")
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(slot(page, 2))).to_be_focused()
+        page.goto(f"{fleet.url}workloads/train")
+        page.click('button:text-is("Suspend")')
+        page.click('dialog button:text-is("Suspend"):enabled')
+        expect(page.locator("dialog .badge")).to_have_text("succeeded")
+        expect(page.locator('button:text-is("Restore")')).to_be_attached()
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator("#main")).to_be_focused()
+
+
+@pytest.mark.long
+def test_a_sentence_agrees_with_its_number(browser: Browser, fleet: WebFleet) -> None:
+    worker = fleet.fleet.client.workload("train").worker_id
+    with open_page(browser, fleet.url, fleet.token) as page:
+
+        def expect_sentences(name: str, stop: str, drain: str) -> None:
+            page.goto(f"{fleet.url}workloads/{name}")
+            page.click('button:text-is("Stop…")')
+            expect(page.locator("dialog .steps")).to_contain_text(stop)
+            page.goto(f"{fleet.url}workers/{worker}")
+            expect(page.locator('[aria-label="Workloads"]')).to_contain_text(name)
+            page.click('button:text-is("Drain…")')
+            expect(page.locator("dialog .steps").first).to_contain_text(drain)
+
+        expect_sentences("train", "1 GPU becomes free: alpha/0.", "1 workload with GPUs is suspended")
+        fleet.fleet.run_counter("two", gpus=2)
+        expect_sentences(
+            "two", "2 GPUs become free: alpha/1, alpha/2.", "2 workloads with GPUs are suspended"
+        )

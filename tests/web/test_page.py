@@ -236,6 +236,22 @@ def test_pointers_move_zoom_and_open_on_the_timeline(browser: Browser, fleet: We
         expect(page.locator("h1")).to_contain_text("train")
 
 
+@pytest.mark.long
+def test_the_drawer_marks_what_a_host_out_of_contact_reported_last(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 0))
+        facts = page.locator(".drawer dl")
+        expect(facts).to_have_count(2)
+        expect(facts.first).not_to_contain_text("last known")
+        fleet.fleet.processes["alpha"].send_signal(signal.SIGSTOP)
+        try:
+            expect(facts.nth(0)).to_contain_text("leased (last known)")
+            expect(facts.nth(1)).to_contain_text("running (last known)")
+        finally:
+            fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
+        expect(facts.first).not_to_contain_text("last known")
+
+
 JOINTS = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const span = (workload, gpu, begin, end, lease) => ({

@@ -173,6 +173,25 @@ def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, clien
     ]
 
 
+@pytest.mark.long
+def test_tables_mark_what_a_host_out_of_contact_reported_last(web_fleet: WebFleet, client: Client) -> None:
+    fleet = web_fleet.fleet
+    fleet.start_worker("alpha", 1)
+    fleet.run_counter("train")
+    fleet.start_worker("beta", 1)
+    for kind in ("fleet", "workloads"):
+        assert "last known" not in client.get(f"/plain/{kind}").body
+    fleet.processes["alpha"].send_signal(signal.SIGSTOP)
+    try:
+        fleet.wait(lambda: fleet.worker_state("alpha") != "WORKER_STATE_CONNECTED")
+        gpus, workloads = client.get("/plain/fleet").body, client.get("/plain/workloads").body
+    finally:
+        fleet.processes["alpha"].send_signal(signal.SIGCONT)
+    assert "<td>LEASED (last known)</td>" in gpus
+    assert "<td>FREE</td>" in gpus
+    assert "<td>RUNNING (last known)</td>" in workloads
+
+
 def test_a_refused_login_is_in_the_audit(web_fleet: WebFleet) -> None:
     assert Client(web_fleet.url).log_in("wrong").status == 403
     deadline_s = time.monotonic() + 60

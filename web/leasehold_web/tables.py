@@ -24,10 +24,13 @@ from leasehold_web.view_paths import TABLE_PREFIX
 CALL_TIMEOUT_S: Final = 10.0
 PAGE_SIZE: Final = 200
 WORKERS_LIMIT: Final = 1000
-"""Workers whose names the tables know. The ids of others are shown."""
+"""Workers of one list. Of others, the tables show the id, and no loss of contact."""
 
 NAMED_LIMIT: Final = 14
 """Workloads whose names are looked up by one filter of at most 2,048 characters. An id has at most 128."""
+
+LAST_KNOWN: Final = " (last known)"
+"""Behind the state of a GPU or workload whose worker is out of contact, as in the live lists."""
 
 _GIB: Final = 2**30
 
@@ -67,24 +70,28 @@ async def _fleet(api: Api, token: str) -> tuple[list[Row], str]:
     page = await api.fleet.ListGpus(
         ListGpusRequest(page_size=PAGE_SIZE, page_token=token), metadata=api.metadata, timeout=CALL_TIMEOUT_S
     )
-    rows: list[Row] = [_gpu(gpu) for gpu in page.gpus]
-    if not token and page.unreachable:
+    silent = await _first_workers(api, "state != CONNECTED")
+    silent_ids = {one.worker_id for one in silent}
+    rows: list[Row] = [_gpu(gpu, LAST_KNOWN if gpu.worker_id in silent_ids else "") for gpu in page.gpus]
+    if not token:
         rows += [
             [worker.name, "", "", enum_name(worker_pb2.WorkerState.DESCRIPTOR, worker.state)]
-            for worker in await _first_workers(api)
+            for worker in silent
             if worker.worker_id in page.unreachable
         ]
     return rows, page.next_page_token
 
 
-async def _first_workers(api: Api) -> Sequence[Worker]:
+async def _first_workers(api: Api, wanted: str = "") -> Sequence[Worker]:
     page = await api.fleet.ListWorkers(
-        ListWorkersRequest(page_size=WORKERS_LIMIT), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+        ListWorkersRequest(page_size=WORKERS_LIMIT, filter=wanted),
+        metadata=api.metadata,
+        timeout=CALL_TIMEOUT_S,
     )
     return page.workers
 
 
-def _gpu(gpu: FleetGpu) -> Row:
+def _gpu(gpu: FleetGpu, mark: str) -> Row:
     lease, sample = gpu.lease, gpu.lease.sample
     used = f"{sample.memory_used_bytes / _GIB:.1f}" if sample.HasField("memory_used_bytes") else "unknown"
     total = (
@@ -94,7 +101,7 @@ def _gpu(gpu: FleetGpu) -> Row:
         gpu.worker_name,
         str(gpu.gpu.slot),
         gpu.gpu.name,
-        enum_name(lease_pb2.SlotState.DESCRIPTOR, lease.state),
+        enum_name(lease_pb2.SlotState.DESCRIPTOR, lease.state) + mark,
         gpu.workload_name,
         f"{used} of {total} GiB",
         f"{sample.utilization_percent} %" if sample.HasField("utilization_percent") else "unknown",
@@ -113,7 +120,8 @@ async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
     rows: list[Row] = [
         [
             one.name,
-            enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state),
+            enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state)
+            + (LAST_KNOWN if one.out_of_contact else ""),
             one.owner,
             names.get(one.worker_id, one.worker_id),
             str(len(one.status.lease.gpu_uuids)),

@@ -380,6 +380,60 @@ def test_a_role_sees_its_own_buttons_and_the_server_refuses_the_others(
 
 
 @pytest.mark.long
+def test_what_a_viewer_may_not_see_is_unknown_and_not_zero(browser: Browser, tmp_path: Path) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        for name in ("parked", "train"):
+            fleet.fleet.run_counter(name)
+        fleet.fleet.cli("suspend", "parked")
+        with open_page(browser, fleet.url, tokens["viewer"], Complaints()) as page:
+            expect(page.locator(".counts")).to_contain_text("1parked, size unknown")
+            page.click('.parked a:has-text("parked")')
+            expect(page.locator(".facts").first).to_contain_text("Parkedsize unknown in host memoryHost")
+            page.goto(f"{fleet.url}workloads")
+            page.click('a:text-is("train")')
+            expect(page.locator(".facts").first).to_contain_text("Ready since")
+        with open_page(browser, fleet.url, fleet.token) as page:
+            expect(page.locator(".counts")).to_contain_text(re.compile(r"1parked, [\d.]+ [KM]iB"))
+            page.goto(f"{fleet.url}workloads")
+            page.click('a:text-is("train")')
+            expect(page.locator(".facts").first).to_contain_text(re.compile(r"Ready after[\d.]+ m?s"))
+
+
+PARKED_SIZES: Final = """async () => {
+  const { parkedAt, parkedSize } = await import("/static/words.js");
+  const of = (state, status) => ({ status: { state, ...status } });
+  const all = [
+    of("SUSPENDED", { park_time: 1, parked_bytes: 1024 }), of("STOPPED", { park_time: 1 }), of("STOPPED", {}),
+    of("SLEEPING", { park_time: 1 }), of("SLEEPING", {}), of("CHECKPOINTED", {}),
+  ];
+  return [
+    all.map((one) => parkedAt(one)).map(({ tier, size }) => `${tier}: ${size}`),
+    parkedSize(all), parkedSize(all.slice(0, 2)), parkedSize(all.slice(2)), parkedSize([]),
+  ];
+}"""
+
+
+@pytest.mark.long
+def test_a_sum_of_parked_bytes_counts_no_unknown_size_as_zero(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(PARKED_SIZES) == [
+            [
+                "host memory: 1024",
+                "disk: 0",
+                "disk: undefined",
+                "discarded: undefined",
+                ": undefined",
+                "disk: undefined",
+            ],
+            "1.0 KiB and 4 of unknown size",
+            "1.0 KiB",
+            "size unknown",
+            "0 B",
+        ]
+
+
+@pytest.mark.long
 def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -567,7 +567,8 @@ def test_commands_name_ended_workloads(browser: Browser, fleet: WebFleet) -> Non
 def test_commands_name_ended_workloads_of_others(browser: Browser, tmp_path: Path) -> None:
     with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
         fleet.fleet.start_worker("alpha")
-        fleet.fleet.run_counter("train")
+        # Without a GPU, no lease of the history has its name.
+        fleet.fleet.cli("run", "--name", "train", "--gpus", "0", "--", "sleep", "600")
         workload = fleet.fleet.client.workload("train").workload_id
         fleet.fleet.cli("stop", "train")
         with open_page(browser, fleet.url, tokens["viewer"]) as page:

@@ -218,6 +218,22 @@ def test_pointers_move_zoom_and_open_on_the_timeline(browser: Browser, fleet: We
         expect(page.locator("h1")).to_contain_text("train")
 
 
+@pytest.mark.long
+def test_the_drawer_marks_what_a_host_out_of_contact_reported_last(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 0))
+        facts = page.locator(".drawer dl")
+        expect(facts).to_have_count(2)
+        expect(facts.first).not_to_contain_text("last known")
+        fleet.fleet.processes["alpha"].send_signal(signal.SIGSTOP)
+        try:
+            expect(facts.nth(0)).to_contain_text("leased (last known)")
+            expect(facts.nth(1)).to_contain_text("running (last known)")
+        finally:
+            fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
+        expect(facts.first).not_to_contain_text("last known")
+
+
 JOINTS = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const span = (workload, gpu, begin, end, lease) => ({
@@ -346,6 +362,60 @@ def test_a_role_sees_its_own_buttons_and_the_server_refuses_the_others(
 
 
 @pytest.mark.long
+def test_what_a_viewer_may_not_see_is_unknown_and_not_zero(browser: Browser, tmp_path: Path) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        for name in ("parked", "train"):
+            fleet.fleet.run_counter(name)
+        fleet.fleet.cli("suspend", "parked")
+        with open_page(browser, fleet.url, tokens["viewer"], Complaints()) as page:
+            expect(page.locator(".counts")).to_contain_text("1parked, size unknown")
+            page.click('.parked a:has-text("parked")')
+            expect(page.locator(".facts").first).to_contain_text("Parkedsize unknown in host memoryHost")
+            page.goto(f"{fleet.url}workloads")
+            page.click('a:text-is("train")')
+            expect(page.locator(".facts").first).to_contain_text("Ready since")
+        with open_page(browser, fleet.url, fleet.token) as page:
+            expect(page.locator(".counts")).to_contain_text(re.compile(r"1parked, [\d.]+ [KM]iB"))
+            page.goto(f"{fleet.url}workloads")
+            page.click('a:text-is("train")')
+            expect(page.locator(".facts").first).to_contain_text(re.compile(r"Ready after[\d.]+ m?s"))
+
+
+PARKED_SIZES: Final = """async () => {
+  const { parkedAt, parkedSize } = await import("/static/words.js");
+  const of = (state, status) => ({ status: { state, ...status } });
+  const all = [
+    of("SUSPENDED", { park_time: 1, parked_bytes: 1024 }), of("STOPPED", { park_time: 1 }), of("STOPPED", {}),
+    of("SLEEPING", { park_time: 1 }), of("SLEEPING", {}), of("CHECKPOINTED", {}),
+  ];
+  return [
+    all.map((one) => parkedAt(one)).map(({ tier, size }) => `${tier}: ${size}`),
+    parkedSize(all), parkedSize(all.slice(0, 2)), parkedSize(all.slice(2)), parkedSize([]),
+  ];
+}"""
+
+
+@pytest.mark.long
+def test_a_sum_of_parked_bytes_counts_no_unknown_size_as_zero(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(PARKED_SIZES) == [
+            [
+                "host memory: 1024",
+                "disk: 0",
+                "disk: undefined",
+                "discarded: undefined",
+                ": undefined",
+                "disk: undefined",
+            ],
+            "1.0 KiB and 4 of unknown size",
+            "1.0 KiB",
+            "size unknown",
+            "0 B",
+        ]
+
+
+@pytest.mark.long
 def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -355,14 +425,40 @@ def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
         fleet.fleet.cli("access", "grant", "viewer", newcomer)
         with open_page(browser, fleet.url, tokens["newcomer"], Complaints()) as page:
             expect_state(page, 0, "FREE")
+            expect(page.locator("#who")).to_contain_text("· viewer")
             fleet.fleet.cli("access", "revoke", "viewer", newcomer)
             expect(page.locator("#contact")).to_contain_text("The coordinator refuses this login now")
+            expect(page.locator("#who")).to_contain_text("· no role")
             assert state(page, 0) == "FREE"  # the last known state stays
             fleet.fleet.cli("access", "grant", "viewer", newcomer)
             expect(page.locator("#contact")).to_be_empty()
             fleet.fleet.cli("ca", "revoke", newcomer)
             page.wait_for_url("**/login?*")
             expect(page.locator(".refusal")).to_contain_text("the login has ended")
+
+
+@pytest.mark.long
+def test_a_login_without_a_role_sees_that_and_nothing_that_is_not_so(browser: Browser, tmp_path: Path) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        with open_page(browser, fleet.url, tokens["newcomer"], Complaints()) as page:
+            for path, shown in (
+                ("", "The fleet is not shown"),
+                ("workloads", "The workloads are not shown."),
+                ("commands", "The commands are not shown."),
+            ):
+                page.goto(fleet.url + path)
+                expect(page.locator("#contact")).to_contain_text("has no role")
+                expect(page.locator("main")).to_contain_text(shown)
+                expect(page.locator("main")).to_contain_text("has no role")
+                expect(page.locator(".counts")).to_be_empty()
+                for false in ("Loading", "No workload yet", "No command"):
+                    expect(page.locator("main")).not_to_contain_text(false)
+            expect(page.locator("#who")).to_contain_text("· no role")
+            fleet.fleet.cli("access", "grant", "viewer", "user/oidc-newcomer@example.com")
+            page.goto(fleet.url)
+            expect_state(page, 0, "FREE")
+            expect(page.locator(".counts")).to_contain_text("4free")
 
 
 @pytest.mark.long
@@ -436,6 +532,21 @@ def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFle
         assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
 
 
+BIDIRECTIONAL: Final = """async () => {
+  const { h } = await import("/static/dom.js");
+  const one = h("p", { title: "t\\u2066", "aria-label": "l\\u061c" }, "a\\u202eb", h("i", {}, "שלום\\u200f"));
+  return [one.textContent, one.title, one.getAttribute("aria-label")];
+}"""
+
+
+@pytest.mark.long
+def test_text_of_users_does_not_reorder_the_page(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("cordon", "alpha", "--reason", "fan\u202egpj.exe")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        assert page.evaluate(BIDIRECTIONAL) == [r"a\u202ebשלום\u200f", r"t\u2066", r"l\u061c"]
+        expect(page.locator(".host .note")).to_have_text(r"cordoned: fan\u202egpj.exe")
+
+
 @pytest.mark.long
 def test_commands_name_ended_workloads(browser: Browser, fleet: WebFleet) -> None:
     workload = fleet.fleet.client.workload("train").workload_id
@@ -447,6 +558,22 @@ def test_commands_name_ended_workloads(browser: Browser, fleet: WebFleet) -> Non
         expect(links).to_have_text(["train", "train", "train"])
         page.locator(".command", has_text="suspend").get_by_text("Details").click()
         expect(page.locator(".card .command a").first).to_have_text("train")
+
+
+@pytest.mark.long
+def test_commands_name_ended_workloads_of_others(browser: Browser, tmp_path: Path) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        # Without a GPU, no lease of the history has its name.
+        fleet.fleet.cli("run", "--name", "train", "--gpus", "0", "--", "sleep", "600")
+        workload = fleet.fleet.client.workload("train").workload_id
+        fleet.fleet.cli("stop", "train")
+        with open_page(browser, fleet.url, tokens["viewer"]) as page:
+            page.goto(f"{fleet.url}commands")
+            links = page.locator(f'.command a[href="/workloads/{workload}"]')
+            expect(links).to_have_text(["train", "train"])
+            page.locator(".command", has_text="stop").get_by_text("Details").click()
+            expect(page.locator(".card .command a").first).to_have_text("train")
 
 
 @pytest.mark.long

@@ -80,6 +80,8 @@ def test_a_malformed_action_is_refused(client: Client) -> None:
 def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
     assert client.get("/api/history?start=yesterday").status == 400
     assert client.get("/api/samples?" + "&".join(["worker=a"] * 65)).status == 400
+    assert client.get("/api/names?" + "&".join(["workload=a"] * 51)).status == 400
+    assert client.get("/api/names?workload=%22a%22").status == 400
     assert client.get("/api/workloads/..%2F..%2Fetc").status == 404
     assert client.get("/api/workloads?page_token=made-up").json["reason"] == "INVALID_TOKEN"
     assert client.get("/api/workloads/w/output?offset=-1").status == 400
@@ -171,6 +173,25 @@ def test_tables_without_scripts_escape_what_they_show(web_fleet: WebFleet, clien
     assert [(one["workload_name"], one["state"]) for one in history if one["state"] == "LEASED"] == [
         ("train", "LEASED")
     ]
+
+
+@pytest.mark.long
+def test_tables_mark_what_a_host_out_of_contact_reported_last(web_fleet: WebFleet, client: Client) -> None:
+    fleet = web_fleet.fleet
+    fleet.start_worker("alpha", 1)
+    fleet.run_counter("train")
+    fleet.start_worker("beta", 1)
+    for kind in ("fleet", "workloads"):
+        assert "last known" not in client.get(f"/plain/{kind}").body
+    fleet.processes["alpha"].send_signal(signal.SIGSTOP)
+    try:
+        fleet.wait(lambda: fleet.worker_state("alpha") != "WORKER_STATE_CONNECTED")
+        gpus, workloads = client.get("/plain/fleet").body, client.get("/plain/workloads").body
+    finally:
+        fleet.processes["alpha"].send_signal(signal.SIGCONT)
+    assert "<td>LEASED (last known)</td>" in gpus
+    assert "<td>FREE</td>" in gpus
+    assert "<td>RUNNING (last known)</td>" in workloads
 
 
 def test_a_refused_login_is_in_the_audit(web_fleet: WebFleet) -> None:

@@ -20,14 +20,21 @@ from leasehold_web.entries import Api, LoginRefusedError
 from leasehold_web.guards import SESSION
 from leasehold_web.refusals import refusal, status_of
 from leasehold_web.view_paths import TABLE_PREFIX
+from leasehold_web.workload_names import workload_names
 
 CALL_TIMEOUT_S: Final = 10.0
 PAGE_SIZE: Final = 200
 WORKERS_LIMIT: Final = 1000
-"""Workers whose names the tables know. The ids of others are shown."""
+"""Workers of one list. Of others, the tables show the id, and no loss of contact."""
 
-NAMED_LIMIT: Final = 14
-"""Workloads whose names are looked up by one filter of at most 2,048 characters. An id has at most 128."""
+LAST_KNOWN: Final = " (last known)"
+"""Behind the state of a GPU or workload whose worker is out of contact, as in the live lists."""
+
+_DIRECTIONS: Final = {
+    ord(one): ascii(one)[1:-1]
+    for one in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+}
+"""Escapes of bidirectional marks, which change the order of displayed text: the same as in dom.js."""
 
 _GIB: Final = 2**30
 
@@ -67,24 +74,28 @@ async def _fleet(api: Api, token: str) -> tuple[list[Row], str]:
     page = await api.fleet.ListGpus(
         ListGpusRequest(page_size=PAGE_SIZE, page_token=token), metadata=api.metadata, timeout=CALL_TIMEOUT_S
     )
-    rows: list[Row] = [_gpu(gpu) for gpu in page.gpus]
-    if not token and page.unreachable:
+    silent = await _first_workers(api, "state != CONNECTED")
+    silent_ids = {one.worker_id for one in silent}
+    rows: list[Row] = [_gpu(gpu, LAST_KNOWN if gpu.worker_id in silent_ids else "") for gpu in page.gpus]
+    if not token:
         rows += [
             [worker.name, "", "", enum_name(worker_pb2.WorkerState.DESCRIPTOR, worker.state)]
-            for worker in await _first_workers(api)
+            for worker in silent
             if worker.worker_id in page.unreachable
         ]
     return rows, page.next_page_token
 
 
-async def _first_workers(api: Api) -> Sequence[Worker]:
+async def _first_workers(api: Api, wanted: str = "") -> Sequence[Worker]:
     page = await api.fleet.ListWorkers(
-        ListWorkersRequest(page_size=WORKERS_LIMIT), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+        ListWorkersRequest(page_size=WORKERS_LIMIT, filter=wanted),
+        metadata=api.metadata,
+        timeout=CALL_TIMEOUT_S,
     )
     return page.workers
 
 
-def _gpu(gpu: FleetGpu) -> Row:
+def _gpu(gpu: FleetGpu, mark: str) -> Row:
     lease, sample = gpu.lease, gpu.lease.sample
     used = f"{sample.memory_used_bytes / _GIB:.1f}" if sample.HasField("memory_used_bytes") else "unknown"
     total = (
@@ -94,7 +105,7 @@ def _gpu(gpu: FleetGpu) -> Row:
         gpu.worker_name,
         str(gpu.gpu.slot),
         gpu.gpu.name,
-        enum_name(lease_pb2.SlotState.DESCRIPTOR, lease.state),
+        enum_name(lease_pb2.SlotState.DESCRIPTOR, lease.state) + mark,
         gpu.workload_name,
         f"{used} of {total} GiB",
         f"{sample.utilization_percent} %" if sample.HasField("utilization_percent") else "unknown",
@@ -113,7 +124,8 @@ async def _workloads(api: Api, token: str) -> tuple[list[Row], str]:
     rows: list[Row] = [
         [
             one.name,
-            enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state),
+            enum_name(workload_pb2.WorkloadState.DESCRIPTOR, one.status.state)
+            + (LAST_KNOWN if one.out_of_contact else ""),
             one.owner,
             names.get(one.worker_id, one.worker_id),
             str(len(one.status.lease.gpu_uuids)),
@@ -132,7 +144,7 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         timeout=CALL_TIMEOUT_S,
     )
     ids = dict.fromkeys(one.workload_id for one in page.commands if one.workload_id)
-    names = await _workload_names(api, list(ids))
+    names = await workload_names(api, list(ids))
     rows: list[Row] = [
         [
             one.command_id,
@@ -147,22 +159,6 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         for one in page.commands
     ]
     return rows, page.next_page_token
-
-
-async def _workload_names(api: Api, ids: Sequence[str]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for begin in range(0, len(ids), NAMED_LIMIT):
-        page = await api.workloads.ListWorkloads(
-            ListWorkloadsRequest(
-                include_ended=True,
-                page_size=NAMED_LIMIT,
-                filter=" OR ".join(f'workload = "{one}"' for one in ids[begin : begin + NAMED_LIMIT]),
-            ),
-            metadata=api.metadata,
-            timeout=CALL_TIMEOUT_S,
-        )
-        names |= {one.workload_id: one.name for one in page.workloads}
-    return names
 
 
 _TABLES: Final = {
@@ -207,7 +203,7 @@ def _page(kind: str, body: str) -> str:
 
 
 def _text(value: str) -> str:
-    return html.escape(value[:2_000])
+    return html.escape(value[:2_000].translate(_DIRECTIONS))
 
 
 def _time(moment: Timestamp) -> str:

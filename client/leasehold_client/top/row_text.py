@@ -1,5 +1,6 @@
 """Rows as pieces of text, for any width. Each state has a letter and a word, not only a colour. Pure."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple, assert_never
 
 from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
@@ -128,9 +129,7 @@ def _host_pieces(row: HostRow, now_s: float, width: int) -> list[Piece]:
     free = f"{worker.free_gpu_count}/{worker.gpu_count} free" if worker.HasField("gpu_count") else "GPUs: ?"
     facts = [free]
     if row.parked:
-        sizes = [one.status for one in row.parked]
-        bytes_known = [one.parked_bytes + one.disk_bytes for one in sizes]
-        facts.append(f"{len(row.parked)} parked, {size_text(sum(bytes_known))}")
+        facts.append(parked_text(row.parked))
     if worker.pending_claimers:
         facts.append(f"{worker.pending_claimers} waiting")
     if not is_connected:
@@ -243,6 +242,16 @@ def tier_text(workload: Workload) -> str:
     parts = [f"{size_text(status.parked_bytes)} in host memory"] if status.HasField("parked_bytes") else []
     parts += [f"{size_text(status.disk_bytes)} on disk"] if status.HasField("disk_bytes") else []
     return ", ".join(parts) or "size unknown"
+
+
+def parked_text(parked: Sequence[Workload]) -> str:
+    """The number of parked workloads with the sum of their bytes. The sizes of others' workloads are unknown."""
+    known = [one.status for one in parked if any(map(one.status.HasField, ("parked_bytes", "disk_bytes")))]
+    count, unknown = f"{len(parked)} parked", len(parked) - len(known)
+    if not known:
+        return f"{count}, size unknown"
+    total = size_text(sum(one.parked_bytes + one.disk_bytes for one in known))
+    return f"{count}, {total}" + (f" and {unknown} of unknown size" if unknown else "")
 
 
 def _command_pieces(row: CommandRow, now_s: float, width: int) -> list[Piece]:

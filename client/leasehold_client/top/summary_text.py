@@ -4,10 +4,10 @@ from collections import Counter
 
 from leasehold.v1 import lease_pb2, worker_pb2
 
-from leasehold_client.byte_sizes import size_text
 from leasehold_client.messages import PARKED, enum_name, span_text
 from leasehold_client.top.contact import Contact
 from leasehold_client.top.fleet_model import FleetModel
+from leasehold_client.top.row_text import parked_text
 
 
 def connection_text(contact: Contact, model: FleetModel, *, is_paused: bool) -> tuple[str, str]:
@@ -39,15 +39,14 @@ def counts_text(model: FleetModel) -> str:
         f"{count} {enum_name(lease_pb2.SlotState.Name, state, 'SLOT_STATE_').lower()}"
         for state, count in sorted(states.items(), key=lambda item: -item[1])
     ]
-    parked = [one.status for one in model.workloads.values.values() if one.status.state in PARKED]
+    parked = [one for one in model.workloads.values.values() if one.status.state in PARKED]
     waiting = sum(one.pending_claimers for one in workers)
     parts = [
         f"{_counted(len(model.workers.values), 'host')}{f', {gone} out of contact' if gone else ''}",
         f"{_counted(len(model.gpus.values), 'GPU')}{': ' if names else ''}{', '.join(names)}",
     ]
     if parked:
-        total = sum(one.parked_bytes + one.disk_bytes for one in parked)
-        parts.append(f"{len(parked)} parked, {size_text(total)}")
+        parts.append(parked_text(parked))
     if waiting:
         parts.append(f"{waiting} waiting")
     if model.commands.values:

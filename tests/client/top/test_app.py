@@ -22,6 +22,7 @@ from leasehold_client.top import fleet_feed
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
 from leasehold_client.top.summary_text import counts_text
+from leasehold_coordinator.lists import list_fields
 from textual.widgets import Input
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
@@ -58,12 +59,16 @@ def fleet(scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch) -> Scr
 
 
 def play(
-    fleet: ScriptedFleet, steps: Callable[[Page], Awaitable[None]], width: int = 80, height: int = 24
+    fleet: ScriptedFleet,
+    steps: Callable[[Page], Awaitable[None]],
+    width: int = 80,
+    height: int = 24,
+    wait: str = "live",
 ) -> None:
-    """Opens the page and plays steps of a user."""
+    """Opens the page, waits for the state of its connection, and plays steps of a user."""
 
     async def main() -> None:
-        async with opened(fleet.scripted.address, width, height) as page:
+        async with opened(fleet.scripted.address, width, height, wait) as page:
             await steps(page)
 
     asyncio.run(main())
@@ -315,6 +320,26 @@ def test_a_role_that_permits_too_little_is_told(fleet: ScriptedFleet) -> None:
     play(fleet, steps, width=150)
 
 
+def test_a_login_without_a_role_sees_that_and_no_empty_fleet(fleet: ScriptedFleet) -> None:
+    def refused(request: Any, context: grpc.ServicerContext) -> None:
+        refuse(context, grpc.StatusCode.PERMISSION_DENIED, "NOT_PERMITTED", "user/eve has no role")
+
+    fleet.role = access_service_pb2.ROLE_UNSPECIFIED
+    watches = ("WatchFleet", "WatchWorkloads", "WatchCommands")
+    permitted = {name: fleet.scripted.answers[name] for name in watches}
+    fleet.scripted.answers |= dict.fromkeys(watches, refused)
+
+    async def steps(page: Page) -> None:
+        await page.shows("REFUSED: user/eve has no role", "user/eve (no role)")
+        await page.shows("the fleet is not shown: the first line says why", "not shown")
+        for false in ("0 hosts", "0 GPUs", "reading the fleet", "0 open", "no open command"):
+            assert false not in page.text()
+        fleet.scripted.answers |= permitted
+        await page.shows("2 hosts", "# leased    one", "Commands: 0 open", "no open command")
+
+    play(fleet, steps, width=150, wait="REFUSED")
+
+
 @pytest.mark.long
 def test_details_of_every_row(fleet: ScriptedFleet) -> None:
     fleet.commands = [command("c-1", actor="user/eve")]
@@ -360,6 +385,36 @@ def test_filters_of_words_and_of_expressions(fleet: ScriptedFleet) -> None:
         await page.shows("no field is named 'nope'")
         await page.press("slash", "delete", "enter")
         await page.until(lambda: len(names(page)) == 8)
+
+    play(fleet, steps)
+
+
+def test_a_refused_filter_names_the_fields_of_both_kinds(fleet: ScriptedFleet) -> None:
+    fields = {
+        "WatchFleet": sorted({*list_fields.WORKERS, *list_fields.GPUS}),
+        "WatchWorkloads": sorted(list_fields.WORKLOADS),
+    }
+    texts = {
+        name: f"invalid filter at character 1: no field is named 'nope': use one of {', '.join(known)}"
+        for name, known in fields.items()
+    }
+    for name, text in texts.items():
+        permitted = fleet.scripted.answers[name]
+
+        def answer(request: Any, context: Any, text: str = text, permitted: Any = permitted) -> Any:
+            if request.filter:
+                message = "'(' is not closed" if "(" in request.filter else text
+                refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", message)
+            return permitted(request, context)
+
+        fleet.scripted.answers[name] = answer
+
+    async def steps(page: Page) -> None:
+        page.app._filter_by("nope = 3")
+        await page.shows(f"hosts and GPUs: {texts['WatchFleet']}; workloads: {texts['WatchWorkloads']}")
+        page.app._filter_by("nope = (")
+        await page.shows("'(' is not closed")
+        assert "hosts and GPUs" not in page.text()
 
     play(fleet, steps)
 

@@ -3,10 +3,13 @@
 import pytest
 from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import GpuSample
+from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
+from leasehold_client.top.fleet_model import FleetModel
 from leasehold_client.top.row_text import row_pieces
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
+from leasehold_client.top.summary_text import counts_text
 
-from .scripted_fleet import NOW, command, gpu, parked, worker, workload
+from .scripted_fleet import END_OF_SNAPSHOT, NOW, command, gpu, parked, worker, workload
 
 
 def line(row: Row, width: int = 200) -> str:
@@ -61,6 +64,22 @@ def test_parked_workloads_have_bytes_tier_and_age() -> None:
     assert "1.0 GiB on disk" in line(WorkloadRow(on_disk))
     unknown = workload("x", state=workload_pb2.WORKLOAD_STATE_SUSPENDED)
     assert "size unknown" in line(WorkloadRow(unknown))
+
+
+def test_an_unknown_size_is_not_zero_in_a_sum() -> None:
+    unknown = workload("of-bob", state=workload_pb2.WORKLOAD_STATE_SUSPENDED)
+    told = {
+        "1 parked, size unknown": [unknown],
+        "1 parked, 24.0 GiB": [parked("two")],
+        "2 parked, 24.0 GiB and 1 of unknown size": [parked("two"), unknown],
+    }
+    for text, workloads in told.items():
+        assert text in line(HostRow(worker(), [], workloads, is_open=True))
+        model = FleetModel()
+        for one in workloads:
+            model.fold_workloads(WatchWorkloadsResponse(workload=one))
+        model.fold_workloads(WatchWorkloadsResponse(bookmark=END_OF_SNAPSHOT))
+        assert f" | {text}" in counts_text(model)
 
 
 def test_waiting_claims() -> None:

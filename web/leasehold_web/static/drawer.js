@@ -28,7 +28,7 @@ export function drawerFor(uuid, onClose) {
 function content(gpu, workload, onClose) {
   const sample = gpu.sample ?? {};
   const facts = [
-    ["State", [glyph(gpu.state), " ", lower(gpu.state), gpu.since ? h("span", { class: "muted" }, ` since ${ago(gpu.since)}`) : ""]],
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, ` since ${ago(gpu.since)}`) : ""]],
     ["Model", gpu.name],
     ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
     ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],
@@ -47,10 +47,15 @@ function content(gpu, workload, onClose) {
   ];
   if (workload) {
     parts.push(h("h3", {}, glyph(workload.status?.state), " ", h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}` }, workload.name)),
-      list([["State", lower(workload.status?.state)], ["Owner", workload.owner ?? UNKNOWN], ["GPUs", (workload.status?.lease?.gpu_uuids ?? []).map(placeOf).join(", ") || "none"]]),
+      list([["State", [lower(workload.status?.state), lastKnown(workload.worker_id)]], ["Owner", workload.owner ?? UNKNOWN], ["GPUs", (workload.status?.lease?.gpu_uuids ?? []).map(placeOf).join(", ") || "none"]]),
       h("div", { class: "actions" }, workloadActions(workload)));
   }
   return parts;
+}
+
+// A mark behind a state whose host is out of contact.
+function lastKnown(id) {
+  return live.workers.get(id)?.state !== "CONNECTED" && h("span", { class: "muted" }, " (last known)");
 }
 
 export function list(facts) {

@@ -4,7 +4,7 @@ import { drawerFor } from "/static/drawer.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange, setSample } from "/static/live.js";
 import { isCandidate, picking, pickGpu, onPick, pickBar, cancelPick } from "/static/picker.js";
-import { bytes, count, ENDED, gib, lower, PARKED, parkedAt } from "/static/words.js";
+import { bytes, count, ENDED, gib, lower, PARKED, parkedAt, parkedSize } from "/static/words.js";
 
 const SAMPLE_MS = 5000;
 const SPARE_ROWS = 3;
@@ -83,6 +83,7 @@ export function show(main) {
 
   function nothing(isFiltered) {
     if (isFiltered) return [h("b", {}, "No host matches"), "Change the filter, or clear it."];
+    if (live.refused) return [h("b", {}, "The fleet is not shown"), live.refused.message];
     if (live.isLoading || !live.isConnected) return [h("b", {}, "Loading the fleet"), "The hosts appear as they come."];
     return [h("b", {}, "No worker has connected yet"), "Start one on a GPU host: ", h("code", {}, "leasehold worker --coordinator HOST:PORT")];
   }
@@ -202,22 +203,20 @@ export function show(main) {
   }
 
   function countAll() {
+    if (live.refused && !live.workers.size) {
+      replace(counts);
+      return;
+    }
     const states = {};
     for (const gpu of live.gpus.values()) states[gpu.state] = (states[gpu.state] ?? 0) + 1;
-    let parked = 0;
-    let parkedBytes = 0;
-    for (const workload of live.workloads.values()) {
-      if (!PARKED.has(workload.status?.state)) continue;
-      parked += 1;
-      parkedBytes += parkedAt(workload).size ?? 0;
-    }
+    const parked = [...live.workloads.values()].filter((one) => PARKED.has(one.status?.state));
     let waiting = 0;
     for (const worker of live.workers.values()) waiting += worker.pending_claimers ?? 0;
     const entries = [h("span", {}, h("b", {}, live.workers.size.toLocaleString("en")), live.workers.size === 1 ? "host" : "hosts")];
     for (const state of ["LEASED", "FREE", "RESERVED", "CORDONED", "UNHEALTHY", "FOREIGN"]) {
       if (states[state] || state === "LEASED" || state === "FREE") entries.push(h("span", {}, glyph(state), h("b", {}, (states[state] ?? 0).toLocaleString("en")), lower(state)));
     }
-    entries.push(h("span", {}, glyph("SUSPENDED"), h("b", {}, parked.toLocaleString("en")), parked ? `parked, ${bytes(parkedBytes)}` : "parked"));
+    entries.push(h("span", {}, glyph("SUSPENDED"), h("b", {}, parked.length.toLocaleString("en")), parked.length ? `parked, ${parkedSize(parked)}` : "parked"));
     if (waiting) entries.push(h("span", {}, glyph("PENDING"), h("b", {}, String(waiting)), waiting === 1 ? "claim waits" : "claims wait"));
     replace(counts, ...entries);
   }

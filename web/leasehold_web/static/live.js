@@ -14,7 +14,7 @@ export const live = {
   session: { identity: "", role: "" },
   isLoading: true,
   isConnected: false,
-  lost: null, // why the server has no contact with the coordinator
+  lost: null, // since when and why the server has no contact with the coordinator
   refused: null, // why the coordinator refuses this login now
   seenAt: 0, // when the last message came
 };
@@ -56,7 +56,7 @@ export function areOld(changes, kind, id) {
 }
 
 export async function connect() {
-  live.session = { ...live.session, ...(await ask("/api/session")) };
+  live.session = { identity: "", role: "", ...(await ask("/api/session")) };
   addStream({ open: shown, close: rest });
   setInterval(() => {
     if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
@@ -94,7 +94,7 @@ function reopen() {
   timer = setTimeout(async () => {
     try {
       // Asked first: an EventSource does not tell that nobody is logged in any more.
-      live.session = { ...live.session, ...(await ask("/api/session")) };
+      live.session = { identity: "", role: "", ...(await ask("/api/session")) };
       if (!source && !areReleased()) open();
     } catch {
       reopen();
@@ -107,7 +107,7 @@ function reopen() {
 function refuse() {
   retryMs = REFUSED_MS;
   reopen();
-  ask("/api/session").catch(() => {});
+  ask("/api/session").then((found) => (live.session = { identity: "", role: "", ...found }) && note("state", "")).catch(() => {});
 }
 
 function take(message) {
@@ -125,8 +125,8 @@ function take(message) {
   if (message.state) {
     live.isLoading = message.state.is_loading;
     live.lost = message.state.lost ?? null;
-    live.refused = message.state.refused ?? null;
-    if (live.refused) refuse();
+    live.refused = message.state.refused ?? (live.isLoading ? live.refused : null); // until a view says otherwise
+    if (message.state.refused) refuse();
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }

@@ -1,5 +1,5 @@
 // The timeline: every GPU a row, leases as spans, and the joints between them. This module has its state and its tools.
-import { announce, append, h, replace } from "/static/dom.js";
+import { announce, append, h, replace, safe } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange } from "/static/live.js";
 import { coloursOf } from "/static/painter.js";
@@ -53,7 +53,7 @@ export function show(main) {
     const { clientWidth: width, clientHeight: height, scrollTop } = box;
     if (isOver || !width || !height) return;
     colours ??= coloursOf(main);
-    const empty = search.value ? "No row matches the filter." : live.isLoading ? "Loading…" : "No GPU was reported, and no lease is stored for this time.";
+    const empty = search.value ? "No row matches the filter." : live.refused ? "The timeline is not shown." : live.isLoading ? "Loading…" : "No GPU was reported, and no lease is stored for this time.";
     const commands = new Map([...history.commands, ...live.commands]).values();
     const events = [...history.events.values(), ...live.events.values()];
     hits = drawPicture(canvas, { width, height, scrollTop }, { time, layout, colours, chosen, hovered, commands, events, empty });
@@ -66,7 +66,7 @@ export function show(main) {
   function refresh() {
     arrange();
     if (!tableBox.hidden) replace(tableBox, ...tableOf(layout, time));
-    state.textContent = history.problem || (history.isTruncated ? "More happened than fits: zoom in, or filter." : "");
+    state.textContent = safe(history.problem) || (history.isTruncated ? "More happened than fits: zoom in, or filter." : "");
     refreshTools();
     soon();
   }

@@ -80,7 +80,16 @@ export const ENDED = new Set(["EXITED", "FAILED", "RELEASED"]);
 export const PARKED = new Set(["SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED"]);
 export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"]);
 
-// Where the bytes of a parked workload are, and how many.
+// The bytes of several parked workloads.
+export function parkedSize(workloads) {
+  const known = workloads.map((one) => parkedAt(one).size).filter((size) => size !== undefined);
+  const unknown = workloads.length - known.length;
+  if (!known.length && unknown) return "size unknown";
+  const sum = bytes(known.reduce((all, size) => all + size, 0));
+  return unknown ? `${sum} and ${unknown} of unknown size` : sum;
+}
+
+// Where the bytes of a parked workload are, and how many. Of others' workloads, only the state is shown.
 export function parkedAt(workload) {
   const status = workload.status ?? {};
   switch (status.state) {
@@ -89,9 +98,9 @@ export function parkedAt(workload) {
     case "CHECKPOINTED":
       return { tier: "disk", size: status.disk_bytes };
     case "STOPPED":
-      return { tier: "disk", size: status.disk_bytes ?? (status.checkpoint_id ? undefined : 0) };
+      return { tier: "disk", size: status.disk_bytes ?? (status.park_time && !status.checkpoint_id ? 0 : undefined) };
     case "SLEEPING":
-      return { tier: status.parked_bytes ? "host memory" : "discarded", size: status.parked_bytes };
+      return { tier: status.parked_bytes ? "host memory" : status.park_time ? "discarded" : "", size: status.parked_bytes };
     default:
       return { tier: "", size: undefined };
   }

@@ -105,13 +105,13 @@ function stateFacts(workload) {
   const gpus = status.lease?.gpu_uuids ?? [];
   const facts = [["GPUs", gpus.length ? gpus.map((uuid, at) => [at > 0 && ", ", h("a", { href: `/?gpu=${encodeURIComponent(uuid)}` }, placeOf(uuid))]) : "none"]];
   const { size, tier } = parkedAt(workload);
-  if (tier) facts.push(["Parked", `${size === undefined ? "size unknown" : bytes(size)} in ${tier}, ${ago(status.park_time)}`]);
+  if (tier) facts.push(["Parked", `${size === undefined ? "size unknown" : bytes(size)} in ${tier}${status.park_time ? `, ${ago(status.park_time)}` : ""}`]);
   if (status.parked_gpu_uuids?.length) facts.push(["Former GPUs", status.parked_gpu_uuids.map(placeOf).join(", ")]);
   facts.push(["Host", h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, workerName(workload.worker_id))], ["Owner", workload.owner ?? UNKNOWN]);
   if (workload.user) facts.push(["User", workload.user]);
   facts.push(["Created", moment(workload.create_time)]);
   if (status.start_time) facts.push(["Started", ago(status.start_time)]);
-  if (status.ready_time) facts.push(["Ready after", status.start_time ? seconds((status.ready_time - status.start_time) / 1000) : moment(status.ready_time)]);
+  if (status.ready_time) facts.push(status.start_time ? ["Ready after", seconds((status.ready_time - status.start_time) / 1000)] : ["Ready since", moment(status.ready_time)]);
   if (status.end_time) facts.push(["Ended", moment(status.end_time)]);
   if (status.exit) facts.push(["Exit", status.exit.signal_number ? `signal ${status.exit.signal_number}` : `code ${status.exit.code ?? 0}`]);
   if (status.root_pid) facts.push(["Processes", `${status.root_pid}${status.members?.length ? `, ${status.members.length} with CUDA: ${status.members.map((one) => `${one.pid} ${lower(one.state)}`).join(", ")}` : ""}`]);
@@ -185,7 +185,7 @@ function outputCard(id, current) {
     });
     source.addEventListener("refused", (event) => {
       close();
-      if (!text.textContent) told.textContent = JSON.parse(event.data).message;
+      if (!text.textContent) replace(told, JSON.parse(event.data).message);
       again();
     });
     source.onerror = () => {

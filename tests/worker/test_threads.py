@@ -4,7 +4,7 @@ import errno
 import threading
 
 import pytest
-from leasehold_worker.threads import run_in_thread
+from leasehold_worker.threads import require_threads, run_in_thread
 
 
 def no_thread(_: threading.Thread) -> None:
@@ -31,3 +31,22 @@ async def test_an_error_of_the_function_is_left_as_it_is() -> None:
 
     with pytest.raises(RuntimeError, match="new thread"):
         await run_in_thread(fail)
+
+
+def test_threads_that_can_not_be_started_are_told_before_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = threading.active_count()
+    require_threads(3)
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            no_thread(thread)
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    with pytest.raises(BlockingIOError, match="no thread can be started"):
+        require_threads(3)
+    assert threading.active_count() == before

@@ -1,6 +1,7 @@
 """Blocking calls in threads of trio. A thread that can't be started is an error of the operating system."""
 
 import errno
+import threading
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
@@ -8,6 +9,26 @@ import trio
 
 Answer = TypeVar("Answer")
 Arguments = TypeVarTuple("Arguments")
+
+
+def require_threads(count: int) -> None:
+    """Checks that so many further threads can be started now.
+
+    Raises:
+        BlockingIOError: They can't.
+    """
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, daemon=True) for _ in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError as error:
+        raise _shortage(error) from error
+    finally:
+        done.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
 
 
 async def run_in_thread(
@@ -37,4 +58,8 @@ async def run_in_thread(
     except RuntimeError as error:
         if is_begun:
             raise
-        raise OSError(errno.EAGAIN, f"no thread can be started ({error})") from error
+        raise _shortage(error) from error
+
+
+def _shortage(error: RuntimeError) -> OSError:
+    return OSError(errno.EAGAIN, f"no thread can be started ({error})")

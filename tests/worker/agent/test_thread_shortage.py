@@ -29,7 +29,7 @@ shortage = Path(os.environ["SHORTAGE"])
 start, start_thread_soon = threading.Thread.start, ThreadCache.start_thread_soon
 
 def require_thread(name):
-    if shortage.exists() and name.startswith(shortage.read_text()):
+    if shortage.exists() and shortage.read_text() in name:
         raise RuntimeError("can't start new thread")
 
 def start_unless_short(thread):
@@ -44,7 +44,7 @@ threading.Thread.start = start_unless_short
 ThreadCache.start_thread_soon = start_soon_unless_short
 {WORKER}
 """
-"""A worker that can start no thread whose name begins with the text of a file. Trio has no idle threads."""
+"""A worker that can start no thread whose name has the text of a file. Trio has no idle threads."""
 
 HOLD = """
 import sys
@@ -156,3 +156,18 @@ def test_a_worker_ends_in_time_while_no_thread_can_be_started(
     with claimed(tmp_path / "state/worker.sock"):
         shortage.write_text("")
         assert worker.stop() == 0, worker.log.read_text()
+
+
+def test_a_session_that_gets_no_thread_does_not_hang_the_worker(
+    worker: WorkerProcess, coordinator: ScriptedCoordinator, tmp_path: Path, shortage: Path
+) -> None:
+    session = coordinator.next_session()
+    shortage.write_text("Thread-")  # each without a name, such as those of gRPC's channels
+    session.end()
+    wait(lambda: "session ended: [Errno 11] no thread can be started" in worker.log.read_text(), worker)
+    for _ in range(3):
+        assert gpus(tmp_path / "state/worker.sock") == 4, worker.log.read_text()
+        time.sleep(0.5)
+    shortage.unlink()
+    coordinator.next_session()
+    assert worker.stop() == 0, worker.log.read_text()

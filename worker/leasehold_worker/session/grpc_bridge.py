@@ -17,10 +17,13 @@ from leasehold.worker.v1.session_pb2 import ConnectRequest, ConnectResponse, Goo
 
 from leasehold_worker.errors import OperationError
 from leasehold_worker.session.outbox import Outbox
-from leasehold_worker.threads import run_in_thread
+from leasehold_worker.threads import require_threads, run_in_thread
 
 INBOX_LIMIT: Final = 256
 """Received frames that may wait. At the limit reading stops, and gRPC slows the coordinator down."""
+
+STREAM_THREADS: Final = 3
+"""Threads of a stream: the channel's, and those that send and receive."""
 
 REFUSED_BACKOFF_S: Final = 60.0
 """Wait after an answer that a retry does not change."""
@@ -84,12 +87,18 @@ def violation(message: str) -> SessionEndError:
 async def open_stream(
     channel: grpc.Channel, outbox: Outbox
 ) -> AsyncIterator[trio.MemoryReceiveChannel[Incoming]]:
-    """A stream to the coordinator, whose last item is its end."""
+    """A stream to the coordinator, whose last item is its end.
+
+    Raises:
+        BlockingIOError: The threads of a stream can't be started.
+    """
     connect = channel.stream_stream(
         f"/{_SERVICE.full_name}/Connect",
         request_serializer=ConnectRequest.SerializeToString,
         response_deserializer=_parse,
     )
+    # If gRPC can't start the channel's thread, the channel's close waits forever, and so does its finalizer.
+    require_threads(STREAM_THREADS)
     call = cast("_Call", connect(outbox))
     async with trio.open_nursery() as nursery:
         frames = start_reader(nursery, call)

@@ -218,7 +218,10 @@ class CoordinatorSession:
         except StartError as error:
             return SessionEndError(str(error), REFUSED_BACKOFF_S)
         with channel:
-            end = await self._session(channel)
+            try:
+                end = await self._session(channel)
+            except BlockingIOError as error:  # no thread can be started
+                return SessionEndError(str(error))
         cause = await run_in_thread(self._explain, end.why, abandon_on_cancel=True)
         end.why = cause or end.why
         return end

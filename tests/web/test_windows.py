@@ -1,11 +1,12 @@
 """Windows of a browser: streams of hidden windows, and what a window shows after a gap of its live view."""
 
 import re
+import signal
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from .browsers import expect_state, open_page
+from .browsers import Complaints, expect_state, open_page
 from .conftest import WebFleet
 
 HIDDEN = """
@@ -56,3 +57,52 @@ def test_hidden_windows_give_all_streams_back_and_take_them_again(browser: Brows
             expect(one.locator(".output")).not_to_have_text(before or "")
         show(hidden[2])
         expect_state(hidden[2], 0, "FREE")
+
+
+@pytest.mark.long
+def test_a_window_catches_up_with_what_ended_during_a_gap(browser: Browser, fleet: WebFleet) -> None:
+    """No snapshot has ended workloads and commands, so the views ask for them again."""
+    worker = fleet.fleet.processes["alpha"]
+    workload = fleet.fleet.client.workload("train").workload_id
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.goto("about:blank")
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            command = fleet.fleet.json("suspend", "train", "--no-wait")["command_id"]
+            paths = ("workloads", f"workloads/{workload}", "commands", f"commands/{command}")
+            hidden = [open_hidden(page.context, f"{fleet.url}{path}") for path in paths]
+            workloads, one, commands, other = hidden
+            expect(workloads.locator("tbody tr")).to_contain_text("running and ready")
+            expect(one.locator('button:text-is("Stop…")')).to_be_visible()
+            expect(commands.locator('[aria-label="Under way"]')).to_contain_text("suspend")
+            expect(other.locator('button:text-is("Cancel…")')).to_be_visible()
+            for window in hidden:
+                window.clock.fast_forward(RELEASED_MS)
+        finally:
+            worker.send_signal(signal.SIGCONT)
+        fleet.fleet.wait(lambda: fleet.fleet.client.command(command).HasField("end_time"))
+        fleet.fleet.cli("stop", "train")
+        fleet.fleet.end("coordinator", signal.SIGTERM)  # a server keeps its watches for a while
+        fleet.fleet.start_coordinator()
+        for window in hidden:
+            show(window)
+        expect(workloads.locator("tbody tr")).to_contain_text("exited")
+        expect(one.locator(".title-line")).to_contain_text("exited")
+        expect(one.locator(".title-line button")).to_have_count(0)
+        expect(commands.locator('[aria-label="Under way"]')).to_contain_text("No command is under way")
+        expect(commands.locator('[aria-label="Past"]')).to_contain_text("stop")  # began and ended in the gap
+        expect(other.locator(".badge")).to_have_text("succeeded")
+
+
+@pytest.mark.long
+def test_a_deletion_reaches_the_list_and_the_page_of_a_workload(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("stop", "train")
+    with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
+        page.goto(f"{fleet.url}workloads")
+        other = page.context.new_page()
+        other.goto(f"{fleet.url}workloads/train")
+        expect(page.locator("tbody tr")).to_contain_text("train")
+        expect(other.locator("h1")).to_contain_text("train")
+        fleet.fleet.cli("rm", "workload", "train", "--yes")
+        expect(page.locator("tbody tr")).to_contain_text("No workload yet")
+        expect(other.locator(".box.bad")).to_have_text("The workload train was deleted.")

@@ -187,8 +187,7 @@ class Feed:
     def _apply(self, kind: str, entry_id: str, row: Document | None) -> None:
         rows = self._rows[kind]
         if row is None:
-            if rows.pop(entry_id, None) is None:
-                return
+            rows.pop(entry_id, None)  # a browser may list an ended entry that this view lacks
         else:
             rows.pop(entry_id, None)
             rows[entry_id] = row

@@ -2,9 +2,12 @@
 import { append, ask, h, replace } from "/static/dom.js";
 import { commandActions } from "/static/actions.js";
 import { commandView } from "/static/command_view.js";
-import { live, onChange, workloadName } from "/static/live.js";
+import { Listing } from "/static/listing.js";
+import { areOld, live, onChange, workloadName } from "/static/live.js";
 import { learnFromHistory } from "/static/names.js";
 import { CONCLUDED, operationOf, workloadsOf } from "/static/words.js";
+
+const RETRY_MS = 2000; // after an answer that failed
 
 export function show(main, id) {
   return id ? showOne(main, id) : showAll(main);
@@ -15,35 +18,29 @@ function showAll(main) {
   const counts = h("div", { class: "counts", role: "status" });
   const going = h("div", {});
   const past = h("div", {});
-  const more = h("button", { type: "button", onclick: () => load() }, "Show older ones");
+  const more = h("button", { type: "button", onclick: () => loadMore() }, "Show older ones");
   const problem = h("p", { class: "box bad", role: "alert", hidden: true });
   append(main, [h("div", { class: "head" }, h("h1", {}, "Commands"), counts, h("div", { class: "spacer" }), search),
     h("div", { class: "page stack" }, problem, h("section", { class: "card", "aria-label": "Under way" }, h("h2", {}, "Under way"), going), h("section", { class: "card", "aria-label": "Past" }, h("h2", {}, "Past"), past), h("p", { class: "actions" }, more))]);
-  const listed = new Map();
-  let token = "";
+  const list = new Listing("/api/commands", "commands", "command_id", () => {
+    more.disabled = false;
+    more.hidden = !list.token && !list.problem;
+    problem.textContent = list.problem;
+    problem.hidden = !list.problem;
+    draw();
+    learnFromHistory([...list.entries.values()]).then(() => !isOver && draw());
+  });
   let isOver = false;
 
-  async function load() {
+  function loadMore() {
     more.disabled = true;
-    try {
-      const page = await ask(`/api/commands?page_token=${encodeURIComponent(token)}`);
-      for (const one of page.commands) listed.set(one.command_id, one);
-      token = page.next_page_token;
-      more.hidden = !token;
-      problem.hidden = true;
-      learnFromHistory(page.commands).then(() => !isOver && draw());
-    } catch (error) {
-      problem.textContent = error.message;
-      problem.hidden = false;
-    }
-    more.disabled = false;
-    draw();
+    list.load(!list.token);
   }
 
   function draw() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const [key, one] of live.commands) if ((listed.get(key)?.revision ?? 0) <= (one.revision ?? 0)) listed.set(key, one);
-    const all = [...listed.values()].filter((one) => {
+    for (const [key, one] of live.commands) if ((list.entries.get(key)?.revision ?? 0) <= (one.revision ?? 0)) list.entries.set(key, one);
+    const all = [...list.entries.values()].filter((one) => {
       const text = [operationOf(one), one.actor, one.state, one.command_id, ...workloadsOf(one).map(workloadName)].join("\n").toLowerCase();
       return words.every((word) => text.includes(word));
     }).sort((a, b) => b.create_time - a.create_time);
@@ -54,27 +51,48 @@ function showAll(main) {
   }
 
   const line = (one) => commandView(one, { actions: [h("a", { href: `/commands/${encodeURIComponent(one.command_id)}` }, "Details"), commandActions(one)] });
-  const end = onChange((changes) => (changes.has("command") || changes.has("workload")) && draw());
+  const end = onChange((changes) => {
+    if (areOld(changes, "command")) list.renew();
+    if (changes.has("command") || changes.has("workload")) draw();
+  });
   search.addEventListener("input", draw);
-  load();
+  loadMore();
   return () => {
     isOver = true;
     end();
+    list.end();
   };
 }
 
 function showOne(main, id) {
   const card = h("div", { class: "card whole" }, h("p", { class: "muted" }, "Loading…"));
   append(main, [h("div", { class: "page" }, h("div", { class: "title-line" }, h("h1", {}, "Command"), h("code", {}, id)), card)]);
-  let listed = null;
+  let latest = null;
+  let isOver = false;
+
   const draw = () => {
-    const latest = live.commands.get(id) ?? listed;
-    if (latest) replace(card, commandView(latest, { actions: commandActions(latest) }), h("details", {}, h("summary", {}, "All fields"), h("pre", { class: "output", tabindex: "0" }, JSON.stringify(latest, null, 2))));
+    latest = live.commands.get(id) ?? latest;
+    if (latest && !isOver) replace(card, commandView(latest, { actions: commandActions(latest) }), h("details", {}, h("summary", {}, "All fields"), h("pre", { class: "output", tabindex: "0" }, JSON.stringify(latest, null, 2))));
   };
-  ask(`/api/commands/${encodeURIComponent(id)}`).then((found) => {
-    listed = found;
+  async function load() {
+    try {
+      latest = await ask(`/api/commands/${encodeURIComponent(id)}`);
+    } catch (error) {
+      if (error.isTransient) setTimeout(() => !isOver && load(), RETRY_MS);
+      if (!error.isTransient || !latest) replace(card, h("p", { class: "box bad", role: "alert" }, error.message));
+      return;
+    }
     draw();
-    learnFromHistory([found]).then(draw);
-  }).catch((error) => replace(card, h("p", { class: "box bad", role: "alert" }, error.message)));
-  return onChange((changes) => changes.get("command")?.has(id) && draw());
+    learnFromHistory([latest]).then(draw);
+  }
+
+  load();
+  const end = onChange((changes) => {
+    if (areOld(changes, "command", id)) load();
+    else if (changes.get("command")?.has(id)) draw();
+  });
+  return () => {
+    isOver = true;
+    end();
+  };
 }

@@ -45,6 +45,11 @@ export class Refusal extends Error {
     this.status = status;
     this.reason = body.reason || "";
   }
+
+  // Whether the same question may have an answer soon.
+  get isTransient() {
+    return this.status === 0 || this.status === 429 || this.status >= 502;
+  }
 }
 
 export async function ask(path, { body, signal } = {}) {

@@ -30,6 +30,7 @@ let isScheduled = false;
 let source = null;
 let retryMs = 500;
 let fresh = null; // after a new connection: the keys that came, until the view is complete
+let wasComplete = false;
 
 export function may(role) {
   return ROLES.indexOf(live.session.role) >= ROLES.indexOf(role);
@@ -40,10 +41,18 @@ export function mayActOn(workload) {
   return may("OPERATOR") || (may("USER") && workload.owner === (live.session.on_behalf_of || live.session.identity));
 }
 
-// Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that.
+// Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that. The kind "gap"
+// tells that the view is complete again after a new connection.
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
+}
+
+// Whether earlier answers about entries of a kind, or about one of them, may be old: after a gap, or since an entry has
+// gone. An entry goes if it is deleted, and if it ended while nobody watched.
+export function areOld(changes, kind, id) {
+  const isGone = (one) => (id === undefined || one === id) && !live[MAPS[kind]].has(one);
+  return changes.has("gap") || [...(changes.get(kind) ?? [])].some(isGone);
 }
 
 export async function connect() {
@@ -132,6 +141,8 @@ function dropStale() {
     if (!fresh.has(`command ${id}`) && !command.end_time) put("command", id, null);
   }
   fresh = null;
+  if (wasComplete) note("gap", "");
+  wasComplete = true;
 }
 
 function put(kind, id, row) {

@@ -202,12 +202,8 @@ export function show(main) {
 
   let freshTimer = 0;
   let freshAt = 0;
-  let wasConnected = live.isConnected;
   const endChanges = onChange((changes) => {
-    if (changes.has("state") && live.isConnected !== wasConnected) {
-      wasConnected = live.isConnected;
-      if (wasConnected) history.forget();
-    }
+    if (changes.has("gap")) history.forget();
     if (freshTimer || !["gpu", "workload", "command", "state"].some((kind) => changes.has(kind))) return;
     // The coordinator stores a change with the answer to the question for it.
     freshTimer = setTimeout(() => {

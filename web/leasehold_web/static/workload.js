@@ -5,28 +5,45 @@ import { commandView } from "/static/command_view.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
-import { live, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
+import { areOld, live, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
 import { ago, bytes, count, ENDED, lower, moment, parkedAt, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000;
+const RETRY_MS = 2000; // after an answer that failed
 
 export function show(main, id) {
   const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
   append(main, [page]);
   let found = null;
+  let redraw = null;
   let ends = [];
   let isOver = false;
 
+  // By id after the first answer, since the name may pass to another workload.
   async function load() {
     try {
-      found = await ask(`/api/workloads/${encodeURIComponent(id)}`);
+      found = await ask(`/api/workloads/${encodeURIComponent(found?.workload.workload_id ?? id)}`);
     } catch (error) {
-      if (!isOver) replace(page, h("p", { class: "box bad", role: "alert" }, error.message));
+      if (!isOver) fail(error);
       return;
     }
-    if (!isOver) build();
+    if (isOver) return;
+    if (redraw) redraw();
+    else build();
+  }
+
+  function fail(error) {
+    if (error.isTransient) setTimeout(() => !isOver && load(), RETRY_MS);
+    else leave();
+    if (error.isTransient && found) return;
+    replace(page, h("p", { class: "box bad", role: "alert" }, found && error.status === 404 ? `The workload ${found.workload.name} was deleted.` : error.message));
+  }
+
+  function leave() {
+    isOver = true;
+    for (const end of ends) end();
   }
 
   function build() {
@@ -39,12 +56,14 @@ export function show(main, id) {
     const mini = miniTimeline(key);
     const lane = h("section", { class: "card whole", "aria-label": "Timeline" }, h("h2", {}, "Timeline", h("small", {}, "where it was, and when it was parked")), mini.element);
     const parts = [facts, spec, lane, commands, events];
-    if (found.checkpoints) parts.push(checkpointsCard(found));
-    const output = mayActOn(found.workload) ? outputCard(key, () => live.workloads.get(key) ?? found.workload) : null;
+    let checkpoints = found.checkpoints && checkpointsCard(found);
+    if (checkpoints) parts.push(checkpoints);
+    const output = mayActOn(found.workload) ? outputCard(key, () => found.workload) : null;
     if (output) parts.push(output.element);
     replace(page, title, h("div", { class: "cards" }, parts));
     const draw = () => {
       const workload = live.workloads.get(key) ?? found.workload;
+      found.workload = workload;
       document.title = `${workload.name} · Leasehold`;
       const status = workload.status ?? {};
       replace(title, h("h1", {}, glyph(status.state), workload.name), h("span", { class: "badge" }, lower(status.state), status.state === "RUNNING" && status.ready_time ? " and ready" : ""),
@@ -60,19 +79,25 @@ export function show(main, id) {
       replace(commands, h("h2", {}, "Commands"), sorted.length ? sorted.map((one) => commandView(one, { actions: commandActions(one) })) : h("p", { class: "muted" }, "No command yet."));
       replace(events, h("h2", {}, "Events"), eventsView(merged(found.events, live.events.values(), (one) => one.workload_id === key)));
     };
+    redraw = () => {
+      draw();
+      drawCommands();
+      if (!checkpoints || !found.checkpoints) return;
+      const before = checkpoints;
+      checkpoints = checkpointsCard(found);
+      before.replaceWith(checkpoints);
+    };
     draw();
     drawCommands();
     ends = [mini.end, () => output?.end(), onChange((changes) => {
+      if (areOld(changes, "workload", key)) load();
       if (changes.get("workload")?.has(key) || changes.has("state")) draw();
       if (changes.has("command") || changes.has("event")) drawCommands();
     })];
   }
 
   load();
-  return () => {
-    isOver = true;
-    for (const end of ends) end();
-  };
+  return leave;
 }
 
 function stateFacts(workload) {

@@ -1,41 +1,37 @@
 // All workloads: those that go on come live, and ended ones by the page.
-import { append, ask, h, replace } from "/static/dom.js";
+import { append, h, replace } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
-import { live, onChange, placeOf, workerName } from "/static/live.js";
+import { Listing } from "/static/listing.js";
+import { areOld, live, onChange, placeOf, workerName } from "/static/live.js";
 import { ago, bytes, ENDED, lower, parkedAt } from "/static/words.js";
 
 export function show(main) {
   const search = h("input", { type: "search", placeholder: "Filter: name, owner, host, state", "aria-label": "Filter workloads" });
   const counts = h("div", { class: "counts", role: "status" });
   const body = h("tbody", {});
-  const more = h("button", { type: "button", onclick: () => load() }, "Show older ones");
+  const more = h("button", { type: "button", onclick: () => loadMore() }, "Show older ones");
   const problem = h("p", { class: "box bad", role: "alert", hidden: true });
   const table = h("table", { class: "fitting" }, h("thead", {}, h("tr", {}, ["Workload", "State", "Where", "Owner", "Created"].map((one, at) => h("th", { scope: "col", class: at > 2 ? "lesser" : "" }, one)))), body);
   append(main, [h("div", { class: "head" }, h("h1", {}, "Workloads"), counts, h("div", { class: "spacer" }), search),
     h("div", { class: "page" }, h("div", { class: "card" }, problem, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Workloads" }, table)), h("p", { class: "actions" }, more))]);
-  const listed = new Map();
-  let token = "";
+  const list = new Listing("/api/workloads", "workloads", "workload_id", () => {
+    more.disabled = false;
+    more.hidden = !list.token && !list.problem;
+    problem.textContent = list.problem;
+    problem.hidden = !list.problem;
+    draw();
+  });
   let isScheduled = false;
 
-  async function load() {
+  function loadMore() {
     more.disabled = true;
-    try {
-      const page = await ask(`/api/workloads?page_token=${encodeURIComponent(token)}`);
-      for (const one of page.workloads) listed.set(one.workload_id, one);
-      token = page.next_page_token;
-      more.hidden = !token;
-      problem.hidden = true;
-    } catch (error) {
-      problem.textContent = error.message;
-      problem.hidden = false;
-    }
-    more.disabled = false;
-    draw();
+    list.load(!list.token);
   }
 
   function draw() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const all = [...new Map([...listed, ...live.workloads]).values()].filter((one) => {
+    for (const [key, one] of live.workloads) list.entries.set(key, one);
+    const all = [...list.entries.values()].filter((one) => {
       const text = `${one.name}\n${one.owner ?? ""}\n${workerName(one.worker_id)}\n${one.status?.state ?? ""}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
@@ -57,6 +53,7 @@ export function show(main) {
   }
 
   const end = onChange((changes) => {
+    if (areOld(changes, "workload")) list.renew();
     if (isScheduled || !(changes.has("workload") || changes.has("gpu"))) return;
     isScheduled = true;
     setTimeout(() => {
@@ -65,6 +62,9 @@ export function show(main) {
     }, 30);
   });
   search.addEventListener("input", draw);
-  load();
-  return end;
+  loadMore();
+  return () => {
+    end();
+    list.end();
+  };
 }

@@ -108,3 +108,23 @@ def test_a_link_with_a_token_fills_the_form_and_waits_for_its_user(
         page.wait_for_url(web_fleet.url)
     finally:
         context.close()
+
+
+@pytest.mark.long
+def test_a_link_with_a_token_fills_a_form_that_is_already_shown(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    """A browser then changes only the part of the address after #, and loads nothing."""
+    context = browser.new_context()
+    try:
+        page = context.new_page()
+        page.goto(f"{web_fleet.url}login")
+        expect(page.locator("#token")).to_be_focused()
+        page.goto(f"{web_fleet.url}login#token={web_fleet.token}")
+        expect(page.locator("#token")).to_have_value(web_fleet.token)
+        expect(page.locator("#login button")).to_be_focused()
+        assert page.url == f"{web_fleet.url}login"
+        page.keyboard.press("Enter")
+        page.wait_for_url(web_fleet.url)
+    finally:
+        context.close()

@@ -238,6 +238,10 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     } catch (error) {
       refuse(error);
       yes.disabled = error.status !== 0 && error.status < 500;
+      // A changed field may make the action valid.
+      form.addEventListener("input", () => {
+        yes.disabled = false;
+      }, { once: true });
     }
   });
 

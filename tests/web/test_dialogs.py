@@ -21,3 +21,36 @@ def test_a_refused_action_can_be_corrected(browser: Browser, fleet: WebFleet) ->
         page.click('dialog button:text-is("Cordon")', timeout=5_000)
         expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
     assert [line for line in complaints.lines if "Failed to load resource" not in line] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_long_name_is_not_cut(browser: Browser, fleet: WebFleet, width: int) -> None:
+    name = 63 * "n"
+    fleet.fleet.run_counter(name)
+    with open_page(browser, fleet.url, fleet.token, viewport={"width": width, "height": 800}) as page:
+
+        def fits(selector: str) -> bool:
+            return bool(page.locator(selector).evaluate("one => one.scrollWidth <= one.clientWidth"))
+
+        page.click(slot(page, 1))
+        expect(page.locator(".drawer h3")).to_contain_text(name)
+        assert fits(".drawer")
+        page.click('.drawer button:text-is("Stop…")')
+        expect(page.locator("dialog h2")).to_contain_text(name)
+        assert fits("dialog header")
+        assert fits("dialog .body")
+        page.keyboard.press("Escape")
+        page.click('.drawer button:text-is("Move…")')
+        page.click(f"{slot(page, 3)}.candidate")
+        expect(page.locator("dialog h2")).to_contain_text(name)
+        assert fits("dialog .body")
+        page.goto(f"{fleet.url}commands")
+        expect(page.locator('[aria-label="Past"]')).to_contain_text(name)
+        assert fits(".page")
+        page.click("text=Details")
+        expect(page.locator(".command")).to_contain_text(name)
+        assert fits(".page")
+        page.click(".command a")
+        expect(page.locator("h1")).to_contain_text(name)
+        assert fits(".page")

@@ -54,3 +54,38 @@ def test_a_long_name_is_not_cut(browser: Browser, fleet: WebFleet, width: int) -
         page.click(".command a")
         expect(page.locator("h1")).to_contain_text(name)
         assert fits(".page")
+
+
+@pytest.mark.long
+def test_the_focus_returns_to_where_a_dialog_was_opened(browser: Browser, fleet: WebFleet) -> None:
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.click(slot(page, 0))
+        stop = page.locator('.drawer button:text-is("Stop…")')
+        stop.click()
+        page.keyboard.press("Escape")
+        expect(stop).to_be_focused()
+        stop.click()
+        expect(page.locator("dialog")).to_be_visible()
+        fleet.fleet.cli("cordon", "alpha/0", "--reason", "a fan")  # the drawer is drawn anew
+        expect(page.locator('.drawer button:text-is("Uncordon")')).to_have_count(1)
+        page.keyboard.press("Escape")
+        expect(stop).to_be_focused()
+        page.click('.drawer button:text-is("Uncordon")')
+        page.click('dialog button:text-is("Uncordon")')
+        expect(page.locator("dialog .badge")).to_have_text("succeeded")
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(".drawer .close")).to_be_focused()  # there is no such button any more
+        page.click('.drawer button:text-is("Move…")')
+        page.click(f"{slot(page, 2)}.candidate")
+        page.click('dialog button:text-is("Move"):enabled')
+        expect(page.locator("dialog .badge")).to_have_text("succeeded")
+        expect(page.locator(slot(page, 2))).to_have_attribute("data-state", "LEASED")
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(slot(page, 2))).to_be_focused()
+        page.goto(f"{fleet.url}workloads/train")
+        page.click('button:text-is("Suspend")')
+        page.click('dialog button:text-is("Suspend"):enabled')
+        expect(page.locator("dialog .badge")).to_have_text("succeeded")
+        expect(page.locator('button:text-is("Restore")')).to_be_attached()
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator("#main")).to_be_focused()

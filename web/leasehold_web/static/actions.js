@@ -1,5 +1,5 @@
 // What a user may do: buttons, the dry run of each action, its confirmation, and the command as it goes on.
-import { ask, h, replace, requestId } from "/static/dom.js";
+import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 
 import { live, may, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
@@ -197,12 +197,14 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const aborted = new AbortController();
+  const giveBack = keepFocus();
   let endChanges = null;
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
     endChanges?.();
     dialog.remove();
+    giveBack();
   });
   const parts = [drawn, lead && h("p", { class: "muted" }, lead), effects && h("ul", { class: "steps" }, effects.map((one) => h("li", {}, one))), extra];
   const plannedActions = plans ?? (typeof action === "object" && ["suspend", "restore", "remap"].includes(action.action) ? [{ name: "", action }] : []);

@@ -30,6 +30,17 @@ export function replace(element, ...children) {
   if (!others.length) same?.focus({ preventScroll: true });
 }
 
+// Keeps the part that has the focus. Returns how to give the focus back: to this part, to the only one with the same
+// purpose if the part was drawn anew, or else to the drawer or the view.
+export function keepFocus() {
+  const before = document.activeElement;
+  return () => {
+    const same = before.isConnected ? [before] : [...document.querySelectorAll(before.localName)].filter((one) => purpose(one) === purpose(before));
+    const part = same.length === 1 && before !== document.body ? same[0] : null;
+    (part ?? document.querySelector(".drawer .close") ?? document.getElementById("main")).focus({ preventScroll: true });
+  };
+}
+
 function purpose(element) {
   return element.dataset.uuid ?? element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
 }

@@ -89,3 +89,24 @@ def test_the_focus_returns_to_where_a_dialog_was_opened(browser: Browser, fleet:
         expect(page.locator('button:text-is("Restore")')).to_be_attached()
         page.click('dialog button:text-is("Close")')
         expect(page.locator("#main")).to_be_focused()
+
+
+@pytest.mark.long
+def test_a_sentence_agrees_with_its_number(browser: Browser, fleet: WebFleet) -> None:
+    worker = fleet.fleet.client.workload("train").worker_id
+    with open_page(browser, fleet.url, fleet.token) as page:
+
+        def expect_sentences(name: str, stop: str, drain: str) -> None:
+            page.goto(f"{fleet.url}workloads/{name}")
+            page.click('button:text-is("Stop…")')
+            expect(page.locator("dialog .steps")).to_contain_text(stop)
+            page.goto(f"{fleet.url}workers/{worker}")
+            expect(page.locator('[aria-label="Workloads"]')).to_contain_text(name)
+            page.click('button:text-is("Drain…")')
+            expect(page.locator("dialog .steps").first).to_contain_text(drain)
+
+        expect_sentences("train", "1 GPU becomes free: alpha/0.", "1 workload with GPUs is suspended")
+        fleet.fleet.run_counter("two", gpus=2)
+        expect_sentences(
+            "two", "2 GPUs become free: alpha/1, alpha/2.", "2 workloads with GPUs are suspended"
+        )

@@ -130,7 +130,7 @@ function stop(workload) {
   const force = h("input", { type: "checkbox", id: "force" });
   const effects = [
     "The first process gets SIGTERM. What has not ended after 10 s is killed.",
-    uuids.length ? `${count(uuids.length, "GPU")} become free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
+    uuids.length ? `${count(uuids.length, "GPU becomes", "GPUs become")} free: ${uuids.map(placeOf).join(", ")}.` : "It holds no GPU.",
   ];
   if (PARKED.has(workload.status?.state)) effects.push("Its parked state is lost.");
   confirm({
@@ -165,7 +165,7 @@ function drain(worker) {
   const holders = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => held(one).length && !ENDED.has(one.status?.state));
   confirm({
     title: `Drain ${worker.name}`, verb: "Drain", isDanger: true,
-    effects: [`${worker.name} is cordoned first, so that nothing takes the freed GPUs.`, holders.length ? `Then ${count(holders.length, "workload")} with GPUs are suspended, the oldest first.` : "No workload holds a GPU of it."],
+    effects: [`${worker.name} is cordoned first, so that nothing takes the freed GPUs.`, holders.length ? `Then ${count(holders.length, "workload with GPUs is", "workloads with GPUs are")} suspended, the oldest first.` : "No workload holds a GPU of it."],
     extra: h("div", { class: "field" }, h("label", { for: "reason" }, "Reason"), reason),
     plans: holders.slice(0, 32).map((one) => ({ name: one.name, action: { action: "suspend", workload: one.workload_id } })),
     isStrict: false,

@@ -24,7 +24,7 @@ function showAll(main) {
     h("div", { class: "page stack" }, problem, h("section", { class: "card", "aria-label": "Under way" }, h("h2", {}, "Under way"), going), h("section", { class: "card", "aria-label": "Past" }, h("h2", {}, "Past"), past), h("p", { class: "actions" }, more))]);
   const list = new Listing("/api/commands", "commands", "command_id", () => {
     more.disabled = false;
-    more.hidden = !list.token;
+    more.hidden = !list.token && !list.problem;
     replace(problem, list.problem);
     problem.hidden = !list.problem;
     draw();
@@ -34,7 +34,7 @@ function showAll(main) {
 
   function loadMore() {
     more.disabled = true;
-    list.load();
+    list.load(!list.token);
   }
 
   function draw() {

@@ -16,7 +16,7 @@ export function show(main) {
     h("div", { class: "page" }, h("div", { class: "card" }, problem, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Workloads" }, table)), h("p", { class: "actions" }, more))]);
   const list = new Listing("/api/workloads", "workloads", "workload_id", () => {
     more.disabled = false;
-    more.hidden = !list.token;
+    more.hidden = !list.token && !list.problem;
     replace(problem, list.problem);
     problem.hidden = !list.problem;
     draw();
@@ -25,7 +25,7 @@ export function show(main) {
 
   function loadMore() {
     more.disabled = true;
-    list.load();
+    list.load(!list.token);
   }
 
   function draw() {

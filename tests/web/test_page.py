@@ -538,6 +538,22 @@ def test_commands_name_ended_workloads(browser: Browser, fleet: WebFleet) -> Non
 
 
 @pytest.mark.long
+def test_commands_name_ended_workloads_of_others(browser: Browser, tmp_path: Path) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        # Without a GPU, no lease of the history has its name.
+        fleet.fleet.cli("run", "--name", "train", "--gpus", "0", "--", "sleep", "600")
+        workload = fleet.fleet.client.workload("train").workload_id
+        fleet.fleet.cli("stop", "train")
+        with open_page(browser, fleet.url, tokens["viewer"]) as page:
+            page.goto(f"{fleet.url}commands")
+            links = page.locator(f'.command a[href="/workloads/{workload}"]')
+            expect(links).to_have_text(["train", "train"])
+            page.locator(".command", has_text="stop").get_by_text("Details").click()
+            expect(page.locator(".card .command a").first).to_have_text("train")
+
+
+@pytest.mark.long
 def test_without_scripts_there_are_tables(browser: Browser, fleet: WebFleet) -> None:
     context = browser.new_context(java_script_enabled=False)
     try:

@@ -28,6 +28,7 @@ from leasehold_web.entries import Api, Entry, LoginRefusedError
 from leasehold_web.feed import Feed, Feeds
 from leasehold_web.listeners import Listener
 from leasehold_web.sessions import Sessions
+from leasehold_web.workload_names import workload_names
 
 
 class Doors:
@@ -364,5 +365,5 @@ def test_the_filters_of_a_table_fit_the_bounds_of_filters() -> None:
     ids = [f"{number:0128}" for number in range(tables.PAGE_SIZE)]
     workloads: Any = Workloads()
     api = Api(*[workloads] * len(Api._fields))
-    assert asyncio.run(tables._workload_names(api, ids)) == dict.fromkeys(ids, "n")
+    assert asyncio.run(workload_names(api, ids)) == dict.fromkeys(ids, "n")
     assert asked == ids

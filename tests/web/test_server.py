@@ -80,6 +80,8 @@ def test_a_malformed_action_is_refused(client: Client) -> None:
 def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
     assert client.get("/api/history?start=yesterday").status == 400
     assert client.get("/api/samples?" + "&".join(["worker=a"] * 65)).status == 400
+    assert client.get("/api/names?" + "&".join(["workload=a"] * 51)).status == 400
+    assert client.get("/api/names?workload=%22a%22").status == 400
     assert client.get("/api/workloads/..%2F..%2Fetc").status == 404
     assert client.get("/api/workloads?page_token=made-up").json["reason"] == "INVALID_TOKEN"
     assert client.get("/api/workloads/w/output?offset=-1").status == 400

@@ -27,11 +27,15 @@ from leasehold_web.documents import Document, Json, document, sample_row
 from leasehold_web.entries import Api, LoginRefusedError
 from leasehold_web.guards import SESSION, SESSIONS
 from leasehold_web.refusals import problem, refusal, status_of
+from leasehold_web.workload_names import workload_names
 
 CALL_TIMEOUT_S: Final = 10.0
 PAGE_SIZE: Final = 100
 SAMPLES_LIMIT: Final = 64
 """Most workers of one answer with samples: those that a window shows."""
+
+NAMES_LIMIT: Final = 50
+"""Most workloads of one answer with names: their ids fit the line of a request."""
 
 SAMPLE_CALLS: Final = 8
 HISTORY_PAGES: Final = 6
@@ -102,6 +106,16 @@ async def get_samples(request: web.Request) -> web.Response:
 
     parts = await asyncio.gather(*(of_worker(worker) for worker in workers))
     return answer({uuid: sample for part in parts for uuid, sample in part.items()})
+
+
+async def get_names(request: web.Request) -> web.Response:
+    """The names of some workloads by id, also of ended ones."""
+    ids = request.query.getall("workload", [])
+    if len(ids) > NAMES_LIMIT:
+        raise problem(400, f"an answer has the names of at most {NAMES_LIMIT} workloads")
+    if not all(map(_ID.fullmatch, ids)):
+        raise problem(400, "no id has this form")
+    return answer(await workload_names(await request[SESSION].entry.api(), ids))
 
 
 async def get_history(request: web.Request) -> web.Response:
@@ -314,6 +328,7 @@ def routes() -> list[web.RouteDef]:
     reads: dict[str, Handler] = {
         "/api/session": get_session,
         "/api/samples": get_samples,
+        "/api/names": get_names,
         "/api/history": get_history,
         "/api/marks": get_marks,
         "/api/workloads": get_workloads,

@@ -20,14 +20,12 @@ from leasehold_web.entries import Api, LoginRefusedError
 from leasehold_web.guards import SESSION
 from leasehold_web.refusals import refusal, status_of
 from leasehold_web.view_paths import TABLE_PREFIX
+from leasehold_web.workload_names import workload_names
 
 CALL_TIMEOUT_S: Final = 10.0
 PAGE_SIZE: Final = 200
 WORKERS_LIMIT: Final = 1000
 """Workers of one list. Of others, the tables show the id, and no loss of contact."""
-
-NAMED_LIMIT: Final = 14
-"""Workloads whose names are looked up by one filter of at most 2,048 characters. An id has at most 128."""
 
 LAST_KNOWN: Final = " (last known)"
 """Behind the state of a GPU or workload whose worker is out of contact, as in the live lists."""
@@ -140,7 +138,7 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         timeout=CALL_TIMEOUT_S,
     )
     ids = dict.fromkeys(one.workload_id for one in page.commands if one.workload_id)
-    names = await _workload_names(api, list(ids))
+    names = await workload_names(api, list(ids))
     rows: list[Row] = [
         [
             one.command_id,
@@ -155,22 +153,6 @@ async def _commands(api: Api, token: str) -> tuple[list[Row], str]:
         for one in page.commands
     ]
     return rows, page.next_page_token
-
-
-async def _workload_names(api: Api, ids: Sequence[str]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for begin in range(0, len(ids), NAMED_LIMIT):
-        page = await api.workloads.ListWorkloads(
-            ListWorkloadsRequest(
-                include_ended=True,
-                page_size=NAMED_LIMIT,
-                filter=" OR ".join(f'workload = "{one}"' for one in ids[begin : begin + NAMED_LIMIT]),
-            ),
-            metadata=api.metadata,
-            timeout=CALL_TIMEOUT_S,
-        )
-        names |= {one.workload_id: one.name for one in page.workloads}
-    return names
 
 
 _TABLES: Final = {

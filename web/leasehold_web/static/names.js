@@ -1,8 +1,9 @@
-// Names of workloads that the live view lacks, such as ended ones: from commands, events and the history.
+// Names of workloads that the live view lacks, such as ended ones: from commands, events, lists and the history.
 import { ask } from "/static/dom.js";
 import { workloadsOf } from "/static/words.js";
 
 const LIMIT = 20000;
+const ASKED = 50; // workloads of one request for names
 const names = new Map();
 
 export function knownName(id) {
@@ -21,9 +22,16 @@ export function learnFromCommand(command) {
   learnName(command.workload_id, command.operation?.run?.name);
 }
 
-// Asks the history for the workloads of commands whose names are unknown. Without an answer they stay so.
+// Asks for the names of the workloads of commands: the list of workloads, which shows also those of others, and then
+// the history, which has also deleted ones. Without an answer, they stay unknown.
 export async function learnFromHistory(commands) {
   for (const one of commands) learnFromCommand(one);
+  const ids = [...new Set(commands.flatMap(workloadsOf))].filter((id) => !names.has(id));
+  for (let at = 0; at < ids.length; at += ASKED) {
+    const query = ids.slice(at, at + ASKED).map((id) => `workload=${encodeURIComponent(id)}`).join("&");
+    const found = await ask(`/api/names?${query}`).catch(() => ({}));
+    for (const [id, name] of Object.entries(found)) learnName(id, name);
+  }
   const unknown = commands.filter((one) => workloadsOf(one).some((id) => !names.has(id)));
   if (!unknown.length) return;
   const start = Math.min(...unknown.map((one) => one.create_time)) - 1;

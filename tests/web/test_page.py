@@ -443,14 +443,40 @@ def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
         fleet.fleet.cli("access", "grant", "viewer", newcomer)
         with open_page(browser, fleet.url, tokens["newcomer"], Complaints()) as page:
             expect_state(page, 0, "FREE")
+            expect(page.locator("#who")).to_contain_text("· viewer")
             fleet.fleet.cli("access", "revoke", "viewer", newcomer)
             expect(page.locator("#contact")).to_contain_text("The coordinator refuses this login now")
+            expect(page.locator("#who")).to_contain_text("· no role")
             assert state(page, 0) == "FREE"  # the last known state stays
             fleet.fleet.cli("access", "grant", "viewer", newcomer)
             expect(page.locator("#contact")).to_be_empty()
             fleet.fleet.cli("ca", "revoke", newcomer)
             page.wait_for_url("**/login?*")
             expect(page.locator(".refusal")).to_contain_text("the login has ended")
+
+
+@pytest.mark.long
+def test_a_login_without_a_role_sees_that_and_nothing_that_is_not_so(browser: Browser, tmp_path: Path) -> None:
+    with fleet_of_an_issuer(tmp_path) as (fleet, tokens):
+        fleet.fleet.start_worker("alpha")
+        with open_page(browser, fleet.url, tokens["newcomer"], Complaints()) as page:
+            for path, shown in (
+                ("", "The fleet is not shown"),
+                ("workloads", "The workloads are not shown."),
+                ("commands", "The commands are not shown."),
+            ):
+                page.goto(fleet.url + path)
+                expect(page.locator("#contact")).to_contain_text("has no role")
+                expect(page.locator("main")).to_contain_text(shown)
+                expect(page.locator("main")).to_contain_text("has no role")
+                expect(page.locator(".counts")).to_be_empty()
+                for false in ("Loading", "No workload yet", "No command"):
+                    expect(page.locator("main")).not_to_contain_text(false)
+            expect(page.locator("#who")).to_contain_text("· no role")
+            fleet.fleet.cli("access", "grant", "viewer", "user/oidc-newcomer@example.com")
+            page.goto(fleet.url)
+            expect_state(page, 0, "FREE")
+            expect(page.locator(".counts")).to_contain_text("4free")
 
 
 @pytest.mark.long

@@ -48,9 +48,9 @@ function showAll(main) {
       return words.every((word) => text.includes(word));
     }).sort((a, b) => b.create_time - a.create_time);
     const [open, over] = [all.filter((one) => !CONCLUDED.has(one.state)), all.filter((one) => CONCLUDED.has(one.state))];
-    replace(counts, h("span", {}, h("b", {}, String(open.length)), "under way"));
-    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : "No command is under way."));
-    replace(past, over.length ? over.slice(0, 500).map(line) : h("p", { class: "muted" }, words.length ? "No past command matches." : "No command has ended yet."));
+    replace(counts, (all.length > 0 || problem.hidden) && h("span", {}, h("b", {}, String(open.length)), "under way"));
+    replace(going, open.length ? open.map(line) : h("p", { class: "muted" }, words.length ? "No such command is under way." : !problem.hidden ? "The commands are not shown." : "No command is under way."));
+    replace(past, over.length ? over.slice(0, 500).map(line) : h("p", { class: "muted" }, words.length ? "No past command matches." : !problem.hidden ? "The commands are not shown." : "No command has ended yet."));
   }
 
   const line = (one) => commandView(one, { actions: [h("a", { href: `/commands/${encodeURIComponent(one.command_id)}` }, "Details"), commandActions(one)] });

@@ -47,7 +47,7 @@ export function onChange(listener) {
 }
 
 export async function connect() {
-  live.session = { ...live.session, ...(await ask("/api/session")) };
+  live.session = { identity: "", role: "", ...(await ask("/api/session")) };
   open();
   setInterval(() => {
     if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
@@ -86,7 +86,7 @@ function reopen() {
   timer = setTimeout(async () => {
     try {
       // Asked first: an EventSource does not tell that nobody is logged in any more.
-      live.session = { ...live.session, ...(await ask("/api/session")) };
+      live.session = { identity: "", role: "", ...(await ask("/api/session")) };
       open();
     } catch {
       reopen();
@@ -99,7 +99,7 @@ function reopen() {
 function refuse() {
   retryMs = REFUSED_MS;
   reopen();
-  ask("/api/session").catch(() => {});
+  ask("/api/session").then((found) => (live.session = { identity: "", role: "", ...found }) && note("state", "")).catch(() => {});
 }
 
 function take(message) {
@@ -117,8 +117,8 @@ function take(message) {
   if (message.state) {
     live.isLoading = message.state.is_loading;
     live.lost = message.state.lost ?? null;
-    live.refused = message.state.refused ?? null;
-    if (live.refused) refuse();
+    live.refused = message.state.refused ?? (live.isLoading ? live.refused : null); // until a view says otherwise
+    if (message.state.refused) refuse();
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }

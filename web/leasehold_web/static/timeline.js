@@ -53,7 +53,7 @@ export function show(main) {
     const { clientWidth: width, clientHeight: height, scrollTop } = box;
     if (isOver || !width || !height) return;
     colours ??= coloursOf(main);
-    const empty = search.value ? "No row matches the filter." : live.isLoading ? "Loading…" : "No GPU was reported, and no lease is stored for this time.";
+    const empty = search.value ? "No row matches the filter." : live.refused ? "The timeline is not shown." : live.isLoading ? "Loading…" : "No GPU was reported, and no lease is stored for this time.";
     const commands = new Map([...history.commands, ...live.commands]).values();
     const events = [...history.events.values(), ...live.events.values()];
     hits = drawPicture(canvas, { width, height, scrollTop }, { time, layout, colours, chosen, hovered, commands, events, empty });

@@ -41,9 +41,9 @@ export function show(main) {
     });
     all.sort((a, b) => ENDED.has(a.status?.state) - ENDED.has(b.status?.state) || b.create_time - a.create_time);
     const going = all.filter((one) => !ENDED.has(one.status?.state)).length;
-    replace(counts, h("span", {}, h("b", {}, String(going)), "not ended"));
+    replace(counts, (all.length > 0 || problem.hidden) && h("span", {}, h("b", {}, String(going)), "not ended"));
     replace(body, all.slice(0, 1000).map(row));
-    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? "No workload matches." : "No workload yet: start one with `leasehold run`.")));
+    if (!all.length) replace(body, h("tr", {}, h("td", { colspan: "5", class: "muted" }, words.length ? "No workload matches." : !problem.hidden ? "The workloads are not shown." : "No workload yet: start one with `leasehold run`.")));
   }
 
   function row(one) {

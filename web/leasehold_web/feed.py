@@ -64,7 +64,7 @@ class Feed:
         self._listeners: dict[Listener, Entry] = {}
         """With the login of each."""
         self._lost: dict[str, Document] = {}
-        """The error of each watch that has no answer."""
+        """The error of each watch that has no answer, and since when."""
         self._loading = set(_WATCHES)
         """Watches whose first snapshot is not complete."""
         self._watching: asyncio.Task[None] | None = None
@@ -161,7 +161,7 @@ class Feed:
                 if task is None or task.cancelling():
                     raise
             except LoginRefusedError as error:  # the credentials can't be read for now
-                self._lost[name] = {"reason": "", "message": str(error), "metadata": {}}
+                self._lose(name, {"reason": "", "message": str(error), "metadata": {}})
                 self._tell()
             except grpc.aio.AioRpcError as error:
                 found = refusal(error)
@@ -169,13 +169,19 @@ class Feed:
                     token = ""
                     self._drop_ended(kinds)  # the caller may see less of them now, and no snapshot has them
                     continue
-                self._lost[name] = found
+                # The text of an outage is gRPC's, and helps no user.
+                self._lose(name, found if found["reason"] else {**found, "message": ""})
                 if found["reason"] in ("UNAUTHENTICATED", "NOT_PERMITTED"):
                     self._refuse(found)
                     return
                 self._tell()
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+    def _lose(self, name: str, why: Document) -> None:
+        """Notes why a watch has no answer. The time of the first failure stays."""
+        known = self._lost.get(name)
+        self._lost[name] = {**why, "since": known["since"] if known is not None else time.time() * 1e3}
 
     def _refuse(self, why: Document) -> None:
         """Ends the streams, after a note that says why."""

@@ -72,7 +72,8 @@ function showContact() {
   } else if (!live.isConnected && live.seenAt) {
     text = `No contact since ${clock(live.seenAt)}. The page shows the state of that time, and connects again by itself.`;
   } else if (live.lost) {
-    text = `The coordinator does not answer: ${live.lost.message}`;
+    const why = live.lost.message ? ` (${live.lost.message})` : "";
+    text = `No contact with the coordinator since ${clock(live.lost.since)}${why}. The page ${live.isLoading ? "" : "shows the state of that time, and "}connects again by itself.`;
   }
   if (contact.textContent !== text) contact.textContent = text;
 }

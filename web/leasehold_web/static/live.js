@@ -13,7 +13,7 @@ export const live = {
   session: { identity: "", role: "" },
   isLoading: true,
   isConnected: false,
-  lost: null, // why the server has no contact with the coordinator
+  lost: null, // since when and why the server has no contact with the coordinator
   refused: null, // why the coordinator refuses this login now
   seenAt: 0, // when the last message came
 };

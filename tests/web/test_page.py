@@ -550,6 +550,21 @@ def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFle
         assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
 
 
+BIDIRECTIONAL: Final = """async () => {
+  const { h } = await import("/static/dom.js");
+  const one = h("p", { title: "t\\u2066", "aria-label": "l\\u061c" }, "a\\u202eb", h("i", {}, "שלום\\u200f"));
+  return [one.textContent, one.title, one.getAttribute("aria-label")];
+}"""
+
+
+@pytest.mark.long
+def test_text_of_users_does_not_reorder_the_page(browser: Browser, fleet: WebFleet) -> None:
+    fleet.fleet.cli("cordon", "alpha", "--reason", "fan\u202egpj.exe")
+    with open_page(browser, fleet.url, fleet.token) as page:
+        assert page.evaluate(BIDIRECTIONAL) == [r"a\u202ebשלום\u200f", r"t\u2066", r"l\u061c"]
+        expect(page.locator(".host .note")).to_have_text(r"cordoned: fan\u202egpj.exe")
+
+
 @pytest.mark.long
 def test_commands_name_ended_workloads(browser: Browser, fleet: WebFleet) -> None:
     workload = fleet.fleet.client.workload("train").workload_id

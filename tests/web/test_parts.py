@@ -21,6 +21,7 @@ from leasehold.v1.watch_pb2 import Bookmark
 from leasehold.v1.worker_pb2 import FleetGpu
 from leasehold.v1.workload_pb2 import WORKLOAD_STATE_RUNNING, Workload, WorkloadStatus
 from leasehold.v1.workload_service_pb2 import ListWorkloadsRequest, ListWorkloadsResponse
+from leasehold_client.display.terminal_text import _DIRECTIONS
 from leasehold_coordinator.lists.filter_expression import parse_filter, restrictions
 from leasehold_web import feed, listeners, sessions, tables
 from leasehold_web.documents import document, gpu_row
@@ -367,3 +368,9 @@ def test_the_filters_of_a_table_fit_the_bounds_of_filters() -> None:
     api = Api(*[workloads] * len(Api._fields))
     assert asyncio.run(workload_names(api, ids)) == dict.fromkeys(ids, "n")
     assert asked == ids
+
+
+def test_tables_escape_marks_of_direction() -> None:
+    assert tables._text("fan\u202egpj <b>") == r"fan\u202egpj &lt;b&gt;"
+    for mark in _DIRECTIONS:
+        assert tables._text(mark) == ascii(mark)[1:-1]

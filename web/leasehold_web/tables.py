@@ -30,6 +30,12 @@ WORKERS_LIMIT: Final = 1000
 LAST_KNOWN: Final = " (last known)"
 """Behind the state of a GPU or workload whose worker is out of contact, as in the live lists."""
 
+_DIRECTIONS: Final = {
+    ord(one): ascii(one)[1:-1]
+    for one in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+}
+"""Escapes of bidirectional marks, which change the order of displayed text: the same as in dom.js."""
+
 _GIB: Final = 2**30
 
 Row = Sequence[str]
@@ -197,7 +203,7 @@ def _page(kind: str, body: str) -> str:
 
 
 def _text(value: str) -> str:
-    return html.escape(value[:2_000])
+    return html.escape(value[:2_000].translate(_DIRECTIONS))
 
 
 def _time(moment: Timestamp) -> str:

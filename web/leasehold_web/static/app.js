@@ -1,5 +1,5 @@
 // The frame of the page: views by path, the caller, and whether there is contact.
-import { append, h, replace } from "/static/dom.js";
+import { append, h, replace, safe } from "/static/dom.js";
 import { connect, live, onChange } from "/static/live.js";
 import { clock, lower } from "/static/words.js";
 
@@ -75,6 +75,7 @@ function showContact() {
     const why = live.lost.message ? ` (${live.lost.message})` : "";
     text = `No contact with the coordinator since ${clock(live.lost.since)}${why}. The page ${live.isLoading ? "" : "shows the state of that time, and "}connects again by itself.`;
   }
+  text = safe(text);
   if (contact.textContent !== text) contact.textContent = text;
 }
 
@@ -95,5 +96,5 @@ try {
   showContact();
 } catch (error) {
   contact.className = "bad";
-  contact.textContent = `The page can't begin: ${error.message}. Load it again.`;
+  contact.textContent = safe(`The page can't begin: ${error.message}. Load it again.`);
 }

@@ -33,7 +33,7 @@ function showAll(main) {
       problem.hidden = true;
       learnFromHistory(page.commands).then(() => !isOver && draw());
     } catch (error) {
-      problem.textContent = error.message;
+      replace(problem, error.message);
       problem.hidden = false;
     }
     more.disabled = false;

@@ -1,5 +1,14 @@
 // Elements, and how the page asks its server.
 
+// Bidirectional marks, which change the order of displayed text. Names, reasons and labels come from any user. The same
+// characters are escaped by the command line, and by the tables without JavaScript.
+const DIRECTIONS = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const SHOWN = new Set(["title", "aria-label"]); // attributes that are read as text
+
+export function safe(text) {
+  return String(text).replace(DIRECTIONS, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 // Makes an element. Text is never parsed as HTML. A property that begins with "on" is a listener.
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -7,7 +16,7 @@ export function h(tag, properties = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "class") element.className = value;
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : SHOWN.has(name) ? safe(value) : value);
   }
   append(element, children);
   return element;
@@ -16,7 +25,7 @@ export function h(tag, properties = {}, ...children) {
 export function append(element, children) {
   for (const child of children.flat(3)) {
     if (child === undefined || child === null || child === false || child === "") continue;
-    element.append(child);
+    element.append(typeof child === "string" ? safe(child) : child);
   }
 }
 
@@ -35,7 +44,7 @@ function purpose(element) {
 }
 
 export function announce(text) {
-  document.getElementById("announcer").textContent = text;
+  document.getElementById("announcer").textContent = safe(text);
 }
 
 // An answer that is no success, with the words of the API.

@@ -1,5 +1,5 @@
 // The timeline: every GPU a row, leases as spans, and the joints between them. This module has its state and its tools.
-import { announce, append, h, replace } from "/static/dom.js";
+import { announce, append, h, replace, safe } from "/static/dom.js";
 import { History } from "/static/history.js";
 import { live, onChange } from "/static/live.js";
 import { coloursOf } from "/static/painter.js";
@@ -66,7 +66,7 @@ export function show(main) {
   function refresh() {
     arrange();
     if (!tableBox.hidden) replace(tableBox, ...tableOf(layout, time));
-    state.textContent = history.problem || (history.isTruncated ? "More happened than fits: zoom in, or filter." : "");
+    state.textContent = safe(history.problem) || (history.isTruncated ? "More happened than fits: zoom in, or filter." : "");
     refreshTools();
     soon();
   }

@@ -156,7 +156,7 @@ function outputCard(id, current) {
     });
     source.addEventListener("refused", (event) => {
       source.close();
-      if (!text.textContent) told.textContent = JSON.parse(event.data).message;
+      if (!text.textContent) replace(told, JSON.parse(event.data).message);
       again();
     });
     source.onerror = () => {

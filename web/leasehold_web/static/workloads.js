@@ -26,7 +26,7 @@ export function show(main) {
       more.hidden = !token;
       problem.hidden = true;
     } catch (error) {
-      problem.textContent = error.message;
+      replace(problem, error.message);
       problem.hidden = false;
     }
     more.disabled = false;

@@ -136,7 +136,8 @@ class TopApp(App[None]):
     def _update_rows(self) -> None:
         """Shows new rows, if anything has changed since the last ones."""
         feed = self._filter
-        state = (self.model.revision, feed and feed.revision, self._view, self._paused_at_s)
+        refusal = self.contact.refusal
+        state = (self.model.revision, feed and feed.revision, self._view, self._paused_at_s, refusal)
         self._update_texts()
         if state == self._shown or self._paused_at_s is not None:
             return
@@ -153,6 +154,8 @@ class TopApp(App[None]):
     def _empty_text(self) -> str:
         if self._filter_text:
             return "nothing matches the filter: press / to change it, and Enter without text to end it"
+        if self.contact.refusal:
+            return "the fleet is not shown: the first line says why"
         if not self.model.is_complete:
             return "reading the fleet …"
         return "no worker is registered: start one with `leasehold worker`"
@@ -168,9 +171,14 @@ class TopApp(App[None]):
         self._write("connection", f"{state} | {self._client.address} | {who}", style)
         self._write("note", self._note_text())
         if self._paused_at_s is None:
-            self._write("counts", counts_text(self.model))
+            is_unknown = bool(self.contact.refusal) and not self.model.workers.values
+            self._write("counts", "" if is_unknown else counts_text(self.model))
             count = len(self.model.commands.values)
-            self._write("commands-title", f"Commands: {count} open, and the newest ended ones")
+            self._write(
+                "commands-title",
+                "Commands" if is_unknown else f"Commands: {count} open, and the newest ended ones",
+            )
+            self._commands.empty = "not shown" if is_unknown else "no open command"
 
     def _write(self, place: str, text: str, style: str = "") -> None:
         """Writes a line of text, if it has changed."""

@@ -282,13 +282,15 @@ def _joined(text: str) -> str:
 
 
 @asynccontextmanager
-async def opened(address: str, width: int = 80, height: int = 24) -> AsyncGenerator[Page]:
-    """The page of a coordinator, once it has the whole fleet."""
+async def opened(
+    address: str, width: int = 80, height: int = 24, wait: str = "live"
+) -> AsyncGenerator[Page]:
+    """The page of a coordinator, once it has the whole fleet, or another state of the connection."""
     contact = Contact(time.monotonic)
     async with AsyncClient(address, contact.failed) as client:
         contact.answered(await client.who_am_i())
         app = TopApp(client, contact, "eve@here")
         async with app.run_test(size=(width, height)) as pilot:
             page = Page(app, pilot)
-            await page.until(lambda: page.part("connection").startswith("live"))
+            await page.until(lambda: page.part("connection").startswith(wait))
             yield page

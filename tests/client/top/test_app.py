@@ -58,12 +58,16 @@ def fleet(scripted: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch) -> Scr
 
 
 def play(
-    fleet: ScriptedFleet, steps: Callable[[Page], Awaitable[None]], width: int = 80, height: int = 24
+    fleet: ScriptedFleet,
+    steps: Callable[[Page], Awaitable[None]],
+    width: int = 80,
+    height: int = 24,
+    wait: str = "live",
 ) -> None:
-    """Opens the page and plays steps of a user."""
+    """Opens the page, waits for the state of its connection, and plays steps of a user."""
 
     async def main() -> None:
-        async with opened(fleet.scripted.address, width, height) as page:
+        async with opened(fleet.scripted.address, width, height, wait) as page:
             await steps(page)
 
     asyncio.run(main())
@@ -313,6 +317,26 @@ def test_a_role_that_permits_too_little_is_told(fleet: ScriptedFleet) -> None:
         assert not fleet.scripted.asked(workload_service_pb2.PlanRequest)
 
     play(fleet, steps, width=150)
+
+
+def test_a_login_without_a_role_sees_that_and_no_empty_fleet(fleet: ScriptedFleet) -> None:
+    def refused(request: Any, context: grpc.ServicerContext) -> None:
+        refuse(context, grpc.StatusCode.PERMISSION_DENIED, "NOT_PERMITTED", "user/eve has no role")
+
+    fleet.role = access_service_pb2.ROLE_UNSPECIFIED
+    watches = ("WatchFleet", "WatchWorkloads", "WatchCommands")
+    permitted = {name: fleet.scripted.answers[name] for name in watches}
+    fleet.scripted.answers |= dict.fromkeys(watches, refused)
+
+    async def steps(page: Page) -> None:
+        await page.shows("REFUSED: user/eve has no role", "user/eve (no role)")
+        await page.shows("the fleet is not shown: the first line says why", "not shown")
+        for false in ("0 hosts", "0 GPUs", "reading the fleet", "0 open", "no open command"):
+            assert false not in page.text()
+        fleet.scripted.answers |= permitted
+        await page.shows("2 hosts", "# leased    one", "Commands: 0 open", "no open command")
+
+    play(fleet, steps, width=150, wait="REFUSED")
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ class FilterFeed:
 
     Attributes:
         expression: The expression.
-        refusal: The coordinator's message if neither kind has the expression. Empty: it is accepted.
+        refusal: The coordinator's messages if neither kind has the expression. Empty: it is accepted.
         revision: Incremented with each change.
     """
 
@@ -45,8 +45,10 @@ class FilterFeed:
         async with asyncio.TaskGroup() as group:
             fleet = group.create_task(self._until_refused(self._follow_fleet))
             workloads = group.create_task(self._until_refused(self._follow_workloads))
-        # The fleet's message names the fields of workers and GPUs, which most filters are about.
-        self.refusal = fleet.result() or workloads.result()
+        of_fleet, of_workloads = fleet.result(), workloads.result()
+        # A message about an unknown field lists the fields of one kind. A syntax error has one message for both.
+        is_same = of_fleet == of_workloads
+        self.refusal = of_fleet if is_same else f"hosts and GPUs: {of_fleet}; workloads: {of_workloads}"
         self.revision += 1
 
     async def _until_refused(self, follow: Callable[[], Awaitable[None]]) -> str:

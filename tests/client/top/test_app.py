@@ -22,6 +22,7 @@ from leasehold_client.top import fleet_feed
 from leasehold_client.top.key_help import HELP
 from leasehold_client.top.row_list import RowList
 from leasehold_client.top.summary_text import counts_text
+from leasehold_coordinator.lists import list_fields
 from textual.widgets import Input
 
 from tests.client.scripted_coordinator import ScriptedCoordinator, refuse
@@ -384,6 +385,36 @@ def test_filters_of_words_and_of_expressions(fleet: ScriptedFleet) -> None:
         await page.shows("no field is named 'nope'")
         await page.press("slash", "delete", "enter")
         await page.until(lambda: len(names(page)) == 8)
+
+    play(fleet, steps)
+
+
+def test_a_refused_filter_names_the_fields_of_both_kinds(fleet: ScriptedFleet) -> None:
+    fields = {
+        "WatchFleet": sorted({*list_fields.WORKERS, *list_fields.GPUS}),
+        "WatchWorkloads": sorted(list_fields.WORKLOADS),
+    }
+    texts = {
+        name: f"invalid filter at character 1: no field is named 'nope': use one of {', '.join(known)}"
+        for name, known in fields.items()
+    }
+    for name, text in texts.items():
+        permitted = fleet.scripted.answers[name]
+
+        def answer(request: Any, context: Any, text: str = text, permitted: Any = permitted) -> Any:
+            if request.filter:
+                message = "'(' is not closed" if "(" in request.filter else text
+                refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", message)
+            return permitted(request, context)
+
+        fleet.scripted.answers[name] = answer
+
+    async def steps(page: Page) -> None:
+        page.app._filter_by("nope = 3")
+        await page.shows(f"hosts and GPUs: {texts['WatchFleet']}; workloads: {texts['WatchWorkloads']}")
+        page.app._filter_by("nope = (")
+        await page.shows("'(' is not closed")
+        assert "hosts and GPUs" not in page.text()
 
     play(fleet, steps)
 

@@ -30,7 +30,10 @@ from leasehold_client.messages import (
 )
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
 
-WIDE: Final = 120
+LONG_NAMES: Final = 120
+"""Width in columns from which names have more room."""
+
+WIDE: Final = 180
 """Width in columns from which rows have further columns."""
 
 REST: Final = 0
@@ -118,7 +121,7 @@ def row_pieces(row: Row, now_s: float, width: int) -> list[Piece]:
 
 
 def _name_width(width: int) -> int:
-    return 30 if width >= WIDE else 15
+    return 30 if width >= LONG_NAMES else 15
 
 
 def _host_pieces(row: HostRow, now_s: float, width: int) -> list[Piece]:

@@ -1,7 +1,7 @@
 """Rows as text: every state has a letter and a word, and unknown is not zero."""
 
 import pytest
-from leasehold.v1 import command_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
+from leasehold.v1 import command_pb2, eviction_pb2, gpu_pb2, lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.gpu_pb2 import GpuSample
 from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold_client.top.fleet_model import FleetModel
@@ -9,7 +9,7 @@ from leasehold_client.top.row_text import row_pieces
 from leasehold_client.top.rows import ClaimsRow, CommandRow, HostRow, Row, SlotRow, WorkloadRow
 from leasehold_client.top.summary_text import counts_text
 
-from .scripted_fleet import END_OF_SNAPSHOT, NOW, command, gpu, parked, worker, workload
+from .scripted_fleet import END_OF_SNAPSHOT, LEASED, NOW, command, gpu, parked, worker, workload
 
 
 def line(row: Row, width: int = 200) -> str:
@@ -47,6 +47,26 @@ def test_a_problem_is_told_at_any_width() -> None:
     one.lease.health = gpu_pb2.GPU_HEALTH_XID_ERROR
     for width in (80, 200):
         assert "XID_ERROR: Xid 79" in line(SlotRow(one, one.lease.sample, None), width)
+
+
+@pytest.mark.parametrize("width", [80, 120, 179, 180, 240])
+def test_no_column_is_beyond_the_width(width: int) -> None:
+    leased, faulty = gpu(0, LEASED, "one"), gpu(1, lease_pb2.SLOT_STATE_UNHEALTHY, health_reason="Xid 79")
+    leased.gpu.name = "NVIDIA H100 80GB HBM3"
+    faulty.lease.health = gpu_pb2.GPU_HEALTH_XID_ERROR
+    holder = workload("one", "GPU-alpha-0")
+    holder.spec.eviction.weight_strategy = eviction_pb2.WEIGHT_STRATEGY_RETAIN
+    machine = worker(host_memory_available_bytes=100 << 30, driver_version="580.65.06")
+    slots = [leased] * 8
+    host = line(HostRow(machine, slots, [parked("two")], is_open=True), width)
+    held = line(SlotRow(leased, leased.lease.sample, holder), width)
+    problem = line(SlotRow(faulty, faulty.lease.sample, None), width)
+    ended = command("c", state=command_pb2.COMMAND_STATE_SUCCEEDED, end_time=NOW, actor="user/eve")
+    for text in (host, held, problem, line(CommandRow(ended, "one", "alpha"), width)):
+        assert len(text.rstrip()) <= width
+    assert "XID_ERROR: Xid 79" in problem
+    is_wide = width >= 180
+    assert [("driver 580.65.06" in host), ("retain" in held), ("H100" in held)] == [is_wide] * 3
 
 
 def test_hosts_out_of_contact_say_since_when() -> None:

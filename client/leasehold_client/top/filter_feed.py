@@ -46,7 +46,7 @@ class FilterFeed:
             fleet = group.create_task(self._until_refused(self._follow_fleet))
             workloads = group.create_task(self._until_refused(self._follow_workloads))
         of_fleet, of_workloads = fleet.result(), workloads.result()
-        # A message about an unknown field lists the fields of one kind. A syntax error has one message for both.
+        # A message about an unknown field lists the fields of one kind. A syntax error has the same for both.
         is_same = of_fleet == of_workloads
         self.refusal = of_fleet if is_same else f"hosts and GPUs: {of_fleet}; workloads: {of_workloads}"
         self.revision += 1

@@ -248,8 +248,9 @@ def tier_text(workload: Workload) -> str:
 
 
 def parked_text(parked: Sequence[Workload]) -> str:
-    """The number of parked workloads with the sum of their bytes. The sizes of others' workloads are unknown."""
-    known = [one.status for one in parked if any(map(one.status.HasField, ("parked_bytes", "disk_bytes")))]
+    """The number of parked workloads with the sum of their bytes. Those of others have unknown sizes."""
+    statuses = [one.status for one in parked]
+    known = [one for one in statuses if one.HasField("parked_bytes") or one.HasField("disk_bytes")]
     count, unknown = f"{len(parked)} parked", len(parked) - len(known)
     if not known:
         return f"{count}, size unknown"

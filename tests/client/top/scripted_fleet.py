@@ -282,9 +282,7 @@ def _joined(text: str) -> str:
 
 
 @asynccontextmanager
-async def opened(
-    address: str, width: int = 80, height: int = 24, wait: str = "live"
-) -> AsyncGenerator[Page]:
+async def opened(address: str, width: int = 80, height: int = 24, wait: str = "live") -> AsyncGenerator[Page]:
     """The page of a coordinator, once it has the whole fleet, or another state of the connection."""
     contact = Contact(time.monotonic)
     async with AsyncClient(address, contact.failed) as client:

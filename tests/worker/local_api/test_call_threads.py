@@ -8,6 +8,7 @@ import grpc
 import pytest
 import trio
 from leasehold_worker.errors import StartError
+from leasehold_worker.local_api import call_threads
 from leasehold_worker.local_api.call_threads import CallThreads, stop_server
 from leasehold_worker.local_api.health_port import HealthService
 
@@ -26,6 +27,40 @@ def test_a_call_needs_no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {first.result(10), second.result(10)} == {0, 1}
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 / 0).result(10)
+    threads.end()
+
+
+def test_a_thread_is_started_for_a_call_that_needs_it_and_else_the_call_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call_threads, "STARTED", 1)
+    threads = CallThreads(3, "test")
+    go = threading.Event()
+    first = threads.submit(go.wait, 10)
+    second = threads.submit(int, "2")
+    assert second.result(10) == 2, "a second thread was started"
+    third = threads.submit(go.wait, 10)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    fourth = threads.submit(int, "4")
+    with pytest.raises(TimeoutError):
+        fourth.result(0.1)
+    go.set()
+    assert (first.result(10), third.result(10), fourth.result(10)) == (True, True, 4)
+    assert len(threads._threads) == 2
+    threads.end()
+
+
+def test_no_more_threads_are_started_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_threads, "STARTED", 1)
+    threads = CallThreads(2, "test")
+    go = threading.Event()
+    calls = [threads.submit(go.wait, 10) for _ in range(5)]
+    assert len(threads._threads) == 2
+    go.set()
+    assert all(call.result(10) for call in calls)
+    for number in range(20):
+        assert threads.submit(int, str(number)).result(10) == number
+    assert len(threads._threads) == 2
     threads.end()
 
 

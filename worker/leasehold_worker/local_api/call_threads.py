@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar, final
 
 import grpc
@@ -21,16 +22,22 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 0.01
 
+STARTED: Final = 16
+"""Threads that are started at once, and serve calls if the host has none left later."""
+
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
 
 @final
 class CallThreads:
-    """A fixed number of threads, all started at once. The process does not wait for them at its end.
+    """Threads that serve calls. Some are started at once, and others when calls need them.
+
+    A call waits for a free thread if no further one may or can be started. The process does not wait for the
+    threads at its end.
 
     Args:
-        count: Number of threads.
+        count: Most threads.
         name: Prefix of their names.
 
     Raises:
@@ -39,18 +46,20 @@ class CallThreads:
 
     def __init__(self, count: int, name: str) -> None:
         self._calls = queue.SimpleQueue[Callable[[], None] | None]()
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True)
-            for number in range(count)
-        ]
+        self._count = count
+        self._name = name
+        self._lock = threading.Lock()
+        self._free = 0
+        """Threads without a call, less the calls that wait."""
+        self._threads: list[threading.Thread] = []
         try:
-            for thread in self._threads:
-                thread.start()
+            for _ in range(min(count, STARTED)):
+                self._start()
         except RuntimeError as error:
             self.end()
             raise StartError(
-                f"can't start {count} threads for calls ({error}): raise the limits of processes of the "
-                "worker's user (ulimit -u) and of its control group (TasksMax)"
+                f"can't start {min(count, STARTED)} threads for calls ({error}): raise the limits of processes "
+                "of the worker's user (ulimit -u) and of its control group (TasksMax)"
             ) from error
 
     @property
@@ -71,6 +80,11 @@ class CallThreads:
                 except BaseException as error:  # noqa: BLE001 - raised where the result is read
                     future.set_exception(error)
 
+        with self._lock:
+            self._free -= 1
+            if self._free < 0 and len(self._threads) < self._count:
+                with suppress(RuntimeError):  # no thread is left on the host: the call waits for a free one
+                    self._start()
         self._calls.put(call)
         return future
 
@@ -79,10 +93,19 @@ class CallThreads:
         for _ in self._threads:
             self._calls.put(None)
 
+    def _start(self) -> None:
+        name = f"{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        self._free += 1
+
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
             del call  # with what it refers to
+            with self._lock:
+                self._free += 1
 
 
 async def stop_server(server: grpc.Server, threads: CallThreads, grace_s: float) -> None:

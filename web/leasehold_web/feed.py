@@ -170,7 +170,8 @@ class Feed:
                     self._drop_ended(kinds)  # the caller may see less of them now, and no snapshot has them
                     continue
                 # The text of an outage is gRPC's, and helps no user.
-                self._lose(name, found if found["reason"] else {**found, "message": ""})
+                is_away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+                self._lose(name, {**found, "message": ""} if is_away and not found["reason"] else found)
                 if found["reason"] in ("UNAUTHENTICATED", "NOT_PERMITTED"):
                     self._refuse(found)
                     return

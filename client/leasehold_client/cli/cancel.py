@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from leasehold_client.cli.examples import examples
-from leasehold_client.cli.exit_codes import raise_all
+from leasehold_client.cli.exit_codes import error_line, raise_all
 from leasehold_client.cli.names import complete_open_commands
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
+from leasehold_client.display.terminal_text import echo_error
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def cancel(client: Client, command_ids: Sequence[str], options: CommandOptions) 
     try:
         if commands:
             conclude_cancel(client, commands, options)
-    except SystemExit:
-        raise_all(refusals)
+    except (SystemExit, LeaseholdError):
+        for refusal in refusals:
+            echo_error(error_line(refusal.message, refusal.reason))
         raise
     raise_all(refusals)

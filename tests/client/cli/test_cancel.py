@@ -129,3 +129,20 @@ def test_an_unknown_command_is_named_beside_one_that_is_too_late(
     assert done.code == 1
     assert "too late to cancel c-1" in done.stderr
     assert "no command has the id 'nope'" in done.stderr
+
+
+def test_an_unknown_command_is_named_beside_one_that_is_not_waited_out(
+    leasehold: CommandLine, scripted: ScriptedCoordinator
+) -> None:
+    plays(scripted, command(RUNNING))
+    known = scripted.answers["CancelCommand"]
+
+    def cancel(request: command_service_pb2.CancelCommandRequest, context: grpc.ServicerContext) -> object:
+        if request.command_id == "nope":
+            refuse(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_COMMAND", "no command has the id 'nope'")
+        return known(request, context)
+
+    scripted.answers["CancelCommand"] = cancel
+    done = leasehold("cancel", "c-1", "nope", "--wait-timeout", "0.3")
+    assert done.code == 4
+    assert "no command has the id 'nope'" in done.stderr

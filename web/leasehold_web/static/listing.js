@@ -14,6 +14,7 @@ export class Listing {
     this.problem = "";
     this.isLoading = false;
     this.isOld = false;
+    this.hasFailedAnew = false; // the next load is one anew, too
     this.timer = 0;
   }
 
@@ -23,7 +24,8 @@ export class Listing {
     if (this.isLoading) return;
     this.isLoading = true;
     do {
-      let { entries, token, pages } = this.isOld ? { entries: new Map(), token: "", pages: 0 } : this;
+      const isAnew = this.isOld || this.hasFailedAnew;
+      let { entries, token, pages } = isAnew ? { entries: new Map(), token: "", pages: 0 } : this;
       this.isOld = false;
       try {
         do {
@@ -32,9 +34,10 @@ export class Listing {
           token = page.next_page_token;
           pages += 1;
         } while (token && pages < this.pages);
-        Object.assign(this, { entries, token, pages, problem: "" });
+        Object.assign(this, { entries, token, pages, problem: "", hasFailedAnew: false });
       } catch (error) {
         this.problem = error.message;
+        this.hasFailedAnew = isAnew;
       }
     } while (this.isOld);
     this.isLoading = false;

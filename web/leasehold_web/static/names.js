@@ -5,6 +5,7 @@ import { workloadsOf } from "/static/words.js";
 const LIMIT = 20000;
 const ASKED = 50; // workloads of one request for names
 const names = new Map();
+const nameless = new Set(); // ids without an answer, such as those of deleted workloads
 
 export function knownName(id) {
   return names.get(id);
@@ -26,15 +27,18 @@ export function learnFromCommand(command) {
 // the history, which has also deleted ones. Without an answer, they stay unknown.
 export async function learnFromHistory(commands) {
   for (const one of commands) learnFromCommand(one);
-  const ids = [...new Set(commands.flatMap(workloadsOf))].filter((id) => !names.has(id));
+  const ids = [...new Set(commands.flatMap(workloadsOf))].filter((id) => !names.has(id) && !nameless.has(id));
   for (let at = 0; at < ids.length; at += ASKED) {
     const query = ids.slice(at, at + ASKED).map((id) => `workload=${encodeURIComponent(id)}`).join("&");
     const found = await ask(`/api/names?${query}`).catch(() => ({}));
     for (const [id, name] of Object.entries(found)) learnName(id, name);
   }
-  const unknown = commands.filter((one) => workloadsOf(one).some((id) => !names.has(id)));
+  const unknown = commands.filter((one) => workloadsOf(one).some((id) => !names.has(id) && !nameless.has(id)));
   if (!unknown.length) return;
   const start = Math.min(...unknown.map((one) => one.create_time)) - 1;
   const found = await ask(`/api/history?start=${Math.max(0, Math.floor(start))}`).catch(() => null);
-  for (const one of found?.spans ?? []) learnName(one.workload_id, one.workload_name);
+  if (!found) return;
+  for (const one of found.spans) learnName(one.workload_id, one.workload_name);
+  if (nameless.size > LIMIT) nameless.clear();
+  for (const id of unknown.flatMap(workloadsOf)) if (!names.has(id)) nameless.add(id);
 }

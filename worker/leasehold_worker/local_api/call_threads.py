@@ -58,8 +58,8 @@ class CallThreads:
         except RuntimeError as error:
             self.end()
             raise StartError(
-                f"can't start {min(count, STARTED)} threads for calls ({error}): raise the limits of processes "
-                "of the worker's user (ulimit -u) and of its control group (TasksMax)"
+                f"can't start {min(count, STARTED)} threads for calls ({error}): raise the limits of "
+                "processes of the worker's user (ulimit -u) and of its control group (TasksMax)"
             ) from error
 
     @property
@@ -82,11 +82,15 @@ class CallThreads:
 
         with self._lock:
             self._free -= 1
-            if self._free < 0 and len(self._threads) < self._count:
-                with suppress(RuntimeError):  # no thread is left on the host: the call waits for a free one
-                    self._start()
         self._calls.put(call)
+        self.fill()
         return future
+
+    def fill(self) -> None:
+        """Starts threads for calls that wait. Without any left on the host, they wait for a free one."""
+        with self._lock, suppress(RuntimeError):
+            while self._free < 0 and len(self._threads) < self._count:
+                self._start()
 
     def end(self) -> None:
         """Ends each thread after the calls that were submitted before. Returns at once."""

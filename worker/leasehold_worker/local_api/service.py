@@ -189,9 +189,10 @@ class LocalService:
         return grpc.method_handlers_generic_handler(service, methods)
 
     async def cancel_unasked(self) -> None:
-        """Cancels calls without a request in time, until cancelled itself."""
+        """Cancels calls without a request in time, and serves those that waited for threads."""
         while True:
             await trio.sleep(LOOK_INTERVAL_S)
+            self._threads.fill()
             latest = time.monotonic() - FIRST_MESSAGE_TIMEOUT_S
             for context, since in list(self._unasked.items()):
                 if since < latest:

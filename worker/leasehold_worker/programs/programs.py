@@ -46,6 +46,9 @@ EXIT_TIMEOUT_S: Final = 5.0
 RECORD_TIMEOUT_S: Final = 5.0
 """Time for the disk to answer an access to the records of a launcher. A hung disk never answers."""
 
+RECORD_THREADS: Final = 16
+"""Threads that access records, including those that hang on a disk."""
+
 POLL_INTERVAL_S: Final = 0.01
 
 START_FILE: Final = "start"
@@ -57,6 +60,8 @@ _Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 _Result = TypeVar("_Result")
+
+_records: Final = trio.CapacityLimiter(RECORD_THREADS)
 
 
 class LaunchError(Exception):
@@ -333,7 +338,8 @@ async def _end(process: trio.Process) -> ProcessIdentity | None:
         A process below the launcher that has not ended within EXIT_TIMEOUT_S. None: all have ended.
     """
     launcher = identify(process.pid)
-    if launcher is None:
+    # Asked afterwards: until the launcher is reaped, no other process has its pid.
+    if launcher is None or process.returncode is not None:
         await trio.lowlevel.checkpoint()
         return None
     # A stopped launcher starts nothing, and is still the parent of all orphans.
@@ -367,10 +373,10 @@ async def _in_time(access: Callable[[Path], _Result], folder: Path) -> _Result:
     """Accesses the records in a folder in a thread, which a timeout or a cancellation abandons.
 
     Raises:
-        OSError: The disk fails, or did not answer within RECORD_TIMEOUT_S.
+        OSError: The disk fails, or did not answer within RECORD_TIMEOUT_S, or no thread can be started.
     """
     with trio.move_on_after(RECORD_TIMEOUT_S):
-        return await trio.to_thread.run_sync(access, folder, abandon_on_cancel=True)
+        return await run_in_thread(access, folder, abandon_on_cancel=True, limiter=_records)
     raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {RECORD_TIMEOUT_S:g} s")
 
 

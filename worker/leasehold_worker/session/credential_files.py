@@ -26,7 +26,10 @@ async def wait_for_change(directory: Path, before: Look) -> None:
     seen = before
     while True:
         await trio.sleep(POLL_INTERVAL_S)
-        present = await run_in_thread(look, directory, abandon_on_cancel=True)
+        try:
+            present = await run_in_thread(look, directory, abandon_on_cancel=True)
+        except OSError:  # no thread can be started: a later look finds the change
+            continue
         if present == seen and present not in ([], before):
             return
         seen = present

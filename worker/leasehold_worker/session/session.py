@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, cast, final
@@ -222,8 +223,9 @@ class CoordinatorSession:
                 end = await self._session(channel)
             except BlockingIOError as error:  # no thread can be started
                 return SessionEndError(str(error))
-        cause = await run_in_thread(self._explain, end.why, abandon_on_cancel=True)
-        end.why = cause or end.why
+        with suppress(OSError):  # no thread can be started
+            cause = await run_in_thread(self._explain, end.why, abandon_on_cancel=True)
+            end.why = cause or end.why
         return end
 
     def _explain(self, why: str) -> str | None:
@@ -396,7 +398,7 @@ class CoordinatorSession:
         try:
             with trio.move_on_after(JOURNAL_TIMEOUT_S) as scope:
                 await run_in_thread(save, abandon_on_cancel=True)
-        except StartError as error:
+        except (OSError, StartError) as error:
             raise SessionEndError(f"the epoch can't be stored: {error}") from error
         if scope.cancelled_caught:
             raise SessionEndError(

@@ -98,12 +98,13 @@ def test_a_restart_of_the_coordinator_loses_and_repeats_no_event(
     ) -> Iterator[WatchEventsResponse]:
         yield from watch(request, context)
         if len(eventful.asked(WatchEventsRequest)) == 1:
-            eventful.answers["ListEvents"] = lambda request, context: ListEventsResponse(
-                events=[event(5), event(4), event(3)]
-            )
             refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_TOKEN", "too old")
 
-    eventful.answers["WatchEvents"] = restarting
+    def listed(request: ListEventsRequest, context: object) -> ListEventsResponse:
+        is_first = len(eventful.asked(ListEventsRequest)) == 1
+        return ListEventsResponse(events=map(event, (3, 2, 1) if is_first else (5, 4, 3)))
+
+    eventful.answers |= {"WatchEvents": restarting, "ListEvents": listed}
     done = leasehold("events", "-f", "-o", "json")
     assert [json.loads(line)["event_id"] for line in done.stdout.splitlines()] == [
         f"e-{n}" for n in range(1, 6)

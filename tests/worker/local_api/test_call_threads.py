@@ -1,6 +1,7 @@
 """The threads of gRPC's calls, and the end of a server whose serving thread has died."""
 
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def test_a_thread_is_started_for_a_call_that_needs_it_and_else_the_call_waits(
     first = threads.submit(go.wait, 10)
     second = threads.submit(int, "2")
     assert second.result(10) == 2, "a second thread was started"
+    while not threads._free:  # it is free a moment after the result
+        time.sleep(0.01)
     third = threads.submit(go.wait, 10)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     fourth = threads.submit(int, "4")

@@ -300,7 +300,7 @@ _UNHEARD: Final = {
     WORKLOAD_ORIGIN_RUN: "did not start its program",
     WORKLOAD_ORIGIN_ADOPT: "did not adopt its process, which is not Leasehold's",
 }
-"""What the worker did not do for a workload that it has never reported, by origin."""
+"""Omissions of the worker in words, by the origin of a workload that the worker has never reported."""
 
 
 def _check_started(workload: Workload) -> None:

@@ -113,10 +113,23 @@ def test_stop_is_forced_only_where_it_is_asked_for(
     assert request.operation.HasField("grace")
 
 
-def test_an_unknown_command_is_named_beside_one_that_is_too_late(
-    leasehold: CommandLine, scripted: ScriptedCoordinator
+@pytest.mark.parametrize(
+    ("state", "options", "code", "told"),
+    [
+        (SUCCEEDED, [], 1, "too late to cancel c-1"),
+        (RUNNING, ["--wait-timeout", "0.3"], 4, "c-1 has not ended"),
+    ],
+    ids=["too late", "not waited out"],
+)
+def test_an_unknown_command_is_named_beside_another(
+    leasehold: CommandLine,
+    scripted: ScriptedCoordinator,
+    state: command_pb2.CommandState.ValueType,
+    options: list[str],
+    code: int,
+    told: str,
 ) -> None:
-    plays(scripted, command(SUCCEEDED))
+    plays(scripted, command(state))
     known = scripted.answers["CancelCommand"]
 
     def cancel(request: command_service_pb2.CancelCommandRequest, context: grpc.ServicerContext) -> object:
@@ -125,24 +138,7 @@ def test_an_unknown_command_is_named_beside_one_that_is_too_late(
         return known(request, context)
 
     scripted.answers["CancelCommand"] = cancel
-    done = leasehold("cancel", "c-1", "nope")
-    assert done.code == 1
-    assert "too late to cancel c-1" in done.stderr
-    assert "no command has the id 'nope'" in done.stderr
-
-
-def test_an_unknown_command_is_named_beside_one_that_is_not_waited_out(
-    leasehold: CommandLine, scripted: ScriptedCoordinator
-) -> None:
-    plays(scripted, command(RUNNING))
-    known = scripted.answers["CancelCommand"]
-
-    def cancel(request: command_service_pb2.CancelCommandRequest, context: grpc.ServicerContext) -> object:
-        if request.command_id == "nope":
-            refuse(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_COMMAND", "no command has the id 'nope'")
-        return known(request, context)
-
-    scripted.answers["CancelCommand"] = cancel
-    done = leasehold("cancel", "c-1", "nope", "--wait-timeout", "0.3")
-    assert done.code == 4
+    done = leasehold("cancel", "c-1", "nope", *options)
+    assert done.code == code
+    assert told in done.stderr
     assert "no command has the id 'nope'" in done.stderr

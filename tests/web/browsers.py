@@ -21,6 +21,9 @@ ARGUMENTS: Final = [
     "--disable-breakpad",
     "--disable-dev-shm-usage",
 ]
+CHANGED_NETWORK: Final = "net::ERR_NETWORK_CHANGED"
+"""What Chromium says of open requests when any network link of this machine changes, as tests of hosts do."""
+
 TIMEOUT_MS: Final = 45_000
 """How long the page may take for a step: a machine that plays other suites is slow."""
 
@@ -37,7 +40,8 @@ class Complaints:
         """Collects the complaints of all pages of a context."""
 
         def told(message: ConsoleMessage) -> None:
-            if message.type in ("error", "warning"):
+            # The page asks again by itself, as after a restart of the coordinator.
+            if message.type in ("error", "warning") and CHANGED_NETWORK not in message.text:
                 self.lines.append(f"{message.type}: {message.text}")
 
         context.on("console", told)

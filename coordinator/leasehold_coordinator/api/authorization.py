@@ -83,6 +83,8 @@ def require_role(method: str, caller: Caller) -> None:
             f"permits it with `leasehold access grant on_behalf_of {caller.identity} --users "
             f"{caller.on_behalf_of}`, and gives roles with `leasehold access grant`"
         )
+    elif caller.identity.kind is Kind.WORKER:
+        message = f"{caller.identity} is a worker, which never has a role: call with a certificate of a user"
     elif caller.role is Role.NONE:
         message = (
             f"{caller.identity} has no role: ask an admin for `leasehold access grant user {caller.identity}`"

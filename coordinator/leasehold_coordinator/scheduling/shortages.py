@@ -53,7 +53,7 @@ def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
     too_small = units is not None and units < resources.gpu_units
     if too_few or too_small:
         why = _gpus_text(candidate, resources) + (f", {units} units free" if too_small else "")
-        for_good = len(candidate.suitable(resources)) < least
+        for_good = _is_ever_too_small([one.gpu for one in candidate.gpus.values()], resources)
         return Shortage(candidate.name, errors_pb2.ERROR_REASON_NO_FREE_GPU, why, for_good)
     if candidate.machine is not None and (lacks := list(_machine_lacks(candidate.machine, resources))):
         reason = errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
@@ -87,11 +87,20 @@ def shortage_at_a_glance(
         suitable = sum(suits(gpu, resources) for gpu in gpus) if is_particular else len(gpus)
         units = _most_units(gpus, open_gpus, resources) if resources.gpu_units else None
         if min(open_gpus, suitable) < least or (units is not None and units < resources.gpu_units):
-            return Shortage(worker, errors_pb2.ERROR_REASON_NO_FREE_GPU, "", for_good=suitable < least)
+            for_good = _is_ever_too_small(gpus, resources)
+            return Shortage(worker, errors_pb2.ERROR_REASON_NO_FREE_GPU, "", for_good)
     if machine is not None and any(_machine_lacks(machine, resources)):
         for_good = _is_too_small(machine, resources)
         return Shortage(worker, errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES, "", for_good)
     return None
+
+
+def _is_ever_too_small(gpus: Sequence[Gpu], resources: Resources) -> bool:
+    """Whether these GPUs don't satisfy the request even when all are free."""
+    if sum(suits(gpu, resources) for gpu in gpus) < least_gpus(resources):
+        return True
+    units = _most_units(gpus, len(gpus), resources) if resources.gpu_units else None
+    return units is not None and units < resources.gpu_units
 
 
 def _most_units(gpus: Sequence[Gpu], open_gpus: int, resources: Resources) -> int | None:

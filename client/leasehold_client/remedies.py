@@ -40,7 +40,10 @@ REMEDIES: Final = {
     ),
     "MEMBERS_CHANGED": "Try again.",
     "IDENTITY_MISMATCH": "Look at the workload. Start the worker with the name of its certificate.",
-    "SPAWN_FAILED": "Give a program, and a working directory if any, that exist on the worker.",
+    "SPAWN_FAILED": (
+        "Give a program that exists on the worker and that the workload's user may execute, and a working "
+        "directory if any that exists there."
+    ),
     "HOOK_FAILED": "Look at the program or server that the hook calls, then `leasehold wake`.",
     "EXPIRED": "Try again with a longer timeout.",
     "CANCELLED": "",

@@ -37,13 +37,14 @@ def checkpoint(client: Client, selection: Selection, dry_run: bool, options: Com
     from leasehold_client.cli.conclusion import conclude, conclude_all, conclude_plans
 
     chosen = selection.find(client, lambda workload: workload.status.HasField("kernel"))
-    if dry_run and chosen:
+    if dry_run:
         plans = [(label, partial(client.plan_checkpoint, name)) for label, name in chosen]
-        conclude_plans(client, plans, "checkpoint", options)
+        conclude_plans(client, plans, "checkpoint", options, is_search=selection.is_search)
         return
     ask = partial(client.checkpoint, timeout_s=options.timeout_s)
     if not selection.is_search and len(chosen) == 1:
         [(label, name)] = chosen
         conclude(client, ask(name), label, options)
-    elif chosen:
-        conclude_all(client, [(label, partial(ask, name)) for label, name in chosen], options)
+    else:
+        each = [(label, partial(ask, name)) for label, name in chosen]
+        conclude_all(client, each, options, is_search=selection.is_search)

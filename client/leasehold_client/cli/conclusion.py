@@ -110,6 +110,7 @@ def conclude_all(
     creations: Sequence[tuple[str, Callable[[], Command]]],
     options: CommandOptions,
     *,
+    is_search: bool = False,
     may_retry: bool = False,
 ) -> None:
     """Creates commands, waits for all of them, and prints each outcome. A failure does not stop the others.
@@ -119,8 +120,9 @@ def conclude_all(
     Args:
         client: The client.
         creations: Name of each target, and a function that creates its command.
-        options: Wait for all commands together, and output format. In JSON, a single command is a document,
-            and several are ``{"commands": […]}``.
+        options: Wait for all commands together, and output format. In JSON, a single command is a document.
+            Several, and those of a search, are ``{"commands": […]}``.
+        is_search: Whether the targets were searched. There may be none.
         may_retry: Whether a command that is rejected as NOT_READY is created again after the readiness.
 
     Raises:
@@ -141,9 +143,10 @@ def conclude_all(
     commands = [(label, command) for label, command, _ in created]
     if options.wait:
         commands = _wait_for_all(client, created, options, errors)
-    if options.is_document and commands:
+    is_list = is_search or len(creations) > 1
+    if options.is_document and (commands or is_search):
         printed = [to_dict(command) for _, command in commands]
-        echo_document({"commands": printed} if len(creations) > 1 else printed[0], options.output)
+        echo_document({"commands": printed} if is_list else printed[0], options.output)
     has_failed = False
     gpus = gpus_if_known(client) if commands and options.is_told and options.wait else []
     for label, command in commands:
@@ -169,10 +172,12 @@ def conclude_targets(
     targets: Sequence[CordonTarget],
     create: Callable[[str, Sequence[str]], Command],
     options: CommandOptions,
+    *,
+    is_search: bool,
 ) -> None:
     """As :func:`conclude_all`, with one command per target, created from its worker id and GPU UUIDs."""
     creations = [(target.label, partial(create, target.worker_id, target.gpu_uuids)) for target in targets]
-    conclude_all(client, creations, options)
+    conclude_all(client, creations, options, is_search=is_search)
 
 
 def _about(label: str, message: str) -> str:
@@ -186,7 +191,12 @@ def conclude_plan(client: Client, plan: Plan, workload: str, verb: str, options:
 
 
 def conclude_plans(
-    client: Client, plans: Sequence[tuple[str, Callable[[], Plan]]], verb: str, options: CommandOptions
+    client: Client,
+    plans: Sequence[tuple[str, Callable[[], Plan]]],
+    verb: str,
+    options: CommandOptions,
+    *,
+    is_search: bool = False,
 ) -> None:
     """Prints plans, and exits with 1 if any plan is refused or has a refusal.
 
@@ -194,7 +204,9 @@ def conclude_plans(
         client: The client.
         plans: Name of each target, and a function that makes its plan.
         verb: The planned verb.
-        options: Output format. In JSON, a single plan is a document, and several are ``{"plans": […]}``.
+        options: Output format. In JSON, a single plan is a document. Several, and those of a search, are
+            ``{"plans": […]}``.
+        is_search: Whether the targets were searched. There may be none.
     """
     gpus = gpus_if_known(client)
     places = gpu_places(gpus)
@@ -219,7 +231,8 @@ def conclude_plans(
             shown = message if len(plans) == 1 else _about(label, message)
             lines.append(error_line(shown, reason_name(refusal.reason)))
     if options.is_document:
-        echo_document({"plans": documents} if len(plans) > 1 else documents[0], options.output)
+        is_list = is_search or len(plans) > 1
+        echo_document({"plans": documents} if is_list else documents[0], options.output)
     for line in lines:
         echo_error(line)
     if lines:

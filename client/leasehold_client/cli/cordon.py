@@ -62,7 +62,7 @@ def cordon(
 
     found = _find(client, targets, selector, is_all=is_all)
     create = partial(client.cordon, reason=reason, cordoned_by=caller(), timeout_s=options.timeout_s)
-    conclude_targets(client, found, create, options)
+    conclude_targets(client, found, create, options, is_search=not targets)
 
 
 @click.command(epilog=examples("leasehold uncordon alpha/1", "leasehold uncordon --all"))
@@ -83,7 +83,7 @@ def uncordon(
 
     found = _find(client, targets, selector, is_all=is_all)
     create = partial(client.uncordon, timeout_s=options.timeout_s)
-    conclude_targets(client, found, create, options)
+    conclude_targets(client, found, create, options, is_search=not targets)
 
 
 def _find(client: Client, names: Sequence[str], selector: str, *, is_all: bool) -> list[CordonTarget]:

@@ -50,4 +50,4 @@ def reset_health(client: Client, names: Sequence[str], options: CommandOptions) 
     with gpus_to_name(client) as gpus:
         found = find_targets(names, (), gpus)
     create = partial(client.reset_gpu_health, timeout_s=options.timeout_s)
-    conclude_targets(client, found, create, options)
+    conclude_targets(client, found, create, options, is_search=False)

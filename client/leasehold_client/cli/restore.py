@@ -87,10 +87,11 @@ def restore(
             check_host(client.workload(chosen[0][1]), chosen[0][0], uuids, gpus)
     if dry_run and preempt:
         raise UsageError("--dry-run and --preempt exclude each other: plan each suspend and the restore")
-    if dry_run and chosen:
+    if dry_run:
         plan = partial(client.plan_restore, gpu_uuids=uuids, checkpoint_id=checkpoint_id, hold_id=hold_id)
         verb_name = click.get_current_context().info_name or ""
-        conclude_plans(client, [(label, partial(plan, name)) for label, name in chosen], verb_name, options)
+        plans = [(label, partial(plan, name)) for label, name in chosen]
+        conclude_plans(client, plans, verb_name, options, is_search=selection.is_search)
         return
     ask = partial(
         client.restore,
@@ -103,8 +104,9 @@ def restore(
     if not selection.is_search and len(chosen) == 1:
         [(label, name)] = chosen
         conclude(client, ask(name), label, options)
-    elif chosen:
-        conclude_all(client, [(label, partial(ask, name)) for label, name in chosen], options)
+    else:
+        each = [(label, partial(ask, name)) for label, name in chosen]
+        conclude_all(client, each, options, is_search=selection.is_search)
 
 
 wake = copy(restore)

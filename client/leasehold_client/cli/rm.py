@@ -206,8 +206,7 @@ def rm_checkpoint(
         checkpoint_ids = [one for one in listed if one not in in_use]
         if not checkpoint_ids:
             echo_error("leasehold: no checkpoint matches, so nothing was done")
-            return
-        if not dry_run:
+        elif not dry_run:
             confirm("delete", checkpoint_ids, yes=yes)
     chosen = _choose(known, checkpoint_ids)
     needed = [one.checkpoint_id for one in known if one.in_use and one.checkpoint_id in checkpoint_ids]
@@ -228,7 +227,7 @@ def rm_checkpoint(
     creations: list[tuple[str, Callable[[], Command]]] = [
         (", ".join(ids), partial(create, worker_id, ids)) for worker_id, ids in holders.items()
     ]
-    conclude_all(client, creations, options)
+    conclude_all(client, creations, options, is_search=is_all)
 
 
 def _show_deletion(client: Client, chosen: Sequence[Checkpoint], options: CommandOptions) -> None:

@@ -60,7 +60,8 @@ def stop(
     if not selection.is_search and len(chosen) == 1:
         [(label, name)] = chosen
         conclude(client, ask(name), label, options)
-    elif chosen:
-        if selection.is_search:
+    else:
+        if chosen and selection.is_search:
             confirm("stop", [label for label, _ in chosen], yes=yes)
-        conclude_all(client, [(label, partial(ask, name)) for label, name in chosen], options)
+        each = [(label, partial(ask, name)) for label, name in chosen]
+        conclude_all(client, each, options, is_search=selection.is_search)

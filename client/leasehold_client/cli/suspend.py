@@ -105,12 +105,13 @@ def suspend(
         each = _each(client, answer)
         if not each:
             echo_error(f"leasehold: no workload holds GPUs of {worker}, so nothing was done")
-        conclude_all(client, each, options)
+        conclude_all(client, each, options, is_search=True)
         return
     chosen = selection.find(client, lambda workload: workload.status.HasField("lease"))
-    if dry_run and chosen:
+    if dry_run:
         plan = partial(client.plan_suspend, policy=policy, force=force, lock_timeout_s=lock_timeout_s)
-        conclude_plans(client, [(label, partial(plan, name)) for label, name in chosen], "suspend", options)
+        plans = [(label, partial(plan, name)) for label, name in chosen]
+        conclude_plans(client, plans, "suspend", options, is_search=selection.is_search)
         return
     ask = partial(
         client.suspend,
@@ -124,9 +125,9 @@ def suspend(
     if not selection.is_search and len(chosen) == 1:
         [(label, name)] = chosen
         conclude(client, ask(name), label, options, again=partial(ask, name))
-    elif chosen:
+    else:
         each = [(label, partial(ask, name)) for label, name in chosen]
-        conclude_all(client, each, options, may_retry=True)
+        conclude_all(client, each, options, is_search=selection.is_search, may_retry=True)
 
 
 def _same(command: Command) -> Command:

@@ -17,6 +17,7 @@ from leasehold_client.coordinator.client import Client
 from leasehold_client.demo.fleet import DemoError, DemoFleet, demo_fleet
 from leasehold_client.demo.scenario import Scenario
 from leasehold_client.demo.screen import DemoScreen
+from leasehold_client.display import standard_output
 from leasehold_client.errors import LeaseholdError, UsageError
 
 COUNTERS: Final = (
@@ -59,7 +60,7 @@ def _run_scenario(folder: Path, program: Path, *, keep: bool, is_mutual: bool) -
         fleet.open_client() as client,
     ):
         summary = Scenario(fleet, client, owner, DemoScreen(), program).run()
-        click.echo(json.dumps(summary))
+        standard_output.echo(json.dumps(summary))
         signal.setitimer(signal.ITIMER_REAL, 0)
         if keep:
             _wait_for_interrupt(fleet)

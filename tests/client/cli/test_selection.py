@@ -120,6 +120,21 @@ def test_a_search_that_finds_nothing_says_so(leasehold: CommandLine, fleet: Scri
         assert done.stderr == "leasehold: no workload matches, so nothing was done\n"
 
 
+@pytest.mark.parametrize("found", [[], ["one"], ["one", "two"]], ids=["none", "one", "two"])
+def test_the_document_of_a_search_is_a_list(
+    leasehold: CommandLine, fleet: ScriptedCoordinator, found: list[str]
+) -> None:
+    listed = [workload(name) for name in found]
+    fleet.answers["ListWorkloads"] = lambda request, context: ListWorkloadsResponse(workloads=listed)
+    fleet.answers["Plan"] = lambda request, context: PlanResponse(plan=Plan())
+    for verb in (["suspend"], ["stop", "--yes"]):
+        done = leasehold(*verb, "--all", "-o", "json")
+        assert done.code == 0
+        assert len(json.loads(done.stdout)["commands"]) == len(found)
+    done = leasehold("suspend", "--all", "--dry-run", "-o", "json")
+    assert (done.code, len(json.loads(done.stdout)["plans"])) == (0, len(found))
+
+
 def test_a_search_that_destroys_needs_a_yes(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
     done = leasehold("stop", "--all")
     assert done.code == 2

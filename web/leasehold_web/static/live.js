@@ -30,7 +30,7 @@ let isScheduled = false;
 let source = null;
 let retryMs = 500;
 let fresh = null; // after a new connection: the keys that came, until the view is complete
-let wasComplete = false;
+let wasShown = false; // whether views have shown the answers of an earlier connection, or its refusal
 
 export function may(role) {
   return ROLES.indexOf(live.session.role) >= ROLES.indexOf(role);
@@ -126,7 +126,10 @@ function take(message) {
     live.isLoading = message.state.is_loading;
     live.lost = message.state.lost ?? null;
     live.refused = message.state.refused ?? (live.isLoading ? live.refused : null); // until a view says otherwise
-    if (message.state.refused) refuse();
+    if (message.state.refused) {
+      wasShown = true;
+      refuse();
+    }
     if (!live.isLoading && !live.lost && fresh) dropStale();
     note("state", "");
   }
@@ -141,8 +144,8 @@ function dropStale() {
     if (!fresh.has(`command ${id}`) && !command.end_time) put("command", id, null);
   }
   fresh = null;
-  if (wasComplete) note("gap", "");
-  wasComplete = true;
+  if (wasShown) note("gap", "");
+  wasShown = true;
 }
 
 function put(kind, id, row) {

@@ -36,14 +36,26 @@ export function show(main, id) {
 
   function fail(error) {
     if (error.isTransient) setTimeout(() => !isOver && load(), RETRY_MS);
+    else if (error.status === 403) waitForRole();
     else leave();
     if (error.isTransient && found) return;
     replace(page, h("p", { class: "box bad", role: "alert" }, found && error.status === 404 ? `The workload ${found.workload.name} was deleted.` : error.message));
   }
 
+  // The view is built anew when the login has a role again.
+  function waitForRole() {
+    endAll();
+    redraw = null;
+    ends.push(onChange((changes) => changes.has("gap") && load()));
+  }
+
+  function endAll() {
+    for (const end of ends.splice(0)) end();
+  }
+
   function leave() {
     isOver = true;
-    for (const end of ends) end();
+    endAll();
   }
 
   function build() {
@@ -89,6 +101,7 @@ export function show(main, id) {
     };
     draw();
     drawCommands();
+    endAll();
     ends = [mini.end, () => output?.end(), onChange((changes) => {
       if (areOld(changes, "workload", key)) load();
       if (changes.get("workload")?.has(key) || changes.has("state")) draw();

@@ -250,7 +250,7 @@ def conclude_cancel(client: Client, commands: Sequence[Command], options: Comman
     if options.is_document:
         printed = [to_dict(command) for command in ended]
         echo_document({"commands": printed} if len(printed) > 1 else printed[0], options.output)
-    is_late = False
+    is_uncancelled = False
     for command in ended:
         what = f"{command.command_id}: {operation_name(command)}"
         if not has_ended(command.state):
@@ -262,13 +262,13 @@ def conclude_cancel(client: Client, commands: Sequence[Command], options: Comman
                 for line in member_lines(command):
                     standard_output.echo(line)
         elif command.state == COMMAND_STATE_SUCCEEDED:
-            is_late = True
-            _echo_failure([f"too late to cancel {what} SUCCEEDED"])
+            is_uncancelled = True
+            _echo_failure([f"{command.command_id} was not cancelled: {operation_name(command)} SUCCEEDED"])
         else:
-            is_late = True
+            is_uncancelled = True
             first, *others = failure_lines(command)
-            _echo_failure([f"too late to cancel {command.command_id}: {first}", *others])
-    if is_late:
+            _echo_failure([f"{command.command_id} was not cancelled: {first}", *others])
+    if is_uncancelled:
         sys.exit(EXIT_FAILED)
 
 

@@ -61,7 +61,7 @@ def test_one_that_had_succeeded_is_too_late(
     plays(scripted, *before, command(SUCCEEDED, 2))
     done = leasehold("cancel", "c-1", "-o", output)
     assert done.code == 1
-    assert done.stderr == "leasehold: too late to cancel c-1: suspend SUCCEEDED\n"
+    assert done.stderr == "leasehold: c-1 was not cancelled: suspend SUCCEEDED\n"
     assert bool(done.stdout) == (output == "json")
 
 
@@ -76,7 +76,7 @@ def test_one_that_ended_otherwise_says_how(
     name = command_pb2.CommandState.Name(state).removeprefix("COMMAND_STATE_")
     assert done.code == 1
     assert done.stderr.splitlines() == [
-        f"leasehold: too late to cancel c-1: suspend {name}: out of time (EXPIRED)",
+        f"leasehold: c-1 was not cancelled: suspend {name}: out of time (EXPIRED)",
         "  pid 7: UNSPECIFIED -> UNSPECIFIED",
     ]
 
@@ -116,7 +116,7 @@ def test_stop_is_forced_only_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("state", "options", "code", "told"),
     [
-        (SUCCEEDED, [], 1, "too late to cancel c-1"),
+        (SUCCEEDED, [], 1, "c-1 was not cancelled"),
         (RUNNING, ["--wait-timeout", "0.3"], 4, "c-1 has not ended"),
     ],
     ids=["too late", "not waited out"],

@@ -76,6 +76,8 @@ def test_offloaded_weights_count_as_parked_and_make_room_for_others(empty_fleet:
         models[name] = Model(fleet, name)
         models[name].start(*ladder)
     assert reason(fleet.client.wait(fleet.client.suspend("a"))) == "SUCCEEDED"
+    stronger = fleet.json("suspend", "a", "--process", "cuda_suspend", "--dry-run")
+    assert {check["name"]: check["detail"] for check in stronger["checks"]}["state"] == "a is SLEEPING"
     offload = parse_policy("offload+keep_running")
     plan = fleet.json("suspend", "b", "--weights", "offload", "--process", "keep_running", "--dry-run")
     checks = {check["name"]: check["detail"] for check in plan["checks"]}

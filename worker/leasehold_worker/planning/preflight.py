@@ -52,7 +52,15 @@ from leasehold_worker.workloads.eviction import (
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
 from leasehold_worker.workloads.registry import Workloads
 from leasehold_worker.workloads.states import CHECKPOINTED as WORKLOAD_CHECKPOINTED
-from leasehold_worker.workloads.states import PARKED, RUNNING, SLEEPING, STOPPED, SUSPENDED, UNKNOWN
+from leasehold_worker.workloads.states import (
+    PARKED,
+    RUNNING,
+    SLEEPING,
+    STOPPED,
+    SUSPENDED,
+    UNKNOWN,
+    state_text,
+)
 from leasehold_worker.workloads.workload import Workload, home_of
 
 _DOWNWARD: Final = {"suspended": (RUNNING, SLEEPING), "checkpointed": (RUNNING, SLEEPING, SUSPENDED)}
@@ -337,7 +345,7 @@ class Preflight:
         for target in plan.targets:
             with (
                 findings.about(target.workload),
-                findings.check("state", f"{target.workload.name} is running"),
+                findings.check("state", f"{target.workload.name} is {state_text(target.workload.state)}"),
             ):
                 require_state(target.workload, _DOWNWARD.get(verb, (RUNNING,)), verb)
             target.home = target.home or home_of(target.workload)

@@ -71,7 +71,7 @@ OTHER_GPUS = "ask for less, or for GPUs of another kind: `leasehold get gpus` li
         (Resources(gpu_units=9), OTHER_GPUS),
         (Resources(gpu_count=1, gpu_units=5), OTHER_GPUS),
     ],
-    ids=["full", "too many", "no such kind", "too much memory", "leased units", "too many units", "small GPUs"],
+    ids=["full", "too many", "no such kind", "too much memory", "leased units", "units", "small GPUs"],
 )
 def test_a_large_fleet_without_room_is_described_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: Resources, remedy: str

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
@@ -30,7 +30,12 @@ from leasehold_client.display.outcome import echo_outcome, failure_lines, member
 from leasehold_client.display.plan_view import echo_plan
 from leasehold_client.display.progress import follow
 from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import CommandWaitTimeoutError, LeaseholdError, NoCoordinatorError
+from leasehold_client.errors import (
+    CommandWaitTimeoutError,
+    LeaseholdError,
+    NoCoordinatorError,
+    WaitTimeoutError,
+)
 from leasehold_client.messages import command_state, operation_name, reason_name
 
 ATTEMPTS: Final = 8
@@ -60,7 +65,8 @@ def conclude(
             None: no second attempt.
     """
     if options.wait:
-        command = _wait_with_retries(client, command, options, again)
+        for attempt in _attempts(client, command, options, again):
+            command = attempt
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
     if options.is_document:
         echo_message(command, options.output)
@@ -73,20 +79,21 @@ def conclude(
         _fail([with_places(line, places) for line in failure_lines(command)])
 
 
-def _wait_with_retries(
+def _attempts(
     client: Client, command: Command, options: CommandOptions, again: Callable[[], Command] | None
-) -> Command:
-    """Waits for a command, and creates it again while a workload was not ready."""
+) -> Iterator[Command]:
+    """Waits for a command, and creates it again while a workload was not ready. Yields each at its end."""
     began = time.monotonic()
     command = _wait(client, command, options.wait_s, options)
+    yield command
     for _ in range(ATTEMPTS):
         if again is None or command.error.reason != ERROR_REASON_NOT_READY:
             break
         limit_s = command.timeout.ToNanoseconds() / 1e9 if options.wait_s is None else options.wait_s
-        _wait_ready(client, command, limit_s - (time.monotonic() - began))
+        _wait_ready(client, command, limit_s - (time.monotonic() - began), options)
         left_s = None if options.wait_s is None else limit_s - (time.monotonic() - began)
         command = _wait(client, again(), left_s, options)
-    return command
+        yield command
 
 
 def conclude_ready(client: Client, workload: Workload, options: CommandOptions) -> None:
@@ -97,12 +104,16 @@ def conclude_ready(client: Client, workload: Workload, options: CommandOptions) 
         standard_output.echo(f"{workload.name}: ready")
 
 
-def _wait_ready(client: Client, command: Command, limit_s: float) -> None:
+def _wait_ready(client: Client, command: Command, limit_s: float, options: CommandOptions) -> None:
     """Waits for the readiness of the workload for which a command was rejected."""
     workload_id = command.error.metadata.get("workload_id") or command.workload_id
     name = client.workload(workload_id).name
-    echo_error(f"leasehold: workload {name} is not ready: waiting")
-    client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
+    if not options.quiet:
+        echo_error(f"leasehold: workload {name} is not ready: waiting")
+    try:
+        client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
+    except KeyboardInterrupt:
+        interrupted(f"{operation_name(command)} of {name} did not begin, since it is not ready")
 
 
 def conclude_all(
@@ -141,8 +152,10 @@ def conclude_all(
                 raise
             errors.append(error)
     commands = [(label, command) for label, command, _ in created]
+    failures: dict[str, LeaseholdError] = {}
     if options.wait:
-        commands = _wait_for_all(client, created, options, errors)
+        commands = _wait_for_all(client, created, options, failures)
+    errors += failures.values()
     is_list = is_search or len(creations) > 1
     if options.is_document and (commands or is_search):
         printed = [to_dict(command) for _, command in commands]
@@ -150,6 +163,8 @@ def conclude_all(
     has_failed = False
     gpus = gpus_if_known(client) if commands and options.is_told and options.wait else []
     for label, command in commands:
+        if command.command_id in failures:
+            continue
         if command.state == COMMAND_STATE_SUCCEEDED:
             if options.is_told:
                 echo_outcome(command, label, gpus, preempted_if_known(client, command))
@@ -161,7 +176,7 @@ def conclude_all(
             _echo_stored(command, label, options)
     for refusal in errors:
         echo_error(error_line(with_short_names(client, refusal.message), refusal.reason))
-    if has_failed or not all(isinstance(refusal, CommandWaitTimeoutError) for refusal in errors):
+    if has_failed or not all(isinstance(refusal, WaitTimeoutError) for refusal in errors):
         sys.exit(EXIT_FAILED)
     if errors:
         sys.exit(EXIT_WAIT_TIMEOUT)
@@ -293,9 +308,13 @@ def _wait_for_all(
     client: Client,
     created: Sequence[tuple[str, Command, Callable[[], Command] | None]],
     options: CommandOptions,
-    errors: list[LeaseholdError],
+    failures: dict[str, LeaseholdError],
 ) -> list[tuple[str, Command]]:
-    """The commands at their end, or at the end of the wait. Each timeout is added to ``errors``."""
+    """The commands at their end, or at the end of the wait.
+
+    A wait that timed out, or that was for a workload that does not become ready, is added to ``failures`` by
+    the id of its command.
+    """
     began = time.monotonic()
     ended: list[tuple[str, Command]] = []
     for label, command, again in created:
@@ -303,11 +322,17 @@ def _wait_for_all(
         if left_s is not None:
             left_s = max(left_s - (time.monotonic() - began), min(left_s, LAST_LOOK_S))
         limited = replace(options, wait_s=left_s, output="table")  # the caller prints all commands together
+        latest = command
         try:
-            ended.append((label, _wait_with_retries(client, command, limited, again)))
-        except CommandWaitTimeoutError as error:
-            errors.append(error)
-            ended.append((label, error.command))
+            for attempt in _attempts(client, command, limited, again):
+                latest = attempt
+        except NoCoordinatorError:
+            raise
+        except LeaseholdError as error:
+            latest = error.command if isinstance(error, CommandWaitTimeoutError) else latest
+            error.message = _about(label, error.message)
+            failures[latest.command_id] = error
+        ended.append((label, latest))
     return ended
 
 

@@ -31,6 +31,9 @@ STATES: Final = {
 }
 """The states of workloads, by the names that conditions have."""
 
+FIRST_LOOK_S: Final = 2.0
+"""Deadline of the first state, which is looked at even if the timeout is zero."""
+
 
 def is_ready(workload: Workload) -> bool:
     """Whether a workload is RUNNING and its program is ready."""
@@ -66,6 +69,8 @@ def wait_workload(
     def attempt() -> Generator[Workload]:
         nonlocal seen
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if left_s == 0 and seen is None:
+            left_s = FIRST_LOOK_S
         try:
             with closing(open_stream(left_s)) as stream:
                 for current in stream:
@@ -73,14 +78,20 @@ def wait_workload(
                     if facts != seen:  # a reopened watch repeats the last state, which is no progress
                         seen = facts
                         yield current
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise too_late()
         except NoCoordinatorError as error:
             if error.code == grpc.StatusCode.DEADLINE_EXCEEDED and deadline is not None:
-                state = f" ({_state_name(seen[0])})" if seen is not None else ""
-                raise WaitTimeoutError(
-                    f"workload {name} {_not_yet(condition)} within {timeout_s:g} s; it continues{state}, and "
-                    f"`leasehold get workloads {name}` shows its state"
-                ) from None
+                raise too_late() from None
             raise
+
+    def too_late() -> WaitTimeoutError:
+        state = f" ({_state_name(seen[0])})" if seen is not None else ""
+        waited_s = f"{round(timeout_s or 0, 1):.10g}"
+        return WaitTimeoutError(
+            f"workload {name} {_not_yet(condition)} within {waited_s} s; it continues{state}, and "
+            f"`leasehold get workloads {name}` shows its state"
+        )
 
     with closing(resume(attempt, _may_reopen)) as states:
         for current in states:

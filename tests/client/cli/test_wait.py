@@ -114,6 +114,22 @@ def test_a_search_that_times_out_names_the_workload(
     assert done.stderr.startswith("leasehold: workload one has not become SUSPENDED within 0.2 s")
 
 
+def test_a_timeout_of_zero_looks_once(leasehold: CommandLine, moving: ScriptedCoordinator) -> None:
+    def watch(
+        request: WatchWorkloadsRequest, context: grpc.ServicerContext
+    ) -> Iterator[WatchWorkloadsResponse]:
+        yield WatchWorkloadsResponse(workload=workload(request.workload))
+        while context.is_active():
+            time.sleep(0.01)
+
+    moving.answers["WatchWorkloads"] = watch
+    done = leasehold("wait", "one", "two", "--for=state=RUNNING", "--timeout", "0")
+    assert (done.code, done.stdout) == (0, "one: RUNNING\ntwo: RUNNING\n")
+    done = leasehold("wait", "one", "--for=ended", "--timeout", "0")
+    assert done.code == 4
+    assert "has not ended within 0 s; it continues (RUNNING)" in done.stderr
+
+
 def test_workloads_that_have_all_ended_are_no_failure(
     leasehold: CommandLine, moving: ScriptedCoordinator
 ) -> None:

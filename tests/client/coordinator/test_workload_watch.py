@@ -159,9 +159,9 @@ def rejected_first(scripted: ScriptedCoordinator) -> None:
 
     def watch(request: Any, _: grpc.ServicerContext) -> Iterator[command_service_pb2.WatchCommandResponse]:
         first = request.command_id == "c-1"
-        yield command_service_pb2.WatchCommandResponse(
-            command=command(REJECTED, error=NOT_READY) if first else command(SUCCEEDED)
-        )
+        told = command(REJECTED, error=NOT_READY) if first else command(SUCCEEDED)
+        told.command_id = request.command_id
+        yield command_service_pb2.WatchCommandResponse(command=told)
 
     scripted.answers["SuspendWorkload"] = suspend
     scripted.answers["WatchCommand"] = watch
@@ -177,6 +177,28 @@ def test_a_suspend_waits_until_the_workload_is_ready(
     assert "one: suspend done" in done.stdout
     first, second = scripted.asked(workload_service_pb2.SuspendWorkloadRequest)
     assert first.request_id != second.request_id
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
+def test_a_workload_that_is_never_ready_hides_no_outcome_of_others(
+    leasehold: CommandLine, scripted: ScriptedCoordinator, ends: bool
+) -> None:
+    tells(scripted, starting(), *([ended()] if ends else []))
+    rejected_first(scripted)
+    for output in ([], ["-o", "json"], ["-q"]):
+        scripted.requests.clear()
+        done = leasehold("suspend", "never", "one", "two", "--wait-timeout", "0.6", *output)
+        assert done.code == (1 if ends else 4)
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("leasehold: never: workload ")
+        assert ("it ended before it was ready" if ends else "has not become ready within") in last
+        assert ("is not ready: waiting" in done.stderr) == (output != ["-q"])
+        if output == ["-o", "json"]:
+            states = [one["state"] for one in json.loads(done.stdout)["commands"]]
+            assert states == ["COMMAND_STATE_REJECTED", "COMMAND_STATE_SUCCEEDED", "COMMAND_STATE_SUCCEEDED"]
+        else:
+            told = [line.partition(":")[0] for line in done.stdout.splitlines() if " done in " in line]
+            assert told == ([] if output else ["one", "two"])
 
 
 def test_a_suspend_waits_no_longer_than_it_may(leasehold: CommandLine, scripted: ScriptedCoordinator) -> None:

@@ -23,7 +23,8 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path, options: list[str
 
 
 @pytest.mark.long
-def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     told = tmp_path / "told"
     with told.open("w") as output:
         demo = Forked(
@@ -33,7 +34,10 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
         while "run counter-3: " not in told.read_text():
             assert demo.poll() is None, told.read_text()
             time.sleep(0.01)
-        demo.send_signal(signal.SIGINT)
+        second = run(COMMAND_LINE, ["demo", "--dir", str(tmp_path)], env=os.environ, timeout=30)
+        assert second.returncode == 2
+        assert "another demonstration uses the folder" in second.stderr
+        demo.send_signal(number)
         assert demo.wait(60) == 130, told.read_text()
     finally:
         demo.kill()

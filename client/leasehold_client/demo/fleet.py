@@ -143,6 +143,8 @@ class DemoFleet:
 
     def _start(self, name: str, *arguments: str) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD_")}
+        # Workloads find the Python of this program as `python`, which Debian does not have.
+        inherited["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "leasehold_client", *arguments],
@@ -241,7 +243,7 @@ def demo_fleet(folder: Path, *, is_mutual: bool) -> Iterator[DemoFleet]:
         raise
     finally:
         # A second Ctrl-C would leave processes behind. The cleanup takes up to 15 s.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
         fleet.stop()
 

@@ -1,6 +1,9 @@
 """``leasehold demo``: real processes suspended, moved and restored on simulated GPUs."""
 
+import fcntl
 import json
+import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -40,6 +43,8 @@ def run(folder: Path | None, counter: Path | None, *, keep: bool, is_mutual: boo
         is_mutual: Enrol the workers and a user, and use mutual TLS.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         program = _find_counter(counter)
         with _folder(folder) as chosen:
@@ -85,11 +90,26 @@ def _folder(wanted: Path | None) -> Iterator[Path]:
     else:
         try:
             wanted.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(wanted, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise UsageError(
                 f"the folder {wanted} can't be used: {error.strerror}; name another folder with --dir"
             ) from error
-        yield wanted.resolve()
+        try:
+            _take(descriptor, wanted)
+            yield wanted.resolve()
+        finally:
+            os.close(descriptor)
+
+
+def _take(descriptor: int, folder: Path) -> None:
+    """Locks a folder until its descriptor is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"another demonstration uses the folder {folder}: end it, or name another folder with --dir"
+        ) from None
 
 
 @contextmanager
@@ -111,7 +131,7 @@ def _wait_for_interrupt(fleet: DemoFleet) -> None:
     """Returns after Ctrl-C, the regular end of a kept demonstration."""
     click.echo(
         f"The fleet keeps running until Ctrl-C. See it, and its moves on the timeline: {fleet.web_url}\n"
-        f"Or try: LEASEHOLD_COORDINATOR={fleet.address} leasehold get workloads",
+        f"Or try: LEASEHOLD_COORDINATOR={fleet.address} {_command()} get workloads",
         err=True,
     )
     ended = threading.Event()
@@ -120,6 +140,11 @@ def _wait_for_interrupt(fleet: DemoFleet) -> None:
             fleet.check()
     except KeyboardInterrupt:
         return
+
+
+def _command() -> str:
+    """What a shell calls this program by."""
+    return "leasehold" if shutil.which("leasehold") else str(Path(sys.executable).with_name("leasehold"))
 
 
 def _interrupt(signal_number: int, frame: object) -> None:

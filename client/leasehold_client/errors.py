@@ -15,6 +15,23 @@ DOMAIN: Final = "leasehold.dev"
 NO_CONNECTION: Final = "failed to connect to all addresses"
 """How gRPC's texts about failed connections begin."""
 
+_START: Final = (
+    "start one with `leasehold coordinator`, or name another one with --coordinator or LEASEHOLD_COORDINATOR"
+)
+_LOOK: Final = "look at its process and its log"
+_CORRECT: Final = "correct the address"
+_CONNECTION_PROBLEMS: Final = {
+    "Connection refused": ("connection refused", _START),
+    "before receiving SETTINGS frame": ("a program listens there, and does not respond", _LOOK),
+    "Deadline Exceeded": ("it did not respond in time", _LOOK),
+    "Failed parsing HTTP/2": ("a program that is no coordinator listens there", _CORRECT),
+    "Domain name not found": ("no host has this name", _CORRECT),
+    "Network is unreachable": ("the network is unreachable", _CORRECT),
+    "No route to host": ("no route to host", _CORRECT),
+    "No such file or directory": ("its socket does not exist", _START),
+}
+"""What happened and what to do, by what gRPC's text contains."""
+
 
 class LeaseholdError(Exception):
     """A request was refused or could not be made.
@@ -110,9 +127,12 @@ def decode_error(error: grpc.RpcError, address: str) -> LeaseholdError:
     call = cast("grpc.Call", error)
     code, details = call.code(), call.details() or ""
     if code in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED):
+        problem = (details.partition("last error: ")[2] or details, _START)
+        for text, known in _CONNECTION_PROBLEMS.items():
+            problem = known if text in details else problem
+        what, remedy = problem
         return NoCoordinatorError(
-            f"no coordinator answers at {address} ({details}): start one with `leasehold coordinator`, or "
-            "name another one with --coordinator or LEASEHOLD_COORDINATOR",
+            f"no coordinator answers at {address} ({what}): {remedy}",
             code=code,
             is_sent=not details.startswith(NO_CONNECTION),
         )

@@ -19,6 +19,7 @@ from leasehold_client.config import (
     credentials_directory,
     require_trusted,
 )
+from leasehold_client.contexts import read_contexts
 from leasehold_client.coordinator.header_interceptor import HeaderInterceptor
 from leasehold_client.coordinator.pem_checks import has_certificates, key_problem
 from leasehold_client.coordinator.socket_access import closed_socket_text
@@ -56,7 +57,7 @@ def find_credentials(address: str) -> Credentials:
     Raises:
         NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
         LeaseholdError: The user may not open the socket.
-        UsageError: The credentials can't be read.
+        UsageError: The credentials can't be read, or are missing beside contexts, one of which is meant.
     """
     if address.startswith(UNIX_SCHEME):
         require_no_token(f"the kernel tells who calls through {address}")
@@ -193,17 +194,35 @@ def _read(path: Path, address: str) -> bytes:
     try:
         return _content(path)
     except FileNotFoundError:
-        raise NoCoordinatorError(
-            f"there are no credentials for {address}, because {path} is missing: start a coordinator as this "
-            f"user, or name the directory of its {path.name} with {CREDENTIALS_VARIABLE}",
-            code=grpc.StatusCode.UNAVAILABLE,
-            is_sent=False,
-        ) from None
+        raise _without_credentials(path, address) from None
     except OSError as error:
         raise UsageError(
             f"{path} can't be read: {error.strerror}; call as the coordinator's user, or name another "
             f"directory with {CREDENTIALS_VARIABLE}"
         ) from error
+
+
+def _without_credentials(path: Path, address: str) -> LeaseholdError:
+    """The error for a missing file, which a coordinator of this user may still make at its first start."""
+    missing = f"there are no credentials for {address}, because {path} is missing"
+    contexts = [] if address.startswith(INSECURE_SCHEME) else list(read_contexts().by_name.values())
+    if not contexts:
+        return NoCoordinatorError(
+            f"{missing}: start a coordinator as this user, name the directory of its {path.name} with "
+            f"{CREDENTIALS_VARIABLE}, or get a certificate with `leasehold login --token -`",
+            code=grpc.StatusCode.UNAVAILABLE,
+            is_sent=False,
+        )
+    suitable = [one.name for one in contexts if one.coordinator == address]
+    if suitable:
+        return UsageError(
+            f"{missing}: use the certificate of a context by --context {suitable[0]}, or for all calls by "
+            f"`leasehold context use {suitable[0]}`"
+        )
+    return UsageError(
+        f"{missing}, and no context is for this address: see `leasehold context list`, or get a certificate "
+        "with `leasehold login --token -`"
+    )
 
 
 def _content(path: Path) -> bytes:

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from leasehold_client.aio.client import AsyncClient
 from leasehold_client.config import DEFAULT_COORDINATOR, default_coordinator
+from leasehold_client.contexts import Context, Contexts, locked_contexts
 from leasehold_client.coordinator import retry
-from leasehold_client.coordinator.channels import certificate_file
+from leasehold_client.coordinator.channels import certificate_file, find_credentials
 from leasehold_client.coordinator.client import Client
 from leasehold_client.errors import LeaseholdError, NoCoordinatorError, UsageError
 from leasehold_coordinator.server.transport import open_state
@@ -54,6 +55,20 @@ def test_missing_credentials_are_waited_for_and_named(
     with pytest.raises(NoCoordinatorError, match=r"ca\.pem is missing: start a coordinator as this user"):
         Client(ADDRESS, waits.append)
     assert waits
+
+
+def test_a_certificate_of_a_context_is_named_where_it_would_do(
+    credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(credentials))
+    with locked_contexts() as write:
+        write(Contexts("", {"ann": Context("ann", "user/ann", coordinator=ADDRESS)}))
+    with pytest.raises(UsageError, match="use the certificate of a context by --context ann, or"):
+        Client(ADDRESS)
+    with pytest.raises(UsageError, match="no context is for this address: see `leasehold context list`"):
+        Client("elsewhere:7400")
+    with pytest.raises(NoCoordinatorError, match="start a coordinator as this user"):
+        find_credentials(f"insecure:{ADDRESS}")
 
 
 def test_credentials_that_come_late_are_found(credentials: Path) -> None:

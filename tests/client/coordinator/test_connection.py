@@ -1,5 +1,6 @@
 """A creating call whose answer is lost: it is asked for again by the same id, and never done twice."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +10,7 @@ from leasehold.v1 import command_pb2, fleet_service_pb2, worker_pb2, workload_se
 from leasehold.v1.command_pb2 import Command
 from leasehold_client import Client, LeaseholdError, NoCoordinatorError
 from leasehold_client.coordinator import retry
-from leasehold_client.errors import UsageError
+from leasehold_client.errors import UsageError, decode_error
 
 from tests.channels import server_credentials
 from tests.client.scripted_coordinator import A, B, ScriptedCoordinator, command, refuse
@@ -167,3 +168,25 @@ def test_a_coordinator_that_is_just_starting_is_waited_for(scripted: ScriptedCoo
         assert [worker.name for worker in client.workers()] == ["alpha"]
     server[0].stop(None).wait()
     assert isinstance(waits[0], NoCoordinatorError)
+
+
+def test_what_does_not_answer_is_told_in_plain_words() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        quiet = f"127.0.0.1:{silent.getsockname()[1]}"
+        for address, timeout_s, told in (
+            (quiet, 0.3, "(it did not respond in time): look at its process and its log"),
+            (
+                f"127.0.0.1:{free_port()}",
+                10.0,
+                "(connection refused): start one with `leasehold coordinator`",
+            ),
+        ):
+            with grpc.insecure_channel(address) as channel:
+                call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/leasehold.v1.X/Y")
+                with pytest.raises(grpc.RpcError) as failed:
+                    call(b"", timeout=timeout_s)
+                error = decode_error(failed.value, address)
+            assert isinstance(error, NoCoordinatorError)
+            assert f"no coordinator answers at {address} {told}" in error.message

@@ -16,7 +16,7 @@ from leasehold_client.cli.job_command import ProgramExit
 from leasehold_client.cli.program_command import EXIT_REFUSED
 from leasehold_client.display import standard_output
 from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import LeaseholdError
+from leasehold_client.errors import LeaseholdError, NoCoordinatorError
 from leasehold_client.messages import workload_state
 
 if TYPE_CHECKING:
@@ -48,11 +48,17 @@ def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
         ProgramExit: The program has ended.
         LeaseholdError: No coordinator answers, or the output is not available. The workload continues.
     """
-    with _Interrupts(client, workload).handled():
-        for data in client.output(workload.workload_id, follow=True):
-            if not standard_output.write(data):
-                break  # nobody reads any more, and the exit code still counts
-        ended = client.wait_workload(workload.workload_id, "ended")
+    try:
+        with _Interrupts(client, workload).handled():
+            for data in client.output(workload.workload_id, follow=True):
+                if not standard_output.write(data):
+                    break  # nobody reads any more, and the exit code still counts
+            ended = client.wait_workload(workload.workload_id, "ended")
+    except NoCoordinatorError as error:
+        error.message += (
+            f"; workload {workload.name} continues: `leasehold logs -f {workload.name}` goes on with it"
+        )
+        raise
     if remove:
         _remove(client, workload.workload_id)
     match ended.status.exit.WhichOneof("cause"):

@@ -99,7 +99,10 @@ def _attempts(
 def conclude_ready(client: Client, workload: Workload, options: CommandOptions) -> None:
     """Waits until a started workload is ready, and prints that it is ready."""
     limit_s = READY_LIMIT_S if options.wait_s is None else options.wait_s
-    client.wait_workload(workload.workload_id, timeout_s=limit_s)
+    try:
+        client.wait_workload(workload.workload_id, timeout_s=limit_s)
+    except KeyboardInterrupt:
+        interrupted(f"{workload.name} continues: `leasehold get workloads` shows its state")
     if options.is_told:
         standard_output.echo(f"{workload.name}: ready")
 
@@ -256,12 +259,9 @@ def conclude_plans(
 
 def conclude_cancel(client: Client, commands: Sequence[Command], options: CommandOptions) -> None:
     """Waits for the cancellation of commands, and exits with 1 if any command ended otherwise."""
-    ended = [
-        _wait(client, command, options.wait_s, options)
-        if options.wait and not has_ended(command.state)
-        else command
-        for command in commands
-    ]
+    ended = list(commands)
+    if options.wait:
+        ended = [one if has_ended(one.state) else _wait_cancelled(client, one, options) for one in commands]
     if options.is_document:
         printed = [to_dict(command) for command in ended]
         echo_document({"commands": printed} if len(printed) > 1 else printed[0], options.output)
@@ -285,6 +285,16 @@ def conclude_cancel(client: Client, commands: Sequence[Command], options: Comman
             _echo_failure([f"{command.command_id} was not cancelled: {first}", *others])
     if is_uncancelled:
         sys.exit(EXIT_FAILED)
+
+
+def _wait_cancelled(client: Client, command: Command, options: CommandOptions) -> Command:
+    try:
+        return _wait(client, command, options.wait_s, options)
+    except CommandWaitTimeoutError as error:
+        error.message += (
+            "; its cancellation is stored, and a worker out of contact gets it when it reconnects"
+        )
+        raise
 
 
 def _fail(lines: list[str]) -> NoReturn:

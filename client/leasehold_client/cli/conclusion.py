@@ -291,9 +291,7 @@ def _wait_cancelled(client: Client, command: Command, options: CommandOptions) -
     try:
         return _wait(client, command, options.wait_s, options)
     except CommandWaitTimeoutError as error:
-        error.message += (
-            "; its cancellation is stored, and a worker out of contact gets it when it reconnects"
-        )
+        error.message += "; its cancellation is stored, and waits for its worker"
         raise
 
 

@@ -124,6 +124,18 @@ def test_a_failure_of_leasehold_itself_is_125(
     assert bare_leasehold("run", "--attach", "--coordinator", "127.0.0.1:1", "--", "count").code == 125
 
 
+@pytest.mark.usefixtures("short_outages")
+def test_a_workload_continues_without_a_coordinator(
+    leasehold: CommandLine, program: ScriptedCoordinator
+) -> None:
+    program.answers["ReadWorkloadOutput"] = lambda request, context: context.abort(
+        grpc.StatusCode.UNAVAILABLE, "gone"
+    )
+    done = leasehold("run", "--attach", "--", "count")
+    assert done.code == 125
+    assert done.stderr.endswith("; workload one continues: `leasehold logs -f one` goes on with it\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_stops_the_workload_and_the_second_leaves_it(
     program: ScriptedCoordinator, tmp_path: Path, number: signal.Signals

@@ -117,7 +117,7 @@ def test_stop_is_forced_only_where_it_is_asked_for(
     ("state", "options", "code", "told"),
     [
         (SUCCEEDED, [], 1, "c-1 was not cancelled"),
-        (RUNNING, ["--wait-timeout", "0.3"], 4, "c-1 has not ended"),
+        (RUNNING, ["--wait-timeout", "0.3"], 4, "its cancellation is stored, and waits for its worker"),
     ],
     ids=["too late", "not waited out"],
 )

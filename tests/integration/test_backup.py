@@ -227,8 +227,11 @@ def replace_in(member: str, old: bytes, new: bytes) -> Callable[[Path], None]:
     ("damage", "match"),
     [
         (change_checksum, "can't be used: CRC check failed"),
-        (cut_off, "can't be used"),
-        (lambda archive: archive.write_text("text"), "can't be used: Not a gzipped file"),
+        (cut_off, "can't be used: its end is missing"),
+        (
+            lambda archive: archive.write_text("text"),
+            "can't be used: it is no archive of `leasehold backup create`",
+        ),
         (replace_in("ca.pem", b"BEGIN", b"BEGUN"), "ca.pem has another content"),
         (replace_in("manifest.json", b'"ca.pem"', b'"ca.pen"'), "which its manifest does not list"),
         (replace_in("manifest.json", b'"ca.pem"', b'"../ca.pem"'), "is not a name of a file"),

@@ -96,8 +96,13 @@ def read_job_file(path: str) -> dict[str, Any]:
         job = msgspec.convert(document, JobFile)
     except msgspec.ValidationError as error:
         raise UsageError(f"the job file {name}: {_explained(str(error))}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the job file {name} is malformed: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UsageError(
+            f"the job file {name} is malformed: its tables or lists are nested too deeply"
+        ) from error
+    except ValueError as error:
+        why = "a number has too many digits" if "int_max_str_digits" in str(error) else str(error)
+        raise UsageError(f"the job file {name} is malformed: {' '.join(why.split())}") from error
     if "command" in document and not job.command:
         raise UsageError(f"the job file {name}: command: the list is empty: give a program and its arguments")
     for key, table in (("env", job.env), ("labels", job.labels), ("annotations", job.annotations)):

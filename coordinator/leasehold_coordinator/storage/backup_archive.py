@@ -114,7 +114,13 @@ def unpack(archive: Path, folder: Path) -> Manifest:
                 _unpack_file(archive, content, folder / member.name, entry)
             while whole.read(BLOCK_BYTES):  # the checksum is at the end
                 pass
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, msgspec.MsgspecError) as error:
+    except gzip.BadGzipFile as error:
+        is_other = str(error).startswith("Not a gzipped file")
+        why = "it is no archive of `leasehold backup create`" if is_other else str(error)
+        raise _damaged(archive, why) from error
+    except EOFError as error:
+        raise _damaged(archive, "its end is missing") from error
+    except (tarfile.TarError, zlib.error, msgspec.MsgspecError) as error:
         raise _damaged(archive, str(error)) from error
     if missing:
         raise _damaged(archive, f"{min(missing)!r} is missing")

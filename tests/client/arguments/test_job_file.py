@@ -79,6 +79,8 @@ def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cpu = true", "cpu: expected .*, got true or false"),
         ("allow_foreign = 1", "allow_foreign: expected true or false"),
         ("gpus = [", "job.toml is malformed: "),
+        ("gpus = " + "9" * 5000, "is malformed: a number has too many digits$"),
+        ("command = " + "[" * 5000, "is malformed: its tables or lists are nested too deeply$"),
         ("a = '\x00'", "is malformed: "),
         ("\udcff", "is malformed: "),
     ],

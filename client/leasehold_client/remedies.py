@@ -39,7 +39,10 @@ REMEDIES: Final = {
         "before each suspend, as by a hook."
     ),
     "MEMBERS_CHANGED": "Try again.",
-    "IDENTITY_MISMATCH": "Look at the workload. Start the worker with the name of its certificate.",
+    "IDENTITY_MISMATCH": (
+        "Look at the workload. Start the worker with the name of its certificate, and log in with the name "
+        "of the token."
+    ),
     "SPAWN_FAILED": (
         "Give a program that exists on the worker and that the workload's user may execute, and a working "
         "directory if any that exists there."

@@ -77,13 +77,27 @@ def uncordon(
     """Put GPUs or whole workers back into service.
 
     A TARGET is a GPU (a UUID, a unique prefix of a UUID, or worker/slot) or a worker (a name or an id). To
-    uncordon a worker does not uncordon GPUs that have a cordon of their own.
+    uncordon a worker does not uncordon GPUs that have a cordon of their own, and the reverse.
     """
     from leasehold_client.cli.conclusion import conclude_targets
 
     found = _find(client, targets, selector, is_all=is_all)
     create = partial(client.uncordon, timeout_s=options.timeout_s)
     conclude_targets(client, found, create, options, is_search=not targets)
+    for name in _still_cordoned(client, found):
+        echo_error(
+            f"leasehold: worker {name} has a cordon of its own, which keeps its GPUs out of service: "
+            f"`leasehold uncordon {name}`"
+        )
+
+
+def _still_cordoned(client: Client, targets: Sequence[CordonTarget]) -> list[str]:
+    """The names of cordoned workers of which only GPUs are targets."""
+    whole = {target.worker_id for target in targets if not target.gpu_uuids}
+    of_gpus = {target.worker_id for target in targets} - whole
+    if not of_gpus:
+        return []
+    return [one.name for one in client.workers() if one.worker_id in of_gpus and one.HasField("cordon")]
 
 
 def _find(client: Client, names: Sequence[str], selector: str, *, is_all: bool) -> list[CordonTarget]:

@@ -12,7 +12,7 @@ from leasehold_client.cli.examples import examples
 from leasehold_client.cli.exit_codes import interrupted
 from leasehold_client.cli.names import complete_workloads
 from leasehold_client.cli.parameter_types import Seconds
-from leasehold_client.cli.selection import Selection, selection_options
+from leasehold_client.cli.selection import Selection, name_list, selection_options
 from leasehold_client.cli.verb import READY_LIMIT_S, YEAR_S, output_option, verb
 from leasehold_client.display.standard_output import echo
 from leasehold_client.display.terminal_text import echo_error
@@ -107,12 +107,14 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
     chosen = selection.matches(client, lambda workload: True)
     if not chosen:
         _require_ended(client, selection, condition)
-    for label, name in chosen:
+    for place, (label, name) in enumerate(chosen, 1):
         left_s = max(0.0, deadline - time.monotonic()) if found else timeout_s
         try:
             found.append(client.wait_workload(name, condition, timeout_s=left_s))
         except LeaseholdError as error:
             error.message = error.message.replace(name, label)  # a search has ids
+            if left := name_list([label for label, _ in chosen[place:]]):
+                error.message += f"; not looked at: {left}"
             raise
         except KeyboardInterrupt:
             interrupted(f"{label} continues: `leasehold get workloads` shows its state")

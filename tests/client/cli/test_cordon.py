@@ -11,6 +11,7 @@ from leasehold.v1 import command_pb2, command_service_pb2, errors_pb2, fleet_ser
 from leasehold.v1.command_pb2 import Command, CommandResult, CommandState
 from leasehold.v1.command_service_pb2 import WatchCommandRequest
 from leasehold.v1.fleet_service_pb2 import CordonRequest, ResetGpuHealthRequest, UncordonRequest
+from leasehold.v1.lease_pb2 import Cordon
 from leasehold.v1.operation_pb2 import Operation
 from leasehold.v1.worker_pb2 import Worker
 
@@ -102,6 +103,18 @@ def test_an_uncordon_and_a_reset(leasehold: CommandLine, fleet: ScriptedCoordina
         request.worker: list(request.operation.gpu_uuids) for request in fleet.asked(ResetGpuHealthRequest)
     }
     assert resets == {"w-1": [A], "w-2": [C]}
+
+
+def test_a_cordon_that_stays_is_told(leasehold: CommandLine, fleet: ScriptedCoordinator) -> None:
+    cordoned = Worker(worker_id="w-1", name="alpha", cordon=Cordon(reason="repair"))
+    fleet.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
+        workers=[cordoned, Worker(worker_id="w-2", name="beta")]
+    )
+    told = leasehold("uncordon", "alpha/0").stderr
+    assert told.startswith(
+        "leasehold: worker alpha has a cordon of its own, which keeps its GPUs out of service: "
+    )
+    assert leasehold("uncordon", "alpha").stderr == ""
 
 
 def test_all_are_waited_for_and_one_that_fails_is_named(

@@ -128,6 +128,8 @@ def test_a_timeout_of_zero_looks_once(leasehold: CommandLine, moving: ScriptedCo
     done = leasehold("wait", "one", "--for=ended", "--timeout", "0")
     assert done.code == 4
     assert "has not ended within 0 s; it continues (RUNNING)" in done.stderr
+    done = leasehold("wait", "one", "two", "three", "--for=ended", "--timeout", "0")
+    assert done.stderr.endswith("; not looked at: two, three\n")
 
 
 def test_workloads_that_have_all_ended_are_no_failure(

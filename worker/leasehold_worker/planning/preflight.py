@@ -237,7 +237,7 @@ class Preflight:
                 plan.steps = [step.up for step in reversed(hook_steps(plan.policy))]
             return plan
         findings = plan.findings
-        with findings.check("state", f"{workload.name} is suspended"):
+        with findings.check("state", f"{workload.name} is {state_text(workload.state)}"):
             if operation.checkpoint_id:
                 require_stopped(workload)
             require_state(workload, PARKED if moves else PARKED | {UNKNOWN}, "restored")

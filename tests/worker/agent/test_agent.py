@@ -307,7 +307,7 @@ def test_a_program_that_is_not_there_is_refused_and_the_gpu_free(session: Sessio
     failed = session.run("c1", "w1", run=RunOperation(name="x", spec=spec))
     assert failed.error.reason == errors_pb2.ERROR_REASON_SPAWN_FAILED
     assert failed.error.message.startswith(
-        "'/no/such/program' could not be started: No such file or directory; give a program"
+        "'/no/such/program' could not be started: No such file or directory; give the path of a program "
     )
     taken = session.run("c2", "w2", run=counter_run("all", 4))
     assert taken.state == SUCCEEDED

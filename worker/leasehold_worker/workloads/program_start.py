@@ -126,8 +126,8 @@ class ProgramStart:
             raise OperationError(
                 errors_pb2.ERROR_REASON_SPAWN_FAILED,
                 f"{spec.arguments[0]!r} could not be started: {error_text(error)}; give the path of a "
-                "program on the worker or the name of one in the worker's PATH, which the workload's user may "
-                "execute, and a working directory, if any, that exists there",
+                "program on the worker or the name of one in its PATH, which the user may execute, and a "
+                "working directory, if any, that exists there",
             ) from error
         crash_point("program-started")
         warnings += limits.differences

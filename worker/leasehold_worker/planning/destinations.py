@@ -100,6 +100,7 @@ class Destinations:
                     wanted,
                     allow_foreign=target.workload.spec.resources.allow_foreign,
                     held=self._pool.holds.gpus_of(plan.hold_id),
+                    is_asleep=target.workload.is_asleep,
                 )
         destinations = [gpu_uuid for target in plan.targets for gpu_uuid in target.destination]
         if plan.pairs:

@@ -145,7 +145,8 @@ class WorkerNews:
         for known in registry:
             worker_id, state = known.hello.worker_id, registry.state(known, now)
             if self._published_states.get(worker_id) != state:
-                logger.info("worker %s is %s", known.hello.name, WorkerState.Name(state))
+                shown = WorkerState.Name(state).removeprefix("WORKER_STATE_")
+                logger.info("worker %s is %s", known.hello.name, shown)
                 self._note_state(worker_id, state)
                 if state in SILENT:
                     registry.note_silence(known)

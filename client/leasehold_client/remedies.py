@@ -14,7 +14,7 @@ REMEDIES: Final = {
     "GENERATION_MISMATCH": "Read the workload again, then decide.",
     "ETAG_MISMATCH": "Read the workload again, and repeat the change.",
     "WORKER_UNAVAILABLE": "Start the worker, or wait until it reconnects.",
-    "WORKER_DRAINING": "Choose another worker.",
+    "WORKER_DRAINING": "Try again once it has started again, or choose another worker for a new workload.",
     "TOO_MANY_COMMANDS": "The client retries for 30 s. Then try later.",
     "NO_FREE_GPU": "Suspend or stop a workload, or choose other GPUs.",
     "INCOMPATIBLE_GPU": "Choose the same chip, or restore the workload on its former GPUs.",

@@ -82,8 +82,9 @@ def _free_before_checkpoint() -> None:
         *,
         allow_foreign: bool = False,
         held: Collection[str] = (),
+        is_asleep: bool = False,
     ) -> None:
-        check_free(self, gpu_uuids, allow_foreign=True, held=held)
+        check_free(self, gpu_uuids, allow_foreign=True, held=held, is_asleep=is_asleep)
 
     CudaSuspend._begin = begin  # type: ignore[assignment, method-assign]
     GpuSlots.check_free = check_leases  # type: ignore[method-assign]

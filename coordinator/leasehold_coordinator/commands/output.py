@@ -52,6 +52,8 @@ async def read_output(
         while True:
             session = fleet.sessions.get(workload.worker_id)
             if session is None:
+                if _is_never_started(workload):
+                    raise _no_output(workload)
                 raise FleetError(
                     errors_pb2.ERROR_REASON_WORKER_UNAVAILABLE,
                     f"the worker of {workload.name} is out of contact: read its output once it is connected",
@@ -86,9 +88,18 @@ async def read_output(
 
 def _refusal(workload: Workload, error: errors_pb2.Error) -> FleetError:
     """The worker's error. A worker knows nothing of a workload whose program it has not started."""
-    status = workload.status
-    if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD or status.HasField("start_time"):
+    if error.reason != errors_pb2.ERROR_REASON_UNKNOWN_WORKLOAD or workload.status.HasField("start_time"):
         return FleetError.from_proto(error)
+    return _no_output(workload)
+
+
+def _is_never_started(workload: Workload) -> bool:
+    return workload.status.HasField("end_time") and not workload.status.HasField("start_time")
+
+
+def _no_output(workload: Workload) -> FleetError:
+    """The refusal of output of a program that was not started, or not yet."""
+    status = workload.status
     if not status.HasField("end_time"):
         why = "the program has not started yet: read the output once it has"
     elif status.HasField("error"):

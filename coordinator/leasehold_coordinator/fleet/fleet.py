@@ -103,6 +103,8 @@ class Fleet:
         """Held by each change of join tokens and bindings, so that one is made at a time."""
         self._unstored: set[str] = set()
         """Ids of workers that lost GPUs to other workers by a hello whose write failed."""
+        self._workload_names: dict[str, str] = {}
+        """By id of an unfinished command: the name of its workload, which may end before the command."""
 
     async def load(self) -> None:
         """Loads from the store what has not ended, the workers, join tokens and bindings."""
@@ -271,7 +273,10 @@ class Fleet:
         for stored in commands:
             is_news = self._is_news(stored)
             self.ledger.kept(stored)
+            if (workload_of := self.workloads.get(stored.command.workload_id)) is not None:
+                self._workload_names[stored.command.command_id] = workload_of.name
             if is_terminal(stored.command.state):
+                self._workload_names.pop(stored.command.command_id, None)
                 self.reader.recent.add(stored.command)
                 count_end(stored.command)
                 self.traces.end(stored.command)
@@ -293,10 +298,11 @@ class Fleet:
     def _event_of(self, command: Command, workloads: Sequence[Workload], worker_name: str) -> Event | None:
         saved = (one for one in workloads if one.workload_id == command.workload_id)
         workload = self.workloads.get(command.workload_id) or next(saved, None)
+        name = self._workload_names.get(command.command_id, command.workload_id)
         known = self.registry.get(command.worker_id)
         return self.events.of_command(
             command,
-            workload_name=workload.name if workload else command.workload_id,
+            workload_name=workload.name if workload else name,
             worker_name=known.hello.name if known else worker_name or command.worker_id,
         )
 

@@ -3,11 +3,13 @@
 import logging
 import time
 from dataclasses import replace
+from itertools import islice
 from typing import Final, final
 
 from leasehold.v1 import errors_pb2, worker_pb2
 from leasehold.v1.fleet_service_pb2 import WatchFleetResponse
 from leasehold.v1.worker_pb2 import WorkerState
+from leasehold.v1.workload_service_pb2 import WatchWorkloadsResponse
 from leasehold.worker.v1 import session_pb2
 from leasehold.worker.v1.session_pb2 import Hello
 
@@ -29,10 +31,16 @@ EVENT_BURST: Final = 1_024
 """Most events of the conditions of one worker and its GPUs, in the long run and at once, and as many of its
 connections. A worker may report 256 GPUs 200 times per second."""
 
+WORKLOADS_PER_TICK: Final = 400
+"""Most workloads that are published in one tick because the contact of their worker changed.
+
+A watcher may fall 1,000 changes behind, and thousands of workers reconnect at once after a restart.
+"""
+
 
 @final
 class WorkerNews:
-    """Publishes workers and GPUs, and their deletions."""
+    """Publishes workers and GPUs, their deletions, and workloads whose worker lost or regained contact."""
 
     def __init__(self, reader: FleetReader, events: Events, history: LeaseHistory) -> None:
         self._reader = reader
@@ -45,6 +53,8 @@ class WorkerNews:
         """The published conditions, by worker id. A restart of the coordinator publishes all again."""
         self._conditions = EventBounds("conditions", EVENTS_PER_S, EVENT_BURST)
         self._contacts = EventBounds("connections", EVENTS_PER_S, EVENT_BURST)
+        self._due_workloads: dict[str, None] = {}
+        """Ids of the workloads that the next ticks publish, oldest first."""
 
     def publish(self, known: KnownWorker) -> None:
         """Publishes a worker and its GPUs to watchers."""
@@ -53,7 +63,7 @@ class WorkerNews:
             self._publish_gone_gpus(worker.worker_id, known.hello)
         if self._published_states.get(worker.worker_id) != worker.state:
             self._tell_contact(known, worker.state)
-        self._published_states[worker.worker_id] = worker.state
+        self._note_state(worker.worker_id, worker.state)
         self._tell_conditions(known)
         self._history.note(known, gpus)
         self._reader.fleet_hub.publish(worker.worker_id, WatchFleetResponse(worker=worker))
@@ -109,14 +119,35 @@ class WorkerNews:
         if (told := against(now)) is not None:
             self._told_conditions[worker_id] = told
 
+    def _note_state(self, worker_id: str, state: WorkerState.ValueType) -> None:
+        """Notes a published state. If the contact changed, the next ticks publish the worker's workloads.
+
+        A worker without a published state counts as out of contact, as after a start of the coordinator.
+        """
+        connected = worker_pb2.WORKER_STATE_CONNECTED
+        if (self._published_states.get(worker_id) == connected) != (state == connected):
+            for workload in self._reader.workloads.of_worker(worker_id):
+                self._due_workloads[workload.workload_id] = None
+        self._published_states[worker_id] = state
+
+    def publish_due_workloads(self) -> None:
+        """Publishes workloads whose ``out_of_contact`` changed, at most :data:`WORKLOADS_PER_TICK`."""
+        for workload_id in list(islice(self._due_workloads, WORKLOADS_PER_TICK)):
+            del self._due_workloads[workload_id]
+            workload = self._reader.workloads.on_disk(workload_id)
+            if workload is not None:  # it has not ended meanwhile
+                response = WatchWorkloadsResponse(workload=self._reader.view(workload))
+                self._reader.workload_hub.publish(workload_id, response)
+
     def publish_silent_workers(self) -> None:
         """Publishes workers whose state has changed only by the passing of time."""
         now, registry = time.monotonic(), self._reader.registry
         for known in registry:
             worker_id, state = known.hello.worker_id, registry.state(known, now)
             if self._published_states.get(worker_id) != state:
-                logger.info("worker %s is %s", known.hello.name, WorkerState.Name(state))
-                self._published_states[worker_id] = state
+                shown = WorkerState.Name(state).removeprefix("WORKER_STATE_")
+                logger.info("worker %s is %s", known.hello.name, shown)
+                self._note_state(worker_id, state)
                 if state in SILENT:
                     registry.note_silence(known)
                 self._events.worker(known, state)

@@ -17,6 +17,8 @@ MESSAGE_LIMIT_BYTES: Final = 1_024
 
 STOP_GRACE_S: Final = 1.0
 
+UNKNOWN: Final = "unknown service: give '', or a name of docs/security.md"
+
 
 @final
 class HealthListener:
@@ -64,4 +66,7 @@ class _Checks(health_pb2_grpc.HealthServicer):
         context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
     ) -> health_pb2.HealthCheckResponse:
         """The health of a service. NOT_FOUND: the name is unknown."""
-        return await self._health.Check(request, context)
+        context.set_details(UNKNOWN)  # the servicer aborts without a text of its own
+        response = await self._health.Check(request, context)
+        context.set_details("")
+        return response

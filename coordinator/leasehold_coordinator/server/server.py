@@ -276,6 +276,7 @@ def _watches(fleet: Fleet) -> Parts:
     return (
         fleet.worker_news.end_lost_sessions,
         fleet.worker_news.publish_silent_workers,
+        fleet.worker_news.publish_due_workloads,
         fleet.refusals.tick,
     )
 

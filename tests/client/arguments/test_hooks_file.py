@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from leasehold.v1 import command_pb2
+from leasehold.v1 import command_pb2, hook_pb2
 from leasehold_client.arguments.hooks_file import read_hooks
 from leasehold_client.arguments.policies import PROCESSES, WEIGHTS
 from leasehold_client.errors import UsageError
@@ -34,14 +34,26 @@ RETAIN, OFFLOAD, DISCARD = WEIGHTS.values()
             "hook 0: drain has the unknown key 'admitAgai' (did you mean 'admit_again'?): the keys are",
         ),
         ('[{"nope": 1}]', "sglang, kernel, weight_strategies, frees_memory, drain"),
-        ('[{"phase": "SOON"}]', "hook 0 is not a Hook message ("),
-        ('[{"timeout": "soon"}]', "hook 0 is not a Hook message ("),
-        ('[{"signal": {"signal_number": 1099511627776}}]', "hook 0 is not a Hook message ("),
-        ('[{"name": "\\ud800"}]', "hook 0 is not a Hook message ("),
-        ('[{"http": {"body": "{}"}}]', "hook 0 is not a Hook message (the body '{}' is not base64"),
-        ('[{"drain": {"idle": {"body": "a"}}}]', "hook 0 is not a Hook message ("),
-        ('[{"vllm": 7}]', "hook 0 is not a Hook message ("),
-        ('[{"vllm": {}, "kernel": {}}]', "hook 0 is not a Hook message ("),
+        (
+            '[{"phase": "SOON"}]',
+            'hook 0: phase is "SOON": write one of HOOK_PHASE_BEFORE_SUSPEND, HOOK_PHASE_AFTER_RESTORE, HO',
+        ),
+        (
+            '[{"weight_strategies": ["RETAIN", "none"]}]',
+            'weight_strategies is ["WEIGHT_STRATEGY_RETAIN", "none"]: write a list, each one of WEIGHT_',
+        ),
+        ('[{"timeout": {"seconds": 2}}]', 'hook 0: timeout is {"seconds": 2}: write seconds with an s'),
+        ('[{"timeout": "2"}]', 'hook 0: timeout is "2": write seconds with an s, such as "30s"'),
+        (
+            '[{"signal": {"signal_number": 1099511627776}}]',
+            "hook 0: signal: signal_number is 1099511627776: write a whole number",
+        ),
+        ('[{"name": "\\ud800"}]', 'hook 0: name is "\\ud800": write a text'),
+        ('[{"frees_memory": 1}]', "hook 0: frees_memory is 1: write true or false"),
+        ('[{"http": {"body": "{}"}}]', 'hook 0: http: body is "{}": write base64, the JSON form of bytes'),
+        ('[{"drain": {"idle": {"body": "a"}}}]', 'hook 0: drain: idle: body is "a": write base64'),
+        ('[{"vllm": 7}]', "hook 0: vllm is 7: write an object {…}"),
+        ('[{"vllm": {}, "kernel": {}}]', "hook 0 has vllm and kernel: give only one of them"),
         ('["' + "x" * 1_000_000, "exceeds the limit of 1000000 bytes"),
     ],
 )
@@ -56,6 +68,17 @@ def test_a_file_of_hooks_that_is_none(
     assert match in done.stderr
     assert done.stderr.count("\n") == 1
     assert not scripted.requests
+
+
+def test_names_of_enums_may_lack_their_prefix(tmp_path: Path) -> None:
+    hooks = tmp_path / "hooks.json"
+    hooks.write_text(
+        '[{"phase": "READINESS", "weightStrategies": ["DISCARD", "WEIGHT_STRATEGY_OFFLOAD"]},'
+        ' {"phase": "HOOK_PHASE_READINESS"}]'
+    )
+    short, full = read_hooks(hooks)
+    assert short.phase == full.phase == hook_pb2.HOOK_PHASE_READINESS
+    assert short.weight_strategies == [DISCARD, OFFLOAD]
 
 
 def test_the_hooks_of_the_documentation_are_hooks(tmp_path: Path) -> None:

@@ -178,3 +178,19 @@ def test_an_offset_that_no_file_has(
     request = ReadWorkloadOutputRequest(workload="one", offset=offset)
     assert refusal(lambda: list(coordinator.workloads.ReadWorkloadOutput(request)))[1] == "INVALID_ARGUMENT"
     assert not any(frame.HasField("read_output") for frame in worker.frames)
+
+
+def test_a_program_that_was_never_started_has_no_output_on_a_worker_out_of_contact(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        del bench.fleet.sessions["worker-alpha"]
+        state = workload_pb2.WORKLOAD_STATE_FAILED
+        status = WorkloadStatus(state=state, end_time=Timestamp(seconds=1))
+        asked = Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)
+        with pytest.raises(FleetError, match="one has no output, because the program was never started"):
+            await first(read_output(bench.fleet.reader, asked, 0, follow=False))
+        status.start_time.seconds = 1
+        asked = Workload(workload_id="w-1", name="one", worker_id="worker-alpha", status=status)
+        with pytest.raises(FleetError, match="out of contact: read its output once it is connected"):
+            await first(read_output(bench.fleet.reader, asked, 0, follow=False))
+
+    on_bench(tmp_path, scenario)

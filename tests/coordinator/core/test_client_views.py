@@ -1,5 +1,7 @@
 """What clients read: no secrets, nothing free that is not, and nothing stale as if it were now."""
 
+from collections.abc import Iterator
+
 import pytest
 from leasehold.v1 import lease_pb2, worker_pb2, workload_pb2
 from leasehold.v1.command_service_pb2 import (
@@ -21,6 +23,7 @@ from leasehold.v1.workload_service_pb2 import (
     GetWorkloadRequest,
     ListWorkloadsRequest,
     WatchWorkloadsRequest,
+    WatchWorkloadsResponse,
 )
 from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkerLoad
 
@@ -100,6 +103,28 @@ def test_a_workload_of_a_worker_out_of_contact_is_as_of_its_last_report(
     liar.out_of_contact = True
     coordinator.connect(make_hello(workloads=[liar])).welcome()
     until(lambda: not workload_of(coordinator).out_of_contact)
+
+
+def test_a_watch_tells_when_the_contact_of_a_workload_changes(
+    coordinator: CoordinatorProcess, worker: ScriptedWorker
+) -> None:
+    start(coordinator, worker)
+    hello = make_hello(workloads=[running(workload_of(coordinator).workload_id, "one")])
+
+    def next_mark(responses: Iterator[WatchWorkloadsResponse]) -> bool:
+        return next(one.workload.out_of_contact for one in responses if one.HasField("workload"))
+
+    responses = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(), timeout=20)
+    assert not next_mark(responses)
+    worker.close()
+    assert next_mark(responses)
+    coordinator.connect(hello).welcome()
+    assert not next_mark(responses)
+    coordinator.restart()
+    responses = coordinator.workloads.WatchWorkloads(WatchWorkloadsRequest(), timeout=20)
+    assert next_mark(responses)
+    coordinator.connect(hello).welcome()
+    assert not next_mark(responses)
 
 
 def gpu_states(coordinator: CoordinatorProcess) -> list[SlotState.ValueType]:

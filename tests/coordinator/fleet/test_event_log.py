@@ -13,7 +13,11 @@ from leasehold.v1.event_pb2 import Event
 from leasehold.v1.event_service_pb2 import ListEventsRequest
 from leasehold.v1.event_service_pb2_grpc import EventServiceStub
 from leasehold.v1.workload_pb2 import Workload, WorkloadSpec, WorkloadStatus
-from leasehold.v1.workload_service_pb2 import CreateWorkloadRequest, WatchWorkloadsRequest
+from leasehold.v1.workload_service_pb2 import (
+    CreateWorkloadRequest,
+    StopWorkloadRequest,
+    WatchWorkloadsRequest,
+)
 from leasehold.worker.v1.session_pb2 import ConnectRequest, WorkloadEvent
 from leasehold.worker.v1.session_pb2_grpc import SessionServiceStub
 from leasehold_coordinator.core.command_effects import StoredCommand
@@ -50,6 +54,13 @@ def test_the_life_of_a_workload_is_told_newest_first(
         (event_pb2.EVENT_KIND_WORKLOAD_CHANGED, "workload one is RUNNING"),
         (event_pb2.EVENT_KIND_COMMAND_CREATED, "run of one is DISPATCHED"),
     ]
+    coordinator.workloads.StopWorkload(StopWorkloadRequest(workload="one"))
+    worker.command("stop")
+    status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_EXITED, generation=2)
+    tell(worker, Workload(workload_id=workload.workload_id, name="one", status=status))
+    worker.succeed("stop")
+    stopped = [event.message for event in listed(coordinator, workload=workload.workload_id)]
+    assert stopped[:3] == ["stop of one is SUCCEEDED", "workload one is EXITED", "stop of one is DISPATCHED"]
     worker.close()
     deadline = time.monotonic() + 20
     while event_pb2.EVENT_KIND_WORKER_STALE not in {event.kind for event in listed(coordinator)}:
@@ -61,6 +72,10 @@ def test_the_life_of_a_workload_is_told_newest_first(
     before = listed(coordinator)
     coordinator.restart()
     assert listed(coordinator)[-len(before) :] == before
+    while "worker alpha is UNCONFIRMED" not in (log := (coordinator.folder / "coordinator.log").read_text()):
+        assert time.monotonic() < deadline + 20
+        time.sleep(0.02)
+    assert "WORKER_STATE_" not in log
 
 
 def tell(worker: ScriptedWorker, workload: Workload) -> None:

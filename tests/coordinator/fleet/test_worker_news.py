@@ -10,6 +10,7 @@ from leasehold.v1.event_pb2 import Event
 from leasehold.v1.lease_pb2 import GpuLease
 from leasehold.v1.workload_pb2 import Workload, WorkloadStatus
 from leasehold.worker.v1.session_pb2 import WorkerLoad
+from leasehold_coordinator.core.known_worker import SessionId
 from leasehold_coordinator.fleet import event_log, worker_news
 
 from tests.coordinator.bench import Bench, on_bench
@@ -91,3 +92,38 @@ def test_flapping_gpus_displace_no_events_of_others(tmp_path: Path, monkeypatch:
 
     told = told_in_a_flood(tmp_path, monkeypatch, report)
     require_room_for_others([event for event in told if event.kind == event_pb2.EVENT_KIND_GPU_HEALTH])
+
+
+def test_workloads_whose_contact_changed_are_published_some_in_each_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_news, "WORKLOADS_PER_TICK", 2)
+
+    async def scenario(bench: Bench) -> None:
+        fleet, hub, told = bench.fleet, bench.fleet.reader.workload_hub, bench.fleet.worker_news
+        for number in range(4):
+            status = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_RUNNING, generation=1)
+            running = Workload(workload_id=f"w-{number}", worker_id="worker-alpha", status=status)
+            await fleet.save_workloads([running])
+        fleet.registry.welcome(make_hello(), 1, SessionId("s-1"), time.monotonic(), time.time_ns())
+        known = fleet.registry.find("alpha")
+        with hub.subscribe() as subscription:
+
+            def published() -> list[tuple[str, bool]]:
+                told.publish_due_workloads()
+                messages = [change.message.workload for change in subscription.until(hub.revision)]
+                return [(one.workload_id, one.out_of_contact) for one in messages]
+
+            told.publish(known)
+            assert published() == [("w-0", False), ("w-1", False)]
+            ended = WorkloadStatus(state=workload_pb2.WORKLOAD_STATE_EXITED, generation=2)
+            await fleet.save_workloads([Workload(workload_id="w-2", worker_id="worker-alpha", status=ended)])
+            assert published() == [("w-2", False), ("w-3", False)], "one of them by its end"
+            told.publish(known)
+            assert not published(), "the contact is as before"
+            known.left = True
+            told.publish(known)
+            told.publish(known)
+            assert [*published(), *published()] == [("w-0", True), ("w-1", True), ("w-3", True)]
+
+    on_bench(tmp_path, scenario)

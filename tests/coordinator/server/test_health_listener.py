@@ -33,6 +33,10 @@ def probe(tmp_path: Path) -> Iterator[tuple[Prober, CoordinatorProcess]]:
 def test_checks_need_neither_tls_nor_an_identity(probe: tuple[Prober, CoordinatorProcess]) -> None:
     client, _ = probe
     assert (client.check(), client.check(LIVENESS)) == (SERVING, SERVING)
+    with pytest.raises(grpc.RpcError) as refused:
+        client.check("leasehold.nothing")
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    assert refused.value.details() == "unknown service: give '', or a name of docs/security.md"
 
 
 def test_a_process_that_answers_is_alive_while_its_store_refuses(

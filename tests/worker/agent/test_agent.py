@@ -597,3 +597,4 @@ def test_gpus_that_the_host_lacks_are_told(
     worker = start_worker(host, config=str(settings))
     assert [gpu.uuid for gpu in coordinator.next_session().hello.gpus] == [host.gpus[2].uuid]
     assert f"this host lacks {lost}" in worker.log.read_text()
+    assert "with 1 GPU\n" in worker.log.read_text()

@@ -68,6 +68,13 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, match: 
         load_config(file)
 
 
+def test_a_file_that_is_not_utf_8_is_refused_without_texts_of_python(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_bytes(b'name = "\xff"')
+    with pytest.raises(StartError, match=r"worker\.toml is not UTF-8 \(byte 9\): write it as UTF-8$"):
+        load_config(file)
+
+
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="can't be read: No such file"):
         load_config(tmp_path / "none.toml")

@@ -155,6 +155,20 @@ def large(workload_id: str) -> Workload:
     return Workload(workload_id=workload_id, spec=WorkloadSpec(arguments=["x" * 131_000]), status=status)
 
 
+async def test_a_worker_that_stops_says_what_can_be_done(path: Path) -> None:
+    told: list[CommandUpdate] = []
+    stop = CommandFrame(epoch=EPOCH, command=make_command("c2", "w1", stop=StopOperation()))
+    async with open_commands(path, told.append) as (commands, _):
+        commands.close()
+        commands.receive(run_frame(), EPOCH)
+        commands.receive(stop, EPOCH)
+    again = "try again once it has started again"
+    assert [(update.state, update.error.message) for update in told] == [
+        (REJECTED, f"the worker is stopping: choose another worker, or {again}"),
+        (REJECTED, f"the worker is stopping: {again}"),
+    ]
+
+
 async def test_an_outcome_fits_into_a_frame_however_many_workloads_it_carries(path: Path) -> None:
     told: list[CommandUpdate] = []
 

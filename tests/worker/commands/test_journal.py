@@ -437,8 +437,11 @@ async def test_a_journal_that_is_deleted_under_a_worker_takes_nothing_more(path:
         await journal.write(KEY, workload("w1"))
         gone = path.with_name(f"{path.name}{suffix}")
         gone.rename(path.with_name("elsewhere"))
-        with pytest.raises(OperationError, match="deleted or replaced") as refused:
+        with pytest.raises(
+            OperationError, match=r"deleted or replaced\): put the files back, or "
+        ) as refused:
             await journal.write(KEY, workload("w2"))
+        assert "check the disk" not in refused.value.message
         assert refused.value.reason == errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE
         path.with_name("elsewhere").rename(gone)  # which is what a user can do
         await journal.write(KEY, workload("w3"))

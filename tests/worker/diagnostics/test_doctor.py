@@ -262,7 +262,7 @@ def test_a_coordinator_that_is_not_there(host: SimulatedHost, tmp_path: Path) ->
     config.write_text(f'coordinator = "127.0.0.1:{port}"\n')
     result, detail = examine(host, config, code=0)["coordinator"]
     assert result == "WARNING"
-    assert f"127.0.0.1:{port} does not answer" in detail
+    assert f"127.0.0.1:{port} does not answer (Connection refused): start it" in detail
 
 
 def test_a_coordinator_without_credentials(

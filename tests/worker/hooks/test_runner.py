@@ -233,8 +233,18 @@ async def test_a_command_that_fails_tells_the_end_of_its_output(tmp_path: Path) 
 
 
 async def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OperationError, match=r"no-such-program could not be started"):
-        await runner.down(context([command("a", "no-such-program")], tmp_path))
+    (tmp_path / "script").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "script").chmod(0o755)
+    remedy = "; make the program work on the worker's host, then try again"
+    for program, folder, why in (
+        ("no-such-program", tmp_path, "no such program in the PATH of hooks on the worker"),
+        ("./script", tmp_path, "no such program on the worker, or its interpreter is missing"),
+        (str(tmp_path), tmp_path, f"Permission denied: '{tmp_path}'"),
+        ("true", tmp_path / "gone", f"No such file or directory: '{tmp_path / 'gone'}'"),
+    ):
+        with pytest.raises(OperationError) as error:
+            await runner.down(context([command("a", program)], folder))
+        assert error.value.message.endswith(f" failed: {program} could not be started: {why}{remedy}")
 
 
 async def test_a_program_on_a_volume_that_does_not_answer_takes_its_timeout_and_no_more(

@@ -133,6 +133,12 @@ def test_a_bad_one_is_refused_by_its_field(field: str, hook: Hook) -> None:
     assert error.value.metadata["field"] == f"hooks[1].{field}"
 
 
+def test_a_missing_phase_is_named_as_files_of_hooks_take_it() -> None:
+    names = "HOOK_PHASE_BEFORE_SUSPEND, HOOK_PHASE_AFTER_RESTORE or HOOK_PHASE_READINESS"
+    with pytest.raises(OperationError, match=f"hook a has no phase: give it {names}"):
+        check_hooks([Hook(name="a", http=IDLE)])
+
+
 def test_hooks_of_another_user_do_what_that_user_could_do() -> None:
     check_foreign_hooks(
         [

@@ -855,7 +855,7 @@ async def test_why_not_counts_those_who_wait() -> None:
         await claims.add("large", TWO)
         assert pool.why_not(ONE).message == (
             "1 GPU needed: 2 match, 1 free, reserved for earlier claims (1 leased); "
-            "1 claims wait: "
+            "1 claim waits: "
             "suspend or stop a workload, or wait"
         )
         claims.cancel()

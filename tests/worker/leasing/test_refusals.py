@@ -112,6 +112,22 @@ def test_a_gpu_by_name_is_refused_with_its_own_reason(
     assert refusal.metadata == {"gpu_uuid": slot.gpu_uuid}
 
 
+@pytest.mark.parametrize(
+    ("slot", "own"),
+    [
+        (LEASED, "suspend its holder"),
+        (UNHEALTHY, "mend it and reset its health"),
+        (FOREIGN, "end that process, adopt it"),
+        (CORDONED, "uncordon it"),
+    ],
+)
+def test_a_gpu_for_a_sleeping_workload_has_no_replacement(slot: SlotLease, own: str) -> None:
+    message = not_free(slot, is_asleep=True).message
+    assert "choose another" not in message
+    elsewhere = "suspend the sleeping workload by cuda_suspend and restore it on another GPU"
+    assert message.endswith(f": {own}, or {elsewhere}")
+
+
 def test_a_process_of_which_nothing_is_known_is_told_as_such() -> None:
     slot = SlotLease("GPU-s", 0, NOW, foreign=(ForeignProcess(1, "", "", None),))
     assert "held by process 1 of user unknown:" in not_free(slot).message

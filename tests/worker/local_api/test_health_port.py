@@ -108,7 +108,13 @@ def test_a_port_in_use_is_one_line(
 ) -> None:
     worker = start_worker(host, health_listen=coordinator.address)
     assert worker.process.wait(timeout=TIMEOUT_S) == 2
-    assert f"can't listen on {coordinator.address} for health checks" in worker.log.read_text()
+    refusal = (
+        f"can't listen on {coordinator.address} for health checks: the port is in use; choose another with"
+    )
+    log = worker.log.read_text()
+    assert refusal in log
+    assert "GRPC" not in log
+    assert "add_port.cc" not in log
 
 
 @pytest.mark.parametrize("address", ["7404", ":7404", "0.0.0.0:port", "0.0.0.0:65536"])

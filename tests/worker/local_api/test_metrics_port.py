@@ -234,7 +234,8 @@ def test_a_port_in_use_is_one_line(
     with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
         worker = start_worker(host, metrics_listen=address)
         assert worker.process.wait(timeout=TIMEOUT_S) == 2
-    assert f"leasehold worker: can't listen on {address} for metrics" in worker.log.read_text()
+    refusal = f"leasehold worker: can't listen on {address} for metrics: the port is in use; choose"
+    assert refusal in worker.log.read_text()
 
 
 def test_a_slow_answer_lets_no_further_connections_in(monkeypatch: pytest.MonkeyPatch) -> None:

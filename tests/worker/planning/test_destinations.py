@@ -38,6 +38,17 @@ def test_no_gpu_of_the_chip_is_refused() -> None:
     assert error.value.reason == errors_pb2.ERROR_REASON_NO_FREE_GPU
 
 
+def test_free_gpus_for_earlier_claims_are_told() -> None:
+    with pytest.raises(OperationError) as error:
+        choose_gpus(["a"], ["d"], CHIPS, FreeMemory({}), {}, claimed=["a", "d"], claims=2)
+    assert error.value.message == (
+        "1 H100 free for a, reserved for earlier claims; 2 claims wait: "
+        "wait until they have got GPUs, or name the GPUs with --to"
+    )
+    with pytest.raises(OperationError, match="no free H100 can replace a: suspend or stop a workload first"):
+        choose_gpus(["a"], ["d"], CHIPS, FreeMemory({}), {}, claims=2)
+
+
 def test_too_little_memory_everywhere_is_refused() -> None:
     with pytest.raises(OperationError) as error:
         choose_gpus(["a"], ["b"], CHIPS, FreeMemory({"b": 10}), {"a": 50})

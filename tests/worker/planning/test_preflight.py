@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from leasehold.v1 import command_pb2, errors_pb2, plan_pb2
+from leasehold.v1.eviction_pb2 import EvictionPolicy
 from leasehold.v1.operation_pb2 import RemapOperation, RestoreOperation, StopOperation, SuspendOperation
 from leasehold_simgpu import SimulatedHost
 from leasehold_worker.agent.assembly import Parts, open_parts
 from leasehold_worker.agent.config import WorkerConfig
 from leasehold_worker.commands.progress import Progress
 from leasehold_worker.errors import OperationError
+from leasehold_worker.leasing.gpu_selection import GpuRequest
 from leasehold_worker.planning.plan import Plan
+from leasehold_worker.workloads.eviction import CUDA_SUSPEND, KEEP_RUNNING
 
 from tests.grids import grid
 from tests.prefork import run
@@ -94,7 +98,53 @@ async def a_swap(host: SimulatedHost, folder: Path) -> None:
         assert held == [(second,), (first,)]
 
 
-SCENARIOS = [a_move_to_a_stranger, a_restore_to_a_stranger, a_swap]
+def message(plan: Plan) -> str:
+    """The message of the only refusal."""
+    (refusal,) = plan.findings.refusals
+    return refusal.message
+
+
+async def a_restore_behind_claims(host: SimulatedHost, folder: Path) -> None:
+    first = uuids(host)[0]
+    async with opened(host, folder, "w1", "w2") as parts, trio.open_nursery() as nursery:
+        await parts.operations.suspend("w1", SuspendOperation(), progress())
+        nursery.start_soon(parts.pool.claim, "large", GpuRequest(len(uuids(host))))
+        await trio.testing.wait_all_tasks_blocked()
+        refused = await parts.operations.preflight.restore("w1", RestoreOperation())
+        assert "reserved for earlier claims; 1 claim waits: wait " in message(refused)
+        named = await parts.operations.preflight.restore("w1", RestoreOperation(gpu_uuids=[first]))
+        assert not named.findings.refusals
+        nursery.cancel_scope.cancel()
+
+
+async def a_restore_of_a_sleeper(host: SimulatedHost, folder: Path) -> None:
+    """Both remedies of its refusal work."""
+    first, second = uuids(host)[:2]
+    async with opened(host, folder, "w1") as parts:
+        sleep = SuspendOperation(policy=EvictionPolicy(process_strategy=KEEP_RUNNING), force=True)
+        await parts.operations.suspend("w1", sleep, progress())
+        lease = parts.pool.claim_gpus("w2", [first])
+        refused = await parts.operations.preflight.restore("w1", RestoreOperation())
+        assert message(refused) == (
+            f"{first} is leased for workload w2: suspend its holder, or suspend the sleeping workload by "
+            "cuda_suspend and restore it on another GPU"
+        )
+        stronger = SuspendOperation(policy=EvictionPolicy(process_strategy=CUDA_SUSPEND))
+        await parts.operations.suspend("w1", stronger, progress())
+        await parts.operations.restore("w1", RestoreOperation(), progress())
+        restored = parts.workloads.get("w1").lease
+        assert restored is not None
+        assert restored.gpu_uuids == (second,)
+        parts.pool.release(lease)
+
+
+SCENARIOS = [
+    a_move_to_a_stranger,
+    a_restore_to_a_stranger,
+    a_swap,
+    a_restore_behind_claims,
+    a_restore_of_a_sleeper,
+]
 
 
 def play(name: str, directory: str, folder: str) -> None:

@@ -12,20 +12,21 @@ from leasehold_worker.programs import run_as
 from leasehold_worker.programs.run_as import RunAs, RunAsSetting, check_run_as, is_loopback
 
 OWN = pwd.getpwuid(os.geteuid()).pw_name
+LOOPBACK = "127.0.0.1:7401"
 ALICE = {"user/alice": "2001:2002"}
 
 
 async def account(
-    setting: RunAsSetting, owner: str, *, min_uid: int = 1000, on_loopback: bool = False
+    setting: RunAsSetting, owner: str, *, min_uid: int = 1000, coordinator: str = "node1:7401"
 ) -> Account | None:
-    return await RunAs(setting, min_uid, on_loopback=on_loopback, user=OWN).account(owner)
+    return await RunAs(setting, min_uid, coordinator=coordinator, user=OWN).account(owner)
 
 
 async def refusal(
-    setting: RunAsSetting, owner: str, *, min_uid: int = 1000, on_loopback: bool = False
+    setting: RunAsSetting, owner: str, *, min_uid: int = 1000, coordinator: str = "node1:7401"
 ) -> str:
     with pytest.raises(OperationError) as raised:
-        await account(setting, owner, min_uid=min_uid, on_loopback=on_loopback)
+        await account(setting, owner, min_uid=min_uid, coordinator=coordinator)
     assert raised.value.reason == errors_pb2.ERROR_REASON_NOT_PERMITTED
     return raised.value.message
 
@@ -72,10 +73,10 @@ async def test_a_member_of_the_group_of_root_is_refused(monkeypatch: pytest.Monk
 async def test_the_same_name_is_for_users_and_on_loopback_for_logins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_as, "find_account", lambda name: Account(2001, 2001, (2001,), name))
     assert (await account("same-name", "user/alice")) == Account(2001, 2001, (2001,), "alice")
-    assert (await account("same-name", "local/alice", on_loopback=True)) is not None
+    assert (await account("same-name", "local/alice", coordinator=LOOPBACK)) is not None
     for owner in ("local/alice", "service/alice", "", "user/", "user/2001:999", "user/a/b", "user/alice\n"):
         await refusal("same-name", owner)
-    await refusal("same-name", "service/alice", on_loopback=True)
+    await refusal("same-name", "service/alice", coordinator=LOOPBACK)
 
 
 @pytest.mark.parametrize("name", ["2001:2001", "2001:6", "ali\0ce", "-alice", "a/b", "a" * 65])
@@ -100,10 +101,18 @@ async def test_the_own_user_of_a_worker_must_be_named(monkeypatch: pytest.Monkey
 
 async def test_without_a_setting_only_the_own_user_starts_programs_and_only_on_loopback() -> None:
     for owner in ("", "local/root", f"local/{OWN}"):
-        assert (await account("", owner, on_loopback=True)) is None
-        assert "on another host" in await refusal("", owner)
+        assert (await account("", owner, coordinator=LOOPBACK)) is None
+        assert await refusal("", owner) == (
+            "the coordinator node1:7401 counts as another host, since its address is not loopback, and the "
+            "worker's run_as is not set: set run_as in the worker's settings, or start the worker with "
+            "--coordinator 127.0.0.1:7401 if the coordinator is on this host"
+        )
+        assert await refusal("", owner, coordinator=f"insecure:{LOOPBACK}") == (
+            "the worker's connection to the coordinator insecure:127.0.0.1:7401 has no TLS, and the worker's "
+            "run_as is not set: set run_as in the worker's settings"
+        )
     for owner in ("user/root", "local/somebody-else", f"user/{OWN}", "service/batch"):
-        assert "not the worker's user" in await refusal("", owner, on_loopback=True)
+        assert "not the worker's user" in await refusal("", owner, coordinator=LOOPBACK)
 
 
 async def test_a_directory_of_users_that_hangs_is_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:

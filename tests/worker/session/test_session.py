@@ -159,6 +159,7 @@ async def test_credentials_are_read_for_each_session(
             while "credentials for" not in caplog.text:  # noqa: ASYNC110 - a log tells nobody
                 await trio.sleep(0.01)
         assert "start the coordinator as this user, or name the directory" in caplog.text
+        assert f"can't be read: No such file or directory: '{credentials}" in caplog.text
         credentials.mkdir()
         for name in ("ca.pem", "worker.token"):
             shutil.copy(credentials_directory() / name, credentials)

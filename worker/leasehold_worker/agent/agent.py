@@ -167,9 +167,9 @@ async def _run(
             strays = Strays(parts, workloads_path, config.socket_path)
             await strays.take_back({entry.command.workload_id for entry in commands.open_entries})
             await trio.to_thread.run_sync(parts.disk.expect_interrupted)
-            logger.info(
-                "worker %s (%s) with %d GPUs", identity.name, identity.worker_id, len(pool.slots.gpus)
-            )
+            count = len(pool.slots.gpus)
+            gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+            logger.info("worker %s (%s) with %s", identity.name, identity.worker_id, gpus)
             nursery.start_soon(manager.show_life)
             nursery.start_soon(recovery.settle)
             nursery.start_soon(commands.stalls.run)

@@ -56,7 +56,7 @@ from leasehold_worker.planning.policy_checks import PolicyChecks
 from leasehold_worker.planning.preflight import Preflight
 from leasehold_worker.planning.tiers import Tiers
 from leasehold_worker.programs.environment import inherited_environment
-from leasehold_worker.programs.run_as import RunAs, is_loopback
+from leasehold_worker.programs.run_as import RunAs
 from leasehold_worker.programs.secret_variables import SecretVariables
 from leasehold_worker.workloads.disk_usage import DiskUsage
 from leasehold_worker.workloads.foreign_processes import ForeignWatch
@@ -196,9 +196,7 @@ async def open_parts(
         inherited = inherited_environment(config.inherited_variables)
         user = await _own_name()
         secrets = SecretVariables(secret_key or os.urandom(KEY_BYTES))
-        run_as = RunAs(
-            config.run_as, config.run_as_min_uid, on_loopback=is_loopback(config.coordinator), user=user
-        )
+        run_as = RunAs(config.run_as, config.run_as_min_uid, coordinator=config.coordinator, user=user)
         programs = ProgramStart(
             workloads, enforced, inherited, config.socket_path, run_as, user, secrets, nursery
         )

@@ -222,8 +222,10 @@ class Commands:
 
     def _refusal(self, command: CommandSpec) -> OperationError | None:
         if self._closed and not is_local(command.command_id):
+            elsewhere = "choose another worker, or " if command.operation.HasField("run") else ""
             return OperationError(
-                errors_pb2.ERROR_REASON_WORKER_DRAINING, "the worker is stopping: choose another worker"
+                errors_pb2.ERROR_REASON_WORKER_DRAINING,
+                f"the worker is stopping: {elsewhere}try again once it has started again",
             )
         if self._journal.refusal is not None:
             return self._journal.refusal

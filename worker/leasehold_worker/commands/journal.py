@@ -20,7 +20,7 @@ import trio
 from leasehold.v1 import errors_pb2
 
 from leasehold_worker import metrics
-from leasehold_worker.commands.journal_file import PROBE, Contents, JournalFile, Statement
+from leasehold_worker.commands.journal_file import PROBE, Contents, JournalFile, MovedError, Statement
 from leasehold_worker.errors import OperationError
 from leasehold_worker.threads import run_in_thread
 
@@ -38,6 +38,12 @@ TURN_LIMIT: Final = 20
 
 CLOSE_TIMEOUT_S: Final = 10.0
 """Time that the end of the worker waits for the disk."""
+
+DISK_REMEDY: Final = "check the disk of its state directory"
+MOVED_REMEDY: Final = (
+    "put the files back, or move what is left of them away and restart the worker, which finds its running "
+    "programs again"
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -209,11 +215,11 @@ class Journal:
         finally:
             metrics.JOURNAL_COMMIT_SECONDS.observe(time.monotonic() - began_s)
 
-    def _find_unavailable(self, why: str) -> OperationError:
+    def _find_unavailable(self, why: str, remedy: str = DISK_REMEDY) -> OperationError:
         """Records that the journal can't be written, until a write succeeds."""
         refusal = OperationError(
             errors_pb2.ERROR_REASON_STORAGE_UNAVAILABLE,
-            f"the worker's journal can't be written ({why}): check the disk of its state directory",
+            f"the worker's journal can't be written ({why}): {remedy}",
         )
         if self.refusal is None:
             logger.error("%s; the worker accepts no command until the journal is writable", refusal.message)
@@ -221,7 +227,8 @@ class Journal:
         return refusal
 
     async def _refuse(self, batch: Sequence[tuple[tuple[str, str], _Write]], error: Exception) -> None:
-        refusal = self._find_unavailable(str(error))
+        remedy = MOVED_REMEDY if isinstance(error, MovedError) else DISK_REMEDY
+        refusal = self._find_unavailable(str(error), remedy)
         newer = self._later | self._waiting
         self._later, self._waiting = {}, {}
         for key, write in batch:

@@ -124,6 +124,11 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 @final
+class MovedError(sqlite3.OperationalError):
+    """A file of the journal was deleted or replaced."""
+
+
+@final
 class JournalFile:
     """The open file. The lock of the state directory makes this process its only user.
 
@@ -215,7 +220,7 @@ class JournalFile:
         except OSError:
             moved = True
         if moved:
-            raise sqlite3.OperationalError(f"{self._path.name} or a file beside it was deleted or replaced")
+            raise MovedError(f"{self._path.name} or a file beside it was deleted or replaced")
 
     def _catch_up(self) -> None:
         """Brings the seal to the last commit, if the disk refused that before."""

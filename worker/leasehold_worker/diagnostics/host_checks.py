@@ -194,7 +194,8 @@ def coordinator(patient: Examination) -> str:
         connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
     except OSError as error:
         raise warning(
-            f"{address} does not answer ({error}): start it, or set coordinator in worker.toml"
+            f"{address} does not answer ({error.strerror or error}): start it, or set coordinator in "
+            "worker.toml"
         ) from error
     with connection:
         if address.startswith(INSECURE_SCHEME):

@@ -9,7 +9,7 @@ from leasehold_worker.host.accounts import find_account
 from leasehold_worker.host.capabilities import NEEDED, capability_name, is_effective
 from leasehold_worker.host.limit_files import read_lines
 from leasehold_worker.host.processes import user_name
-from leasehold_worker.programs.run_as import SAME_NAME, is_loopback, why_forbidden
+from leasehold_worker.programs.run_as import SAME_NAME, elsewhere, is_loopback, why_forbidden
 
 
 def run_as(patient: Examination) -> str:
@@ -17,10 +17,7 @@ def run_as(patient: Examination) -> str:
     config = patient.config
     if not config.run_as:
         if not is_loopback(config.coordinator):
-            raise warning(
-                f"run_as is not set, and the coordinator {config.coordinator} is on another host: the worker "
-                "starts no program for it; set run_as"
-            )
+            raise warning(f"the worker starts no program: {elsewhere(config.coordinator)}")
         return f"not set: programs run as {user_name(os.geteuid())}"
     if problems := [*_wrong_users(config), *_lacking(patient)]:
         raise failed(f"{'; '.join(problems)}: correct run_as, or the start of the worker")

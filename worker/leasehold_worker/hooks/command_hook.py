@@ -16,6 +16,7 @@ from leasehold_worker.hooks.http_call import printable
 from leasehold_worker.hooks.templates import expand
 from leasehold_worker.host.limit_files import login_limits
 from leasehold_worker.programs.child_input import child_input, environment_entries
+from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.interpreter import module_command
 
 SHOWN_OUTPUT_BYTES: Final = 2048
@@ -61,7 +62,7 @@ async def run(turn: Turn) -> None:
             )
     except (OSError, ValueError) as error:
         os.close(errors)
-        raise HookFailedError(f"{arguments[0]} could not be started ({error})") from error
+        raise _not_started(arguments[0], error_text(error)) from error
     finally:
         os.close(write_end)
     tail = bytearray()
@@ -71,11 +72,17 @@ async def run(turn: Turn) -> None:
         finally:
             await _end(process)
         if why := refusal.read().decode(errors="replace"):
-            raise HookFailedError(f"{arguments[0]} could not be started ({why})")
+            raise _not_started(arguments[0], why)
     status = process.returncode
     if status:
         how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
         raise HookFailedError(f"{arguments[0]} {how}{_told(tail)}")
+
+
+def _not_started(program: str, why: str) -> HookFailedError:
+    return HookFailedError(
+        f"{program} could not be started: {why}; make the program work on the worker's host, then try again"
+    )
 
 
 async def _finish(process: trio.Process, tail: bytearray, turn: Turn) -> None:

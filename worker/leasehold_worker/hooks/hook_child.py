@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.user_change import take_limits, take_on
 
 
@@ -29,4 +30,12 @@ def main() -> None:
         os.chdir(directory)
         os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - what the workload's owner asked for
     except (OSError, ValueError, MemoryError) as error:
-        os.write(int(errors), (str(error) or "no memory within its limits").encode())
+        os.write(int(errors), _why(error, arguments[0], directory).encode(errors="replace"))
+
+
+def _why(error: Exception, program: str, directory: str) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename != directory:
+        if "/" not in program:
+            return "no such program in the PATH of hooks on the worker"
+        return "no such program on the worker, or its interpreter is missing"
+    return error_text(error) or "no memory within its limits"

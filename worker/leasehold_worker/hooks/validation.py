@@ -125,7 +125,9 @@ def _check_hook(field: str, hook: hook_pb2.Hook) -> None:
         raise invalid(f"{field}.phase", f"hook {name} ({kind(hook)}) has no phase of its own: leave it out")
     if not is_two_way(hook) and hook.phase not in _PHASES:
         raise invalid(
-            f"{field}.phase", f"hook {name} has no phase: give it BEFORE_SUSPEND, AFTER_RESTORE or READINESS"
+            f"{field}.phase",
+            f"hook {name} has no phase: give it HOOK_PHASE_BEFORE_SUSPEND, HOOK_PHASE_AFTER_RESTORE or "
+            "HOOK_PHASE_READINESS",
         )
     if is_probe(hook) and kind(hook) not in _PROBES:
         raise invalid(

@@ -40,7 +40,9 @@ def not_enough(request: GpuRequest, fitting: Sequence[SlotLease], pending_claime
     for state, its_reason in _REASONS.items():
         if state not in _usable_states(request) and 0 < missing <= states.count(state):
             reason = its_reason
-    due = f"; {pending_claimers} claims wait" if pending_claimers else ""
+    due = ""
+    if pending_claimers:
+        due = "; 1 claim waits" if pending_claimers == 1 else f"; {pending_claimers} claims wait"
     return OperationError(
         reason,
         f"{shortage(request, fitting)}{due}: suspend or stop a workload, or wait",
@@ -81,41 +83,58 @@ def _usable_states(request: GpuRequest) -> tuple[SlotState.ValueType, ...]:
     return (FREE, FOREIGN) if request.allow_foreign else (FREE,)
 
 
-def cordoned(what: str, cordon: Cordon, metadata: dict[str, str] | None = None) -> OperationError:
+def cordoned(
+    what: str,
+    cordon: Cordon,
+    metadata: dict[str, str] | None = None,
+    remedy: str = "choose another, or uncordon it",
+) -> OperationError:
     """The refusal of a cordoned GPU or worker."""
     return OperationError(
         errors_pb2.ERROR_REASON_CORDONED,
-        f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): choose "
-        "another, or uncordon it",
+        f"{what} is cordoned by {cordon.cordoned_by or 'somebody'} ({cordon.reason}): {remedy}",
         metadata,
     )
 
 
-def not_free(slot: SlotLease) -> OperationError:
-    """The refusal of a named GPU."""
+def not_free(slot: SlotLease, *, is_asleep: bool = False) -> OperationError:
+    """The refusal of a GPU that was named, or on which a workload sleeps, which can be restored on no other.
+
+    Args:
+        slot: The slot of the GPU.
+        is_asleep: Whether the GPU is for a workload that sleeps on it.
+    """
     reason, what = errors_pb2.ERROR_REASON_NO_FREE_GPU, _state_name(slot.state)
     standing = slot.standing
-    remedy = "choose another"
+    own: tuple[str, ...] = ()
     if slot.hold is not None:
         what += f" under hold {slot.hold.hold_id} until {slot.hold.expire_time:%H:%M:%S} UTC"
-        remedy += ", name the hold, or wait"
+        own = ("name the hold", "wait")
     elif slot.lease is not None:
         what += f" for workload {slot.lease.workload_id}"
-        remedy += ", or suspend its holder"
+        own = ("suspend its holder",)
     elif slot.state == UNHEALTHY:
         reason, what = (
             errors_pb2.ERROR_REASON_GPU_UNHEALTHY,
             f"excluded by its health ({standing.health_reason})",
         )
-        remedy += ", or mend it and reset its health"
+        own = ("mend it and reset its health",)
     elif slot.state == CORDONED and standing.cordon is not None:
-        return cordoned(slot.gpu_uuid, standing.cordon, {"gpu_uuid": slot.gpu_uuid})
+        remedy = _remedy(("uncordon it",), is_asleep=is_asleep)
+        return cordoned(slot.gpu_uuid, standing.cordon, {"gpu_uuid": slot.gpu_uuid}, remedy)
     elif slot.foreign:
         first = slot.foreign[0]
         reason = errors_pb2.ERROR_REASON_FOREIGN_PROCESS
         what = f"held by process {first.pid} of user {first.user or 'unknown'}"
-        remedy += ", end that process, or adopt it"
+        own = ("end that process", "adopt it")
+    remedy = _remedy(own, is_asleep=is_asleep)
     return OperationError(reason, f"{slot.gpu_uuid} is {what}: {remedy}", {"gpu_uuid": slot.gpu_uuid})
+
+
+def _remedy(own: tuple[str, ...], *, is_asleep: bool) -> str:
+    elsewhere = "suspend the sleeping workload by cuda_suspend and restore it on another GPU"
+    *ways, last = (*own, elsewhere) if is_asleep else ("choose another", *own)
+    return f"{', '.join(ways)}, or {last}" if ways else last
 
 
 def wanted(request: GpuRequest) -> str:

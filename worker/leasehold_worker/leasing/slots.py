@@ -231,7 +231,12 @@ class GpuSlots:
         return [slot for slot in self._slots.values() if request.allows(self._by_uuid[slot.gpu_uuid])]
 
     def check_free(
-        self, gpu_uuids: Sequence[str], *, allow_foreign: bool = False, held: Collection[str] = ()
+        self,
+        gpu_uuids: Sequence[str],
+        *,
+        allow_foreign: bool = False,
+        held: Collection[str] = (),
+        is_asleep: bool = False,
     ) -> None:
         """Refuses GPUs that are not available.
 
@@ -239,6 +244,7 @@ class GpuSlots:
             gpu_uuids: The GPUs.
             allow_foreign: Whether GPUs with foreign processes are available.
             held: GPUs whose hold the caller takes.
+            is_asleep: Whether the GPUs are for a workload that sleeps on them.
 
         Raises:
             OperationError: UNKNOWN_GPU, DUPLICATE_GPU, NO_FREE_GPU, CORDONED, GPU_UNHEALTHY or
@@ -250,7 +256,7 @@ class GpuSlots:
         for gpu_uuid in gpu_uuids:
             slot = self.get(gpu_uuid).without_lease if gpu_uuid in held else self.get(gpu_uuid)
             if slot.state not in usable:
-                raise not_free(slot)
+                raise not_free(slot, is_asleep=is_asleep)
         if len(set(gpu_uuids)) != len(gpu_uuids):
             raise OperationError(errors_pb2.ERROR_REASON_DUPLICATE_GPU, "a GPU is named twice: name it once")
 

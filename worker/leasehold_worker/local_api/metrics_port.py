@@ -13,7 +13,6 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from leasehold_worker import metrics
-from leasehold_worker.errors import StartError
 from leasehold_worker.local_api.metrics_request import (
     HEAD_LIMIT_BYTES,
     HttpError,
@@ -22,6 +21,7 @@ from leasehold_worker.local_api.metrics_request import (
     refusal,
 )
 from leasehold_worker.local_api.metrics_tls import MetricsTls
+from leasehold_worker.local_api.tcp_listeners import open_listeners
 from leasehold_worker.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
@@ -150,21 +150,14 @@ async def serve_metrics(
     if not address:
         yield
         return
-    host, _, port = address.rpartition(":")
-    try:
-        listeners = await trio.open_tcp_listeners(int(port), host=host.strip("[]"), backlog=CONNECTIONS)
-    except OSError as error:
-        raise StartError(
-            f"can't listen on {address} for metrics: {error.strerror or error}; choose another with "
-            "--metrics-listen"
-        ) from error
+    listeners = await open_listeners(address, "metrics", "--metrics-listen", CONNECTIONS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, MetricsPort(gauges, tls).serve, listeners)
         if tls is not None:
             nursery.start_soon(tls.run)
         found = listeners[0].socket.getsockname()[1]
         scheme = "http" if tls is None else "https"
-        logger.info("listening on %s for metrics", f"{scheme}://{host}:{found}")
+        logger.info("listening on %s for metrics", f"{scheme}://{address.rpartition(':')[0]}:{found}")
         try:
             yield
         finally:

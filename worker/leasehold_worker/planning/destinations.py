@@ -79,7 +79,16 @@ class Destinations:
         room = await self._room(target.members)
         needed = needed_by_gpu(target.members, target.home)
         gpu_uuids = [*target.workload.gpu_uuids, *usable, *free]
-        return choose_gpus(target.home, gpu_uuids, self._inventory.chips, room, needed)
+        all_free = self._pool.slots.free(allow_foreign=spec.resources.allow_foreign)
+        return choose_gpus(
+            target.home,
+            gpu_uuids,
+            self._inventory.chips,
+            room,
+            needed,
+            claimed=[gpu_uuid for gpu_uuid in all_free if gpu_uuid not in gpu_uuids],
+            claims=len(self._pool.waiting),
+        )
 
     async def check(self, plan: Plan, held: Collection[str] = ()) -> None:
         """Checks whether the GPUs are free, have enough memory, and are visible to the members."""
@@ -91,6 +100,7 @@ class Destinations:
                     wanted,
                     allow_foreign=target.workload.spec.resources.allow_foreign,
                     held=self._pool.holds.gpus_of(plan.hold_id),
+                    is_asleep=target.workload.is_asleep,
                 )
         destinations = [gpu_uuid for target in plan.targets for gpu_uuid in target.destination]
         if plan.pairs:
@@ -174,6 +184,8 @@ def choose_gpus(
     chips: Mapping[str, str],
     room: FreeMemory,
     parked_bytes: Mapping[str, int],
+    claimed: Collection[str] = (),
+    claims: int = 0,
 ) -> tuple[GpuPair, ...]:
     """Pairs each GPU of a suspended workload with a new one: itself if free, else the first that fits.
 
@@ -183,6 +195,8 @@ def choose_gpus(
         chips: Chip by UUID of every GPU of the host.
         room: Device memory as NVML reports it.
         parked_bytes: Device memory that the content of each GPU needs; missing if unknown.
+        claimed: GPUs that are free, and reserved for waiting claims.
+        claims: Number of waiting claims.
 
     Raises:
         OperationError: NO_FREE_GPU if a GPU has no counterpart, INSUFFICIENT_DEVICE_MEMORY if all free ones
@@ -196,14 +210,23 @@ def choose_gpus(
             continue
         same_chip = [candidate for candidate in left if chips[candidate] == chips[uuid]]
         if not same_chip:
-            raise OperationError(
-                errors_pb2.ERROR_REASON_NO_FREE_GPU,
-                f"no free {chips[uuid]} can replace {uuid}: suspend or stop a workload first",
-                {"gpu_uuid": uuid},
-            )
+            kept = sum(chips[candidate] == chips[uuid] for candidate in claimed)
+            raise _no_free_gpu(uuid, chips[uuid], kept, claims)
         fitting = [candidate for candidate in same_chip if fits(GpuPair(uuid, candidate), room, parked_bytes)]
         if not fitting:
             check_memory((GpuPair(uuid, same_chip[0]),), room, parked_bytes)
         chosen[uuid] = fitting[0]
         left.remove(fitting[0])
     return tuple(GpuPair(uuid, chosen[uuid]) for uuid in parked)
+
+
+def _no_free_gpu(gpu_uuid: str, chip: str, kept: int, claims: int) -> OperationError:
+    """The refusal of a GPU that no free GPU can replace. Waiting claims reserve ``kept`` free GPUs."""
+    message = f"no free {chip} can replace {gpu_uuid}: suspend or stop a workload first"
+    if kept:
+        waiting = "1 claim waits" if claims == 1 else f"{claims} claims wait"
+        message = (
+            f"{kept} {chip} free for {gpu_uuid}, reserved for earlier claims; {waiting}: "
+            "wait until they have got GPUs, or name the GPUs with --to"
+        )
+    return OperationError(errors_pb2.ERROR_REASON_NO_FREE_GPU, message, {"gpu_uuid": gpu_uuid})

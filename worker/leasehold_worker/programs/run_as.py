@@ -57,14 +57,15 @@ class RunAs:
         setting: A map of owners to Unix users, ``same-name``, or the Unix user of all workloads. Empty: only
             the worker's own user starts programs, and only for a coordinator on loopback.
         min_uid: The smallest permitted user id.
-        on_loopback: Whether the coordinator is on this host.
+        coordinator: The coordinator's address.
         user: Name of the worker's user.
     """
 
-    def __init__(self, setting: RunAsSetting, min_uid: int, *, on_loopback: bool, user: str) -> None:
+    def __init__(self, setting: RunAsSetting, min_uid: int, *, coordinator: str, user: str) -> None:
         self._setting = setting
         self._min_uid = min_uid
-        self._on_loopback = on_loopback
+        self._coordinator = coordinator
+        self._on_loopback = is_loopback(coordinator)
         self._user = user
 
     @property
@@ -123,7 +124,7 @@ class RunAs:
     def _require_own(self, owner: str) -> None:
         """Refuses an owner who does not have the rights of the worker's user anyway."""
         if not self._on_loopback:
-            raise _refused(_ELSEWHERE)
+            raise OperationError(errors_pb2.ERROR_REASON_NOT_PERMITTED, elsewhere(self._coordinator))
         if owner not in ("", "local/root", f"local/{self._user}"):
             raise _refused(f"{owner} is not the worker's user, and the worker's run_as is not set")
 
@@ -148,7 +149,16 @@ def why_forbidden(account: Account, setting: RunAsSetting, min_uid: int) -> str:
     return ""
 
 
-_ELSEWHERE: Final = "the coordinator is on another host or has no TLS, and the worker's run_as is not set"
+def elsewhere(coordinator: str) -> str:
+    """Why a worker without run_as starts no program for a coordinator that is not on loopback with TLS."""
+    unset = "and the worker's run_as is not set: set run_as in the worker's settings"
+    if coordinator.startswith("insecure:"):
+        return f"the worker's connection to the coordinator {coordinator} has no TLS, {unset}"
+    port = coordinator.rpartition(":")[2]
+    return (
+        f"the coordinator {coordinator} counts as another host, since its address is not loopback, {unset}, "
+        f"or start the worker with --coordinator 127.0.0.1:{port} if the coordinator is on this host"
+    )
 
 
 def _refused(why: str) -> OperationError:

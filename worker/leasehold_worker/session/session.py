@@ -37,6 +37,7 @@ from leasehold_worker.files.state_directory import StateDirectory
 from leasehold_worker.gpus.inventory import GpuReading
 from leasehold_worker.host.clock_offset import ClockOffset
 from leasehold_worker.leasing.pool import GpuPool
+from leasehold_worker.programs.error_text import error_text
 from leasehold_worker.programs.secret_variables import SecretVariables
 from leasehold_worker.session.channel import (
     CERTIFICATE_FILES,
@@ -212,9 +213,9 @@ class CoordinatorSession:
             return SessionEndError(str(error))
         except OSError as error:
             return SessionEndError(
-                f"the credentials for {self._coordinator} can't be read: {error}; join with a token of "
-                "`leasehold token create --worker NAME`, start the coordinator as this user, or name the "
-                "directory of its ca.pem and worker.token with --credentials"
+                f"the credentials for {self._coordinator} can't be read: {error_text(error)}; join with a "
+                "token of `leasehold token create --worker NAME`, start the coordinator as this user, or "
+                "name the directory of its ca.pem and worker.token with --credentials"
             )
         except StartError as error:
             return SessionEndError(str(error), REFUSED_BACKOFF_S)

@@ -7,6 +7,9 @@ import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedAt, bytes } from "/static/words.js";
 
+const ANSWER_MS = 20000; // how long the answer to an action is awaited: the server waits 15 s for the coordinator
+const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
+
 const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
 
 export function workloadActions(workload) {
@@ -185,6 +188,13 @@ function picture(pairs) {
   return h("div", { class: "move-picture" }, pairs.slice(0, 16).map(([from, to]) => h("span", {}, from, h("span", { class: "muted", "aria-label": "to" }, "→"), to)));
 }
 
+// A text below the view, until it is closed or another one comes.
+function notice(...parts) {
+  document.querySelector(".notice")?.remove();
+  const element = h("div", { class: "notice box warn", role: "status" }, h("p", {}, parts), h("button", { type: "button", class: "quiet", onclick: () => element.remove(), "aria-label": "Close the notice" }, "✕"));
+  document.body.append(element);
+}
+
 // A dialog with the dry run, then with the command.
 //   action: what is sent, or a function that returns it; plans: further actions to plan; effects: what happens, for an
 //   action that has no plan; isStrict: whether a refusal in a plan forbids the action.
@@ -193,15 +203,18 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
   const no = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const yes = h("button", { type: "submit", class: isDanger ? "danger" : "primary", disabled: true }, verb);
-  const footer = h("footer", {}, no, yes);
+  const told = h("span", { class: "muted", role: "status" });
+  const footer = h("footer", {}, told, no, yes);
   const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const aborted = new AbortController();
   const giveBack = keepFocus();
   let endChanges = null;
+  let isSending = false;
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
+    if (isSending) notice(h("b", {}, title), ": the dialog was closed before the answer. ", mayBeStored());
     endChanges?.();
     dialog.remove();
     giveBack();
@@ -223,26 +236,45 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     if (!yes.disabled) yes.focus();
   }
 
-  function refuse(error) {
+  function refuse(error, ...more) {
     if (error.name === "AbortError") return;
-    replace(planBox, h("div", { class: "box bad", role: "alert" }, error.message));
+    if (!dialog.isConnected) {
+      notice(h("b", {}, title), `: ${error.message}. `, ...more);
+      return;
+    }
+    replace(planBox, h("div", { class: "box bad", role: "alert" }, error.message, more.length > 0 && ". ", ...more));
     yes.disabled = true;
+  }
+
+  function mayBeStored() {
+    return ["The command may have been stored: see ", h("a", { href: "/commands", onclick: () => dialog.close() }, "Commands"), "."];
+  }
+
+  function setSending(isOn) {
+    isSending = isOn;
+    told.textContent = isOn ? "Sending…" : "";
+    no.textContent = isOn ? "Close" : "Cancel";
   }
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
+    const sent = typeof action === "function" ? action() : action;
+    setSending(true);
     try {
-      const sent = typeof action === "function" ? action() : action;
-      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : id } });
-      follow(answer);
+      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : id }, signal: AbortSignal.timeout(ANSWER_MS) });
+      setSending(false);
+      if (dialog.isConnected) follow(answer);
+      else notice(h("b", {}, title), ": the command is stored, see ", h("a", { href: "/commands" }, "Commands"), ".");
     } catch (error) {
-      refuse(error);
-      yes.disabled = error.status !== 0 && error.status < 500;
+      setSending(false);
+      const isUncertain = error.status === 0 || error.status >= 500;
+      refuse(error, ...(isUncertain ? [...mayBeStored(), !UNREPEATABLE.has(sent.action) && dialog.isConnected && ` “${verb}” again is safe: it is not carried out twice.`] : []));
+      yes.disabled = !isUncertain;
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
-        yes.disabled = false;
+        yes.disabled = isSending;
       }, { once: true });
     }
   });

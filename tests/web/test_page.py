@@ -141,8 +141,12 @@ def test_the_page_survives_a_restart_of_the_coordinator(browser: Browser, fleet:
         fleet.fleet.end("coordinator", signal.SIGTERM)
         expect(page.locator("#contact")).to_contain_text("No contact since")
         assert state(page, 0) == "LEASED"  # the last known state stays
+        page.click('nav a:text-is("Commands")')  # whose script was not loaded yet
+        expect(page.locator("main .box.bad")).to_contain_text("this view (Commands) can't be shown")
         fleet.fleet.start_coordinator()
         expect(page.locator("#contact")).to_be_empty()
+        expect(page.locator("h1")).to_have_text("Commands")
+        page.click('nav a:text-is("Fleet")')
         fleet.fleet.wait(lambda: fleet.fleet.worker_state("alpha") == "WORKER_STATE_CONNECTED")
         fleet.fleet.cli("suspend", "train")
         expect_state(page, 0, "FREE")

@@ -14,6 +14,7 @@ window.isHidden = true;
 Object.defineProperty(document, "hidden", { get: () => window.isHidden });
 Object.defineProperty(document, "visibilityState", { get: () => (window.isHidden ? "hidden" : "visible") });
 """
+LATER = "const present = Date.now(); Date.now = () => present + 3 * 3600_000"
 RELEASED_MS = 31_000
 
 
@@ -103,6 +104,13 @@ def test_a_deletion_reaches_the_list_and_the_page_of_a_workload(browser: Browser
         other.goto(f"{fleet.url}workloads/train")
         expect(page.locator("tbody tr")).to_contain_text("train")
         expect(other.locator("h1")).to_contain_text("train")
+        parts = [page.locator("tbody tr"), *map(other.get_by_label, ("State", "Commands"))]
+        for part in parts:
+            expect(part).to_contain_text(re.compile(r"\d s ago"))
+        for one in (page, other):
+            one.evaluate(LATER)
+        for part in parts:
+            expect(part).to_contain_text("3 h ago")  # though nothing has changed
         fleet.fleet.cli("rm", "workload", "train", "--yes")
         expect(page.locator("tbody tr")).to_contain_text("No workload yet")
         expect(other.locator(".box.bad")).to_have_text("The workload train was deleted.")

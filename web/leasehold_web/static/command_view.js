@@ -1,8 +1,9 @@
 // A command: its state, and its phases with their seconds, bytes and rates.
+import { age } from "/static/ages.js";
 import { h } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
 import { workerName, workloadName } from "/static/live.js";
-import { ago, bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from "/static/words.js";
+import { bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from "/static/words.js";
 
 export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const workloads = workloadsOf(command);
@@ -13,7 +14,7 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
       h("span", { class: "badge" }, lower(command.state)),
       !isOver && command.phase && h("span", { class: "muted" }, command.phase),
       h("span", { class: "spacer" }),
-      h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", h("time", { title: new Date(command.create_time).toLocaleString() }, ago(command.create_time)), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
+      h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", age(command.create_time, { title: new Date(command.create_time).toLocaleString() }), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
       hasActions && actions),
     !isOver && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
     command.error && h("p", { class: "error" }, command.error.message),

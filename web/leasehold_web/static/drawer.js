@@ -1,9 +1,10 @@
 // The drawer beside the fleet: one GPU, its holder, and what can be done with both.
 import { append, h, replace } from "/static/dom.js";
 import { gpuActions, workloadActions } from "/static/actions.js";
+import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { live, placeOf } from "/static/live.js";
-import { ago, bytes, lower, UNKNOWN } from "/static/words.js";
+import { bytes, lower, UNKNOWN } from "/static/words.js";
 
 export function drawerFor(uuid, onClose) {
   const element = h("aside", { class: "drawer", "aria-label": "GPU" });
@@ -28,7 +29,7 @@ export function drawerFor(uuid, onClose) {
 function content(gpu, workload, onClose) {
   const sample = gpu.sample ?? {};
   const facts = [
-    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, ` since ${ago(gpu.since)}`) : ""]],
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, " since ", age(gpu.since)) : ""]],
     ["Model", gpu.name],
     ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
     ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],

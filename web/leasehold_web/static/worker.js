@@ -1,11 +1,12 @@
 // One worker: its host, resources, GPUs, capabilities with reasons, and events.
 import { append, ask, h, replace } from "/static/dom.js";
 import { workerActions } from "/static/actions.js";
+import { age } from "/static/ages.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange } from "/static/live.js";
-import { ago, bytes, ENDED, lower, PARKED, parkedAt, UNKNOWN } from "/static/words.js";
+import { bytes, ENDED, lower, PARKED, parkedAt, UNKNOWN } from "/static/words.js";
 
 export function show(main, id) {
   const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
@@ -63,7 +64,7 @@ function hostFacts(worker) {
   const facts = [
     ["Hostname", host.hostname ?? UNKNOWN],
     // A watch tells no new time of a worker in contact, so its last one would look old.
-    ["Last report", worker.state === "CONNECTED" ? "in contact" : ago(worker.last_seen_time)],
+    ["Last report", worker.state === "CONNECTED" ? "in contact" : age(worker.last_seen_time)],
     ["Agent", worker.agent_version ?? UNKNOWN],
     ["Driver", `${worker.driver_version ?? UNKNOWN}, CUDA ${cuda}`],
     ["Kernel", `${host.kernel_release ?? UNKNOWN}, ${host.architecture ?? UNKNOWN}`],

@@ -1,13 +1,14 @@
 // One workload: state, GPUs, policy, hooks, checkpoints, its lane of the timeline, commands, events and output.
 import { append, ask, h, replace } from "/static/dom.js";
 import { commandActions, workloadActions } from "/static/actions.js";
+import { age } from "/static/ages.js";
 import { commandView } from "/static/command_view.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { areOld, live, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
-import { ago, bytes, count, ENDED, lower, moment, parkedAt, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, count, ENDED, lower, moment, parkedAt, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000;
@@ -79,7 +80,7 @@ export function show(main, id) {
       document.title = `${workload.name} · Leasehold`;
       const status = workload.status ?? {};
       replace(title, h("h1", {}, glyph(status.state), workload.name), h("span", { class: "badge" }, lower(status.state), status.state === "RUNNING" && status.ready_time ? " and ready" : ""),
-        workload.out_of_contact && h("span", { class: "badge" }, `last known, ${workload.report_time ? ago(workload.report_time) : "before a restart"}`),
+        workload.out_of_contact && h("span", { class: "badge" }, "last known, ", workload.report_time ? age(workload.report_time) : "before a restart"),
         h("div", { class: "actions" }, workloadActions(workload)));
       replace(facts, h("h2", {}, "State"), stateFacts(workload));
       replace(spec, h("h2", {}, "Specification"), specFacts(workload));
@@ -118,12 +119,12 @@ function stateFacts(workload) {
   const gpus = status.lease?.gpu_uuids ?? [];
   const facts = [["GPUs", gpus.length ? gpus.map((uuid, at) => [at > 0 && ", ", h("a", { href: `/?gpu=${encodeURIComponent(uuid)}` }, placeOf(uuid))]) : "none"]];
   const { size, tier } = parkedAt(workload);
-  if (tier) facts.push(["Parked", `${size === undefined ? "size unknown" : bytes(size)} in ${tier}${status.park_time ? `, ${ago(status.park_time)}` : ""}`]);
+  if (tier) facts.push(["Parked", [`${size === undefined ? "size unknown" : bytes(size)} in ${tier}`, status.park_time && ", ", status.park_time && age(status.park_time)]]);
   if (status.parked_gpu_uuids?.length) facts.push(["Former GPUs", status.parked_gpu_uuids.map(placeOf).join(", ")]);
   facts.push(["Host", h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, workerName(workload.worker_id))], ["Owner", workload.owner ?? UNKNOWN]);
   if (workload.user) facts.push(["User", workload.user]);
   facts.push(["Created", moment(workload.create_time)]);
-  if (status.start_time) facts.push(["Started", ago(status.start_time)]);
+  if (status.start_time) facts.push(["Started", age(status.start_time)]);
   if (status.ready_time) facts.push(status.start_time ? ["Ready after", seconds((status.ready_time - status.start_time) / 1000)] : ["Ready since", moment(status.ready_time)]);
   if (status.end_time) facts.push(["Ended", moment(status.end_time)]);
   if (status.exit) facts.push(["Exit", status.exit.signal_number ? `signal ${status.exit.signal_number}` : `code ${status.exit.code ?? 0}`]);
@@ -166,7 +167,7 @@ function hookText(hook) {
 }
 
 function checkpointsCard(found) {
-  const rows = found.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, ago(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
+  const rows = found.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, age(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
   return h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"),
     rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)))
       : h("p", { class: "muted" }, found.unreachable?.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker."));

@@ -229,13 +229,20 @@ def test_the_drawer_marks_what_a_host_out_of_contact_reported_last(browser: Brow
         facts = page.locator(".drawer dl")
         expect(facts).to_have_count(2)
         expect(facts.first).not_to_contain_text("last known")
+        other = page.context.new_page()
         fleet.fleet.processes["alpha"].send_signal(signal.SIGSTOP)
         try:
+            other.goto(f"{fleet.url}workloads/train")
+            # The silent worker delays its own answer only.
+            expect(other.locator("h1")).to_contain_text("train", timeout=5_000)
+            checkpoints = other.get_by_label("Checkpoints")
+            expect(checkpoints).to_contain_text("Asking its worker")
             expect(facts.nth(0)).to_contain_text("leased (last known)")
             expect(facts.nth(1)).to_contain_text("running (last known)")
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
         expect(facts.first).not_to_contain_text("last known")
+        expect(checkpoints).to_contain_text(re.compile("No checkpoint|does not answer"))
 
 
 JOINTS = """async () => {

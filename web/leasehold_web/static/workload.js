@@ -19,6 +19,7 @@ export function show(main, id) {
   append(main, [page]);
   let found = null;
   let redraw = null;
+  let drawCheckpoints = null;
   let ends = [];
   let isOver = false;
 
@@ -33,6 +34,14 @@ export function show(main, id) {
     if (isOver) return;
     if (redraw) redraw();
     else build();
+    loadCheckpoints();
+  }
+
+  // After the rest: the answer is late if the worker is silent.
+  async function loadCheckpoints() {
+    const id = found.workload.workload_id;
+    const answer = await ask(`/api/workloads/${encodeURIComponent(id)}/checkpoints`).catch((error) => ({ refusal: error }));
+    if (!isOver) drawCheckpoints(answer);
   }
 
   function fail(error) {
@@ -69,8 +78,8 @@ export function show(main, id) {
     const mini = miniTimeline(key);
     const lane = h("section", { class: "card whole", "aria-label": "Timeline" }, h("h2", {}, "Timeline", h("small", {}, "where it was, and when it was parked")), mini.element);
     const parts = [facts, spec, lane, commands, events];
-    let checkpoints = found.checkpoints && checkpointsCard(found);
-    if (checkpoints) parts.push(checkpoints);
+    const checkpoints = h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"), h("p", { class: "muted" }, "Asking its worker…"));
+    parts.push(checkpoints);
     const output = mayActOn(found.workload) ? outputCard(key, () => found.workload) : null;
     if (output) parts.push(output.element);
     replace(page, title, h("div", { class: "cards" }, parts));
@@ -95,10 +104,10 @@ export function show(main, id) {
     redraw = () => {
       draw();
       drawCommands();
-      if (!checkpoints || !found.checkpoints) return;
-      const before = checkpoints;
-      checkpoints = checkpointsCard(found);
-      before.replaceWith(checkpoints);
+    };
+    drawCheckpoints = (answer) => {
+      checkpoints.hidden = Boolean(answer.refusal?.reason); // the caller may not read them
+      replace(checkpoints, h("h2", {}, "Checkpoints"), checkpointsTable(answer));
     };
     draw();
     drawCommands();
@@ -166,11 +175,11 @@ function hookText(hook) {
   return `${hook.name || kind}: ${lower(hook.phase)}, ${kind} ${what}`;
 }
 
-function checkpointsCard(found) {
-  const rows = found.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, age(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
-  return h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"),
-    rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)))
-      : h("p", { class: "muted" }, found.unreachable?.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker."));
+function checkpointsTable(answer) {
+  if (answer.refusal) return h("p", { class: "muted" }, `Its checkpoints are not known: ${answer.refusal.message}`);
+  if (!answer.checkpoints.length) return h("p", { class: "muted" }, answer.unreachable.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker.");
+  const rows = answer.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, age(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)));
 }
 
 function outputCard(id, current) {

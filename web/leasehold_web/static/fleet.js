@@ -169,6 +169,7 @@ export function show(main) {
     const sample = gpu.sample ?? {};
     const share = gpu.memory_total_bytes && sample.memory_used_bytes !== undefined ? sample.memory_used_bytes / gpu.memory_total_bytes : 0;
     const title = gpu.workload_name ?? (state === "UNHEALTHY" ? lower(gpu.health) : lower(state));
+    const doing = stateBeside(gpu);
     const load = sample.utilization_percent === undefined ? "–%" : `${sample.utilization_percent}%`;
     const heat = sample.temperature_celsius === undefined ? "–°" : `${sample.temperature_celsius}°`;
     const meter = h("i", {});
@@ -178,9 +179,15 @@ export function show(main) {
     if (gpu.uuid === chosen) class_ += " chosen";
     if (picking()) class_ += pickClass(gpu);
     return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), tabindex: "-1" },
-      h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
+      h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), doing && glyph(doing), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
       h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
-      h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)));
+      h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), doing ? h("span", { class: `g-${doing}` }, lower(doing)) : [h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)]));
+  }
+
+  // The state of the workload on a GPU, unless it runs.
+  function stateBeside(gpu) {
+    const state = live.workloads.get(gpu.workload_id)?.status?.state;
+    return state === "RUNNING" ? undefined : state;
   }
 
   function pickClass(gpu) {
@@ -193,7 +200,7 @@ export function show(main) {
   function label(gpu) {
     const sample = gpu.sample ?? {};
     const parts = [`GPU ${gpu.slot ?? 0} of ${live.workers.get(gpu.worker_id)?.name}`, lower(gpu.state)];
-    if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}`);
+    if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}${stateBeside(gpu) ? ` ${lower(stateBeside(gpu))}` : ""}`);
     if (gpu.health) parts.push(`health ${lower(gpu.health)}`);
     parts.push(sample.memory_used_bytes === undefined ? "memory unknown" : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`);
     if (sample.utilization_percent !== undefined) parts.push(`${sample.utilization_percent} percent busy`);

@@ -78,6 +78,8 @@ export function workloadsOf(command) {
 
 export const ENDED = new Set(["EXITED", "FAILED", "RELEASED"]);
 export const PARKED = new Set(["SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED"]);
+// In UNKNOWN, the worker examines each process again.
+export const RESTORABLE = new Set([...PARKED, "UNKNOWN"]);
 export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"]);
 
 // The bytes of several parked workloads.

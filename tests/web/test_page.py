@@ -245,6 +245,44 @@ def test_the_drawer_marks_what_a_host_out_of_contact_reported_last(browser: Brow
         expect(checkpoints).to_contain_text(re.compile("No checkpoint|does not answer"))
 
 
+RUNNING_AFTER_A_FAILED_HOOK: Final = """async () => {
+  const { workloadActions } = await import("/static/actions.js");
+  const status = { state: "RUNNING", error: { reason: "HOOK_FAILED" }, lease: { gpu_uuids: ["GPU-1"] } };
+  return workloadActions({ workload_id: "w-1", name: "one", status }).map((one) => one.textContent);
+}"""
+
+
+@pytest.mark.long
+def test_an_unknown_workload_and_its_failed_rollback_are_shown_and_it_is_restored(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    fleet = web_fleet.fleet
+    host = fleet.start_worker("alpha", settings="driver_call_floor_s = 3\n")
+    fleet.run_counter("train")
+    pid = fleet.client.workload("train").status.root_pid
+    host.set_fault("checkpoint", pid, hang=True)
+    host.set_fault("get_state", pid, hang=True, after=2)
+    fleet.cli("suspend", "train", code=1)
+    host.clear_faults()
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        tile = page.locator(slot(page, 0))
+        expect(tile).to_contain_text("unknown")
+        expect(tile.locator(".g-UNKNOWN").first).to_be_visible()
+        expect(tile).to_have_attribute("aria-label", re.compile("workload train unknown"))
+        page.goto(f"{web_fleet.url}workloads/train")
+        failed = page.locator(".command", has_text="suspend")
+        expect(failed.get_by_label("Processes")).to_have_text(
+            re.compile(rf"^pid {pid}: running → unknown, NOT rolled back")
+        )
+        expect(failed).not_to_contain_text("(rollback)")
+        assert "Wake" in page.evaluate(RUNNING_AFTER_A_FAILED_HOOK)
+        page.click('button:text-is("Restore")')
+        expect(page.locator("dialog")).to_contain_text("Examines each process again")
+        confirm(page, "Restore")
+        expect(page.locator(".title-line .badge")).to_contain_text("running")
+    fleet.wait_counting("train")
+
+
 JOINTS = """async () => {
   const { jointsOf } = await import("/static/spans.js");
   const span = (workload, gpu, begin, end, lease) => ({

@@ -19,7 +19,18 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
     !isOver && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
     command.error && h("p", { class: "error" }, command.error.message),
     phases(command.result ?? {}),
+    command.state !== "SUCCEEDED" && members(command),
     (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, one)));
+}
+
+// The processes after a failure, and whether each was rolled back. The error of the command is not repeated.
+function members(command) {
+  const list = command.result?.members ?? [];
+  return list.length > 0 && h("ul", { class: "steps", "aria-label": "Processes" }, list.map((one) => {
+    const back = one.rolled_back === undefined ? "" : one.rolled_back ? ", rolled back" : ", NOT rolled back";
+    const error = one.error && one.error.message !== command.error?.message ? `: ${one.error.message}` : "";
+    return h("li", {}, `pid ${one.pid}: ${lower(one.state_before)} → ${lower(one.state_after)}${back}${error}`);
+  }));
 }
 
 const KINDS = { lock: "", checkpoint: "p2", save: "p2", image: "p2", restore: "p1", resume: "p1", load: "p1", start: "p1", unlock: "", verify: "p3", preflight: "p3", hooks: "p3" };
@@ -40,5 +51,5 @@ export function phases(result) {
     part.style.flexBasis = "0";
     return part;
   }));
-  return h("div", {}, bar, h("ul", { class: "phase-list" }, list.map((one) => h("li", {}, h("i", { class: kind(one) }), h("b", {}, one.phase + (one.rollback ? " (rollback)" : "")), ` ${seconds(one.duration ?? 0)}`, one.moved_bytes ? ` · ${bytes(one.moved_bytes)} · ${rate(one.moved_bytes, one.duration)}` : "", one.failed ? " · failed" : ""))));
+  return h("div", {}, bar, h("ul", { class: "phase-list" }, list.map((one) => h("li", {}, h("i", { class: kind(one) }), h("b", {}, one.rollback && one.phase !== "rollback" ? `undoing ${one.phase}` : one.phase), ` ${seconds(one.duration ?? 0)}`, one.moved_bytes ? ` · ${bytes(one.moved_bytes)} · ${rate(one.moved_bytes, one.duration)}` : "", one.failed ? " · failed" : ""))));
 }

@@ -432,28 +432,40 @@ def test_what_a_viewer_may_not_see_is_unknown_and_not_zero(browser: Browser, tmp
 
 
 PARKED_SIZES: Final = """async () => {
-  const { parkedAt, parkedSize } = await import("/static/words.js");
+  const { parkedAt, parkedSize, parkedText } = await import("/static/words.js");
   const of = (state, status) => ({ status: { state, ...status } });
   const all = [
     of("SUSPENDED", { park_time: 1, parked_bytes: 1024 }), of("STOPPED", { park_time: 1 }), of("STOPPED", {}),
-    of("SLEEPING", { park_time: 1 }), of("SLEEPING", {}), of("CHECKPOINTED", {}),
+    of("SLEEPING", { park_time: 1, parked_by: {}, parked_bytes: 0 }), of("SLEEPING", {}), of("CHECKPOINTED", {}),
   ];
+  const asleep = (weight_strategy, parked_bytes) => of("SLEEPING", { parked_by: { weight_strategy }, parked_bytes });
   return [
     all.map((one) => parkedAt(one)).map(({ tier, size }) => `${tier}: ${size}`),
     parkedSize(all), parkedSize(all.slice(0, 2)), parkedSize(all.slice(2)), parkedSize([]),
+    [asleep("RETAIN", 0), asleep("OFFLOAD", 2048), asleep("DISCARD", 0), all[1]].map(parkedText),
   ];
+}"""
+
+DIALOG_OF_A_SLEEPER: Final = """async () => {
+  const { workloadActions } = await import("/static/actions.js");
+  const status = { state: "SLEEPING", parked_gpu_uuids: ["GPU-1"], parked_by: {}, parked_bytes: 0 };
+  const buttons = workloadActions({ workload_id: "w-1", name: "one", status });
+  buttons.find((one) => one.textContent === "Restore").click();
+  return buttons.map((one) => one.textContent);
 }"""
 
 
 @pytest.mark.long
-def test_a_sum_of_parked_bytes_counts_no_unknown_size_as_zero(browser: Browser, web_fleet: WebFleet) -> None:
+def test_a_parked_workload_is_where_its_policy_left_it_and_no_unknown_size_is_zero(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(PARKED_SIZES) == [
             [
                 "host memory: 1024",
                 "disk: 0",
                 "disk: undefined",
-                "discarded: undefined",
+                "device memory: undefined",
                 ": undefined",
                 "disk: undefined",
             ],
@@ -461,7 +473,14 @@ def test_a_sum_of_parked_bytes_counts_no_unknown_size_as_zero(browser: Browser, 
             "1.0 KiB",
             "size unknown",
             "0 B",
+            ["in device memory", "2.0 KiB in host memory", "weights discarded", "0 B on disk"],
         ]
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        assert page.evaluate(DIALOG_OF_A_SLEEPER) == ["Restore", "Stop…"]
+        expect(page.locator("dialog")).to_contain_text("in device memory→GPU-1")
+        expect(page.locator("dialog")).to_contain_text("On its own GPUs")
+        expect(page.locator("dialog")).not_to_contain_text("or else on others")
 
 
 @pytest.mark.long

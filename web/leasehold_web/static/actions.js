@@ -5,7 +5,7 @@ import { commandView } from "/static/command_view.js";
 import { live, may, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
-import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedAt, RESTORABLE, bytes } from "/static/words.js";
+import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
 
 const ANSWER_MS = 20000; // how long the answer to an action is awaited: the server waits 15 s for the coordinator
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
@@ -21,7 +21,7 @@ export function workloadActions(workload) {
     buttons.push(button("Suspend", () => suspend(workload)), button("Move…", () => move(workload)), button("Swap…", () => swap(workload)));
   }
   if (RESTORABLE.has(state)) buttons.push(button("Restore", () => restore(workload, []), "primary"));
-  if (PARKED.has(state)) buttons.push(button("Restore on…", () => restoreOn(workload)));
+  if (PARKED.has(state) && state !== "SLEEPING") buttons.push(button("Restore on…", () => restoreOn(workload)));
   if (needsWake(workload)) buttons.push(button("Wake", () => wake(workload), "primary"));
   buttons.push(button("Stop…", () => stop(workload), "danger"));
   return buttons;
@@ -61,16 +61,15 @@ function suspend(workload) {
 
 function restoreLead(workload, uuids) {
   if (workload.status?.state === "UNKNOWN") return "Examines each process again, and restores those that the driver can restore.";
+  if (workload.status?.state === "SLEEPING") return "On its own GPUs, where its processes still are.";
   return uuids.length ? "" : "On its former GPUs if they are free, or else on others of the same chip.";
 }
 
 function restore(workload, uuids) {
   const former = workload.status?.parked_gpu_uuids ?? [];
-  const { size, tier } = parkedAt(workload);
-  const from = size === undefined ? tier : `${bytes(size)} in ${tier}`;
   confirm({
     title: `Restore ${workload.name}`, verb: "Restore",
-    picture: picture((uuids.length ? uuids : former).map((uuid) => [from || "parked", placeOf(uuid)])),
+    picture: picture((uuids.length ? uuids : former).map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)])),
     lead: restoreLead(workload, uuids),
     action: { action: "restore", workload: workload.workload_id, gpu_uuids: uuids },
   });

@@ -157,7 +157,7 @@ export function show(main) {
     return h("div", { class: "parked" },
       shown.map((workload) => {
         const { tier, size } = parkedAt(workload);
-        const where = tier ? `${size === undefined ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
+        const where = tier ? `${size === undefined || tier === "discarded" ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
         return h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}`, title: `${workload.name}: ${lower(workload.status.state)}, ${where}` },
           glyph(workload.status.state), h("span", { class: "clip" }, workload.name), h("small", {}, where));
       }),

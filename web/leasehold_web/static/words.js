@@ -91,6 +91,25 @@ export function parkedSize(workloads) {
   return unknown ? `${sum} and ${unknown} of unknown size` : sum;
 }
 
+// A sleeping workload keeps its processes. Its weights are where their strategy left them.
+function asleepAt(status) {
+  switch (status.parked_by?.weight_strategy) {
+    case "OFFLOAD":
+      return { tier: "host memory", size: status.parked_bytes };
+    case "DISCARD":
+      return { tier: "discarded", size: status.parked_bytes };
+    default:
+      return { tier: status.parked_by ? "device memory" : "", size: undefined };
+  }
+}
+
+// The place of a parked workload, such as "1.0 GiB in host memory". Empty: not shown.
+export function parkedText(workload) {
+  const { size, tier } = parkedAt(workload);
+  if (tier === "discarded") return "weights discarded";
+  return tier && `${size === undefined ? "" : `${bytes(size)} `}${tier === "disk" ? "on" : "in"} ${tier}`;
+}
+
 // Where the bytes of a parked workload are, and how many. Of others' workloads, only the state is shown.
 export function parkedAt(workload) {
   const status = workload.status ?? {};
@@ -102,7 +121,7 @@ export function parkedAt(workload) {
     case "STOPPED":
       return { tier: "disk", size: status.disk_bytes ?? (status.park_time && !status.checkpoint_id ? 0 : undefined) };
     case "SLEEPING":
-      return { tier: status.parked_bytes ? "host memory" : status.park_time ? "discarded" : "", size: status.parked_bytes };
+      return asleepAt(status);
     default:
       return { tier: "", size: undefined };
   }

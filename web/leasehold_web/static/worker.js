@@ -6,7 +6,7 @@ import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange } from "/static/live.js";
-import { bytes, ENDED, lower, PARKED, parkedAt, UNKNOWN } from "/static/words.js";
+import { bytes, ENDED, lower, PARKED, parkedText, UNKNOWN } from "/static/words.js";
 
 export function show(main, id) {
   const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
@@ -115,8 +115,7 @@ function workloads(worker) {
   const all = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => !ENDED.has(one.status?.state));
   if (!all.length) return h("p", { class: "muted" }, "No workload.");
   return h("table", {}, h("tbody", {}, all.map((one) => {
-    const { size, tier } = parkedAt(one);
-    return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), lower(one.status?.state)), h("td", {}, PARKED.has(one.status?.state) ? `${size === undefined ? "" : `${bytes(size)} in `}${tier}` : one.owner ?? ""));
+    return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), lower(one.status?.state)), h("td", {}, PARKED.has(one.status?.state) ? parkedText(one) : one.owner ?? ""));
   })));
 }
 

@@ -446,9 +446,8 @@ PARKED_SIZES: Final = """async () => {
   ];
 }"""
 
-DIALOG_OF_A_SLEEPER: Final = """async () => {
+DIALOG_OF_A_PARKED_ONE: Final = """async (status) => {
   const { workloadActions } = await import("/static/actions.js");
-  const status = { state: "SLEEPING", parked_gpu_uuids: ["GPU-1"], parked_by: {}, parked_bytes: 0 };
   const buttons = workloadActions({ workload_id: "w-1", name: "one", status });
   buttons.find((one) => one.textContent === "Restore").click();
   return buttons.map((one) => one.textContent);
@@ -477,10 +476,15 @@ def test_a_parked_workload_is_where_its_policy_left_it_and_no_unknown_size_is_ze
         ]
         expect(page.locator("#who")).to_contain_text("admin")
         page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
-        assert page.evaluate(DIALOG_OF_A_SLEEPER) == ["Restore", "Stop…"]
+        sleeper = {"state": "SLEEPING", "parked_gpu_uuids": ["GPU-1"], "parked_by": {}, "parked_bytes": 0}
+        assert page.evaluate(DIALOG_OF_A_PARKED_ONE, sleeper) == ["Restore", "Stop…"]
         expect(page.locator("dialog")).to_contain_text("in device memory→GPU-1")
         expect(page.locator("dialog")).to_contain_text("On its own GPUs")
         expect(page.locator("dialog")).not_to_contain_text("or else on others")
+        page.keyboard.press("Escape")
+        without_gpus = {"state": "SUSPENDED", "parked_bytes": 0}
+        assert page.evaluate(DIALOG_OF_A_PARKED_ONE, without_gpus) == ["Restore", "Stop…"]
+        expect(page.locator("dialog")).to_contain_text("It holds no GPU.")
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } 
 const ANSWER_MS = 20000; // how long the answer to an action is awaited: the server waits 15 s for the coordinator
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 
+const formerOf = (workload) => workload.status?.parked_gpu_uuids ?? [];
 const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
 
 export function workloadActions(workload) {
@@ -21,7 +22,8 @@ export function workloadActions(workload) {
     buttons.push(button("Suspend", () => suspend(workload)), button("Move…", () => move(workload)), button("Swap…", () => swap(workload)));
   }
   if (RESTORABLE.has(state)) buttons.push(button("Restore", () => restore(workload, []), "primary"));
-  if (PARKED.has(state) && state !== "SLEEPING") buttons.push(button("Restore on…", () => restoreOn(workload)));
+  // A sleeping workload stays on its GPUs, and others need as many GPUs as before.
+  if (PARKED.has(state) && state !== "SLEEPING" && formerOf(workload).length) buttons.push(button("Restore on…", () => restoreOn(workload)));
   if (needsWake(workload)) buttons.push(button("Wake", () => wake(workload), "primary"));
   buttons.push(button("Stop…", () => stop(workload), "danger"));
   return buttons;
@@ -62,14 +64,14 @@ function suspend(workload) {
 function restoreLead(workload, uuids) {
   if (workload.status?.state === "UNKNOWN") return "Examines each process again, and restores those that the driver can restore.";
   if (workload.status?.state === "SLEEPING") return "On its own GPUs, where its processes still are.";
+  if (!formerOf(workload).length) return "It holds no GPU.";
   return uuids.length ? "" : "On its former GPUs if they are free, or else on others of the same chip.";
 }
 
 function restore(workload, uuids) {
-  const former = workload.status?.parked_gpu_uuids ?? [];
   confirm({
     title: `Restore ${workload.name}`, verb: "Restore",
-    picture: picture((uuids.length ? uuids : former).map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)])),
+    picture: picture((uuids.length ? uuids : formerOf(workload)).map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)])),
     lead: restoreLead(workload, uuids),
     action: { action: "restore", workload: workload.workload_id, gpu_uuids: uuids },
   });
@@ -99,7 +101,7 @@ async function onPicture(begin) {
 }
 
 function restoreOn(workload) {
-  const needed = Math.max(1, (workload.status?.parked_gpu_uuids ?? []).length);
+  const needed = formerOf(workload).length;
   onPicture(() => beginPick({
     worker: workload.worker_id, sources: [], needed,
     text: `Pick ${count(needed, "free GPU")} of ${workerName(workload.worker_id)} for ${workload.name}.`,

@@ -509,6 +509,12 @@ def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
             expect(page.locator(".refusal")).to_contain_text("the login has ended")
 
 
+SHORT_MINUTE: Final = """
+const setEach = window.setInterval;
+window.setInterval = (call, pause) => setEach(call, pause === 60000 ? 500 : pause);
+"""
+
+
 @pytest.mark.long
 def test_a_login_without_a_role_sees_that_and_nothing_that_is_not_so(
     browser: Browser, tmp_path: Path
@@ -545,6 +551,23 @@ def test_a_login_without_a_role_sees_that_and_nothing_that_is_not_so(
             page.goto(fleet.url)
             expect_state(page, 0, "FREE")
             expect(page.locator(".counts")).to_contain_text("4free")
+
+            fleet.fleet.cli("access", "grant", "operator", "user/oidc-newcomer@example.com")
+            page.goto(f"{fleet.url}workers/alpha")
+            cordon = page.locator('button:text-is("Cordon…")')
+            cordon.click()
+            fleet.fleet.cli("access", "revoke", "operator", "user/oidc-newcomer@example.com")
+            page.fill("dialog #reason", "a fan")
+            page.click('dialog button:text-is("Cordon")')
+            expect(page.locator("dialog .box.bad")).to_be_visible()
+            page.keyboard.press("Escape")
+            expect(cordon).to_have_count(0, timeout=10_000)
+            page.add_init_script(SHORT_MINUTE)
+            page.goto(f"{fleet.url}workers/alpha")
+            expect(page.locator("h1")).to_have_text("alpha")
+            expect(cordon).to_have_count(0)
+            fleet.fleet.cli("access", "grant", "operator", "user/oidc-newcomer@example.com")
+            expect(cordon).to_have_count(1)
 
 
 @pytest.mark.long

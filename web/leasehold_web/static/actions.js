@@ -2,7 +2,7 @@
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 
-import { live, may, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
+import { live, may, mayActOn, onChange, placeOf, readSession, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
@@ -259,6 +259,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
 
   function refuse(error, ...more) {
     if (error.name === "AbortError") return;
+    if (error.reason === "NOT_PERMITTED") readSession().catch(() => {}); // the role may have changed
     if (!dialog.isConnected) {
       notice(h("b", {}, title), `: ${error.message}. `, ...more);
       return;

@@ -106,7 +106,10 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-onChange((changes) => changes.has("state") && showContact());
+onChange((changes) => {
+  if (changes.has("state")) showContact();
+  if (changes.has("role")) draw(false);
+});
 draw(false);
 try {
   await connect();

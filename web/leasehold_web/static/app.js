@@ -12,7 +12,8 @@ const VIEWS = [
   [/^\/commands\/([^/]+)$/, "Command", "/static/commands.js"],
   [/^\/workers\/([^/]+)$/, "Host", "/static/worker.js"],
 ];
-const RELOAD_MS = 2000;
+const RELOAD_MS = 2000; // until a view that can't be loaded is tried again
+const BEGIN_MS = 2000; // until the session is asked for again
 const main = document.getElementById("main");
 const contact = document.getElementById("contact");
 let leave = null;
@@ -110,11 +111,19 @@ onChange((changes) => {
   if (changes.has("state")) showContact();
   if (changes.has("role")) draw(false);
 });
-draw(false);
-try {
-  await connect();
+async function begin() {
+  try {
+    await connect();
+  } catch (error) {
+    contact.className = "bad";
+    contact.textContent = safe(`The page can't begin: ${error.message}. ${error.isTransient ? "It tries again by itself." : "Load it again."}`);
+    if (error.isTransient) setTimeout(begin, BEGIN_MS);
+    return;
+  }
+  if (contact.className) draw(false); // views have asked in vain
+  contact.className = "";
   showContact();
-} catch (error) {
-  contact.className = "bad";
-  contact.textContent = safe(`The page can't begin: ${error.message}. Load it again.`);
 }
+
+draw(false);
+begin();

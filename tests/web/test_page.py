@@ -436,9 +436,11 @@ PARKED_SIZES: Final = """async () => {
   const of = (state, status) => ({ status: { state, ...status } });
   const all = [
     of("SUSPENDED", { park_time: 1, parked_bytes: 1024 }), of("STOPPED", { park_time: 1 }), of("STOPPED", {}),
-    of("SLEEPING", { park_time: 1, parked_by: {}, parked_bytes: 0 }), of("SLEEPING", {}), of("CHECKPOINTED", {}),
+    of("SLEEPING", { park_time: 1, parked_by: {}, parked_bytes: 0 }), of("SLEEPING", {}),
+    of("CHECKPOINTED", {}),
   ];
-  const asleep = (weight_strategy, parked_bytes) => of("SLEEPING", { parked_by: { weight_strategy }, parked_bytes });
+  const asleep = (weights, size) =>
+    of("SLEEPING", { parked_by: { weight_strategy: weights }, parked_bytes: size });
   return [
     all.map((one) => parkedAt(one)).map(({ tier, size }) => `${tier}: ${size}`),
     parkedSize(all), parkedSize(all.slice(0, 2)), parkedSize(all.slice(2)), parkedSize([]),

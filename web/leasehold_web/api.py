@@ -24,7 +24,7 @@ from leasehold.v1.workload_service_pb2 import (
 from leasehold_web import actions
 from leasehold_web.conversions import Conversions
 from leasehold_web.documents import Document, document, sample_row
-from leasehold_web.entries import Api, LoginRefusedError
+from leasehold_web.entries import LoginRefusedError
 from leasehold_web.guards import SESSION, SESSIONS
 from leasehold_web.refusals import problem, refusal, status_of
 from leasehold_web.workload_names import workload_names
@@ -297,7 +297,11 @@ async def _action(request: web.Request) -> actions.Action:
 def _id(request: web.Request) -> str:
     found = request.match_info["id"]
     if not _ID.fullmatch(found):
-        raise problem(404, "no id or name has this form")
+        raise problem(
+            404,
+            f"invalid id or name {found[:100]!r}: open the list of workloads, commands or hosts, and follow a "
+            "link",
+        )
     return found
 
 

@@ -30,6 +30,9 @@ from leasehold_web.refusals import problem, refusal, status_of
 from leasehold_web.workload_names import workload_names
 
 CALL_TIMEOUT_S: Final = 10.0
+CHECKPOINTS_TIMEOUT_S: Final = 20.0
+"""The coordinator waits 10 s for a worker that is silent, and then answers without it."""
+
 PAGE_SIZE: Final = 100
 SAMPLES_LIMIT: Final = 64
 """Most workers of one answer with samples: those that a window shows."""
@@ -226,7 +229,9 @@ async def get_checkpoints(request: web.Request) -> web.Response:
     api = await request[SESSION].entry.api()
     try:
         found = await api.workloads.ListCheckpoints(
-            ListCheckpointsRequest(workload=_id(request)), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+            ListCheckpointsRequest(workload=_id(request)),
+            metadata=api.metadata,
+            timeout=CHECKPOINTS_TIMEOUT_S,
         )
     except grpc.aio.AioRpcError as error:
         return answer({"refusal": refusal(error)})
@@ -299,8 +304,8 @@ def _id(request: web.Request) -> str:
     if not _ID.fullmatch(found):
         raise problem(
             404,
-            f"invalid id or name {found[:100]!r}: open the list of workloads, commands or hosts, and follow a "
-            "link",
+            f"invalid id or name {found[:100]!r}: open the list of workloads, commands or hosts, and follow "
+            "a link",
         )
     return found
 

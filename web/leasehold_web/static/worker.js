@@ -20,8 +20,17 @@ export function show(main, id) {
       found = await ask(`/api/workers/${encodeURIComponent(id)}`);
       if (!isOver) draw();
     } catch (error) {
-      if (!isOver && !found) replace(page, h("p", { class: "box bad", role: "alert" }, error.message));
+      const isDeleted = found !== null && error.status === 404;
+      if (isDeleted) error.message = `The host ${found.worker.name} was deleted.`;
+      if (!isOver && (!found || isDeleted)) replace(page, h("p", { class: "box bad", role: "alert" }, error.message));
+      if (isDeleted) leave();
     }
+  }
+
+  function leave() {
+    isOver = true;
+    clearInterval(timer);
+    end();
   }
 
   function draw() {
@@ -51,11 +60,7 @@ export function show(main, id) {
       if (!isOver) draw();
     }, 80);
   });
-  return () => {
-    isOver = true;
-    clearInterval(timer);
-    end();
-  };
+  return leave;
 }
 
 function hostFacts(worker) {

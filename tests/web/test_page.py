@@ -66,6 +66,9 @@ def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browse
         act(page, 1, "Suspend")
         parked = page.locator(".parked a", has_text="train")
         expect(parked).to_contain_text("MiB · host")
+        page.fill('input[type="search"]', "parked")
+        expect(parked).to_be_visible()
+        page.fill('input[type="search"]', "")
         expect_state(page, 1, "FREE")
 
         parked.click()
@@ -93,6 +96,10 @@ def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, flee
         page.keyboard.press("Escape")
         expect(page.locator("dialog")).to_have_count(0)
         assert "alpha/0" in fleet.fleet.leases()
+        page.click('button:text-is("Restore on…")')
+        expect(page.locator(".pick-bar")).to_contain_text("Too few qualify now (0)")
+        fleet.fleet.cli("stop", "greedy")
+        expect(page.locator(".pick-bar")).not_to_contain_text("Too few")
 
 
 @pytest.mark.long
@@ -238,6 +245,11 @@ def test_the_drawer_marks_what_a_host_out_of_contact_reported_last(browser: Brow
             checkpoints = other.get_by_label("Checkpoints")
             expect(checkpoints).to_contain_text("Asking its worker")
             expect(facts.nth(0)).to_contain_text("leased (last known)")
+            expect(page.locator(f"{slot(page, 1)}.last-known")).to_have_attribute(
+                "aria-label", re.compile("last known")
+            )
+            expect(page.locator(".counts")).to_contain_text("4out of contact")
+            expect(page.locator(".counts")).to_contain_text("0free")
             expect(facts.nth(1)).to_contain_text("running (last known)")
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)

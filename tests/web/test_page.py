@@ -84,12 +84,22 @@ def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browse
     fleet.fleet.wait_counting("train")
 
 
+WITH_NAMES: Final = """async (text) => (await import("/static/live.js")).withNames(text)"""
+
+
 @pytest.mark.long
 def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("suspend", "train")
+    fleet.fleet.cli("suspend", "train")
     fleet.fleet.run_counter("greedy", gpus=4)
+    train = fleet.fleet.client.workload("train").workload_id
+    gpu = next(one.gpu.uuid for one in fleet.fleet.client.gpus() if one.gpu.slot == 2)
     with open_page(browser, fleet.url, fleet.token) as page:
         page.click('.parked a:has-text("train")')
+        expect(page.get_by_label("Specification")).to_contain_text("retain+cuda_suspend")
+        badges = page.get_by_label("Commands").locator(".badge")
+        expect(badges).to_have_text(["nothing to do", "succeeded", "succeeded"])
+        assert page.evaluate(WITH_NAMES, f"{gpu} of {train}, not of GPU-1") == "alpha/2 of train, not of GPU-1"
         page.click('button:text-is("Restore")')
         expect(page.locator("dialog .box.bad")).to_contain_text("This would be refused")
         expect(page.locator('dialog button:text-is("Restore")')).to_be_disabled()

@@ -2,7 +2,7 @@
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 
-import { live, may, mayActOn, onChange, placeOf, readSession, workerName } from "/static/live.js";
+import { live, may, mayActOn, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
@@ -261,10 +261,10 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     if (error.name === "AbortError") return;
     if (error.reason === "NOT_PERMITTED") readSession().catch(() => {}); // the role may have changed
     if (!dialog.isConnected) {
-      notice(h("b", {}, title), `: ${error.message}. `, ...more);
+      notice(h("b", {}, title), `: ${withNames(error.message)}. `, ...more);
       return;
     }
-    replace(planBox, h("div", { class: "box bad", role: "alert" }, error.message, more.length > 0 && ". ", ...more));
+    replace(planBox, h("div", { class: "box bad", role: "alert" }, withNames(error.message), more.length > 0 && ". ", ...more));
     yes.disabled = true;
   }
 
@@ -312,7 +312,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
         return latest && (latest.revision ?? 0) >= (told.get(one).revision ?? 0) ? latest : told.get(one);
       });
       replace(body, h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
-        refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${one.error?.message ?? ""}`)))));
+        refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (commands.every((command) => CONCLUDED.has(command.state))) {
         no.textContent = "Close";
         endChanges?.();

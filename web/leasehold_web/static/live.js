@@ -225,6 +225,13 @@ export function workloadName(id) {
   return live.workloads.get(id)?.name ?? knownName(id) ?? id;
 }
 
+const IDS = /GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bw-[0-9a-f]{12}\b/g;
+
+// A message of the API with places and names instead of the UUIDs and ids that the page knows.
+export function withNames(text = "") {
+  return text.replace(IDS, (id) => (id.startsWith("GPU-") ? placeOf(id) : workloadName(id)));
+}
+
 // HOST/SLOT of a GPU, as the command line writes it.
 export function placeOf(uuid) {
   const gpu = live.gpus.get(uuid);

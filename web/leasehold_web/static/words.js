@@ -91,6 +91,14 @@ export function parkedSize(workloads) {
   return unknown ? `${sum} and ${unknown} of unknown size` : sum;
 }
 
+// An eviction policy as the command line writes it. A part that is missing has its default.
+export function policyText(policy = {}) {
+  const word = (value) => value.toLowerCase();
+  const process = policy.process_strategy ?? "CUDA_SUSPEND";
+  const limit = policy.escalate_to && policy.escalate_to !== process ? `, up to ${word(policy.escalate_to)}` : "";
+  return `${word(policy.weight_strategy ?? "RETAIN")}+${word(process)}${limit}`;
+}
+
 // A sleeping workload keeps its processes. Its weights are where their strategy left them.
 function asleepAt(status) {
   switch (status.parked_by?.weight_strategy) {

@@ -6,9 +6,9 @@ import { commandView } from "/static/command_view.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
-import { areOld, live, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
+import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
-import { bytes, count, ENDED, lower, moment, parkedText, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, count, ENDED, lower, moment, parkedText, policyText, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000;
@@ -139,7 +139,7 @@ function stateFacts(workload) {
   if (status.exit) facts.push(["Exit", status.exit.signal_number ? `signal ${status.exit.signal_number}` : `code ${status.exit.code ?? 0}`]);
   if (status.root_pid) facts.push(["Processes", `${status.root_pid}${status.members?.length ? `, ${status.members.length} with CUDA: ${status.members.map((one) => `${one.pid} ${lower(one.state)}`).join(", ")}` : ""}`]);
   if (status.kernel) facts.push(["Application", `${status.kernel.kind ?? ""} ${status.kernel.kernel_id ?? ""}, ${lower(status.kernel.health)}`]);
-  if (status.error) facts.push(["Error", h("span", { class: "box bad" }, status.error.message)]);
+  if (status.error) facts.push(["Error", h("span", { class: "box bad" }, withNames(status.error.message))]);
   facts.push(["Id", h("code", {}, workload.workload_id)]);
   return list(facts);
 }
@@ -157,7 +157,7 @@ function specFacts(workload) {
   if (resources.memory_bytes) wanted.push(`${bytes(resources.memory_bytes)} of memory`);
   facts.push(["Resources", wanted.join(", ")], ["Priority", String(spec.priority ?? 0)]);
   const eviction = workload.status?.parked_by ?? spec.eviction;
-  facts.push(["Eviction policy", eviction ? `weights ${lower(eviction.weight_strategy)}, processes ${lower(eviction.process_strategy)}${eviction.escalate_to ? `, at most ${lower(eviction.escalate_to)}` : ""}` : "weights retained, processes CUDA suspend"]);
+  facts.push(["Eviction policy", policyText(eviction)]);
   if (spec.helper) facts.push(["Preemptible", `yes: it yields within ${seconds(spec.helper.grace ?? 10)}`]);
   facts.push(["Hooks", spec.hooks?.length ? h("ul", { class: "capabilities" }, spec.hooks.map((hook) => h("li", {}, "•", h("div", {}, hookText(hook))))) : "none"]);
   const names = [...Object.keys(spec.environment ?? {}), ...Object.keys(spec.secret_environment ?? {}).map((one) => `${one} (secret)`)];

@@ -99,7 +99,9 @@ def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, flee
         expect(page.get_by_label("Specification")).to_contain_text("retain+cuda_suspend")
         badges = page.get_by_label("Commands").locator(".badge")
         expect(badges).to_have_text(["nothing to do", "succeeded", "succeeded"])
-        assert page.evaluate(WITH_NAMES, f"{gpu} of {train}, not of GPU-1") == "alpha/2 of train, not of GPU-1"
+        assert (
+            page.evaluate(WITH_NAMES, f"{gpu} of {train}, not of GPU-1") == "alpha/2 of train, not of GPU-1"
+        )
         page.click('button:text-is("Restore")')
         expect(page.locator("dialog .box.bad")).to_contain_text("This would be refused")
         expect(page.locator('dialog button:text-is("Restore")')).to_be_disabled()

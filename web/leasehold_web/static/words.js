@@ -105,7 +105,7 @@ function asleepAt(status) {
     case "OFFLOAD":
       return { tier: "host memory", size: status.parked_bytes };
     case "DISCARD":
-      return { tier: "discarded", size: status.parked_bytes };
+      return { tier: "discarded", size: 0 };
     default:
       return { tier: status.parked_by ? "device memory" : "", size: undefined };
   }

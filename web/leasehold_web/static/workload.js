@@ -8,7 +8,7 @@ import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
-import { bytes, count, ENDED, lower, moment, parkedText, policyText, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000;
@@ -128,7 +128,7 @@ function stateFacts(workload) {
   const gpus = status.lease?.gpu_uuids ?? [];
   const facts = [["GPUs", gpus.length ? gpus.map((uuid, at) => [at > 0 && ", ", h("a", { href: `/?gpu=${encodeURIComponent(uuid)}` }, placeOf(uuid))]) : "none"]];
   const parked = parkedText(workload);
-  if (parked) facts.push(["Parked", [parked, status.park_time && ", ", status.park_time && age(status.park_time)]]);
+  if (parked) facts.push(["Parked", [parkedAt(workload).size === undefined && "size unknown ", parked, status.park_time && ", ", status.park_time && age(status.park_time)]]);
   if (status.parked_gpu_uuids?.length) facts.push(["Former GPUs", status.parked_gpu_uuids.map(placeOf).join(", ")]);
   facts.push(["Host", h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, workerName(workload.worker_id))], ["Owner", workload.owner ?? UNKNOWN]);
   if (workload.user) facts.push(["User", workload.user]);

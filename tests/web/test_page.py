@@ -381,6 +381,11 @@ def test_the_focus_outlives_a_change(browser: Browser, fleet: WebFleet) -> None:
         fleet.fleet.cli("uncordon", "alpha/3")
         expect(page.locator("tbody tr").first).not_to_have_attribute("data-former", "")
         expect(workload).to_be_focused()
+        page.click('nav a:text-is("Fleet")')
+        page.click(slot(page, 3))
+        page.locator('.drawer button:text-is("Cordon…")').focus()
+        fleet.fleet.cli("cordon", "alpha/3", "--reason", "a fan")
+        expect(page.locator(".drawer .close")).to_be_focused()  # the button has gone
 
 
 @contextlib.contextmanager

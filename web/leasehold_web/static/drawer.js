@@ -20,7 +20,10 @@ export function drawerFor(uuid, onClose) {
     const now = JSON.stringify([gpu, workload?.status, live.workers.get(gpu.worker_id)?.state]);
     if (now === before) return;
     before = now;
+    const hadFocus = element.contains(document.activeElement);
     replace(element, ...content(gpu, workload, onClose));
+    // The button with the focus may have gone, such as "Uncordon" once there is no cordon.
+    if (hadFocus && !element.contains(document.activeElement)) element.querySelector(".close").focus({ preventScroll: true });
   }
   update();
   return { element, update, close: onClose, end: () => element.remove() };

@@ -65,8 +65,16 @@ def test_leasehold_web_serves_its_user_over_a_restart(browser: Browser, web_flee
             text = page.locator("#contact").text_content()
             page.wait_for_timeout(5_000)  # the watches try again meanwhile
             assert page.locator("#contact").text_content() == text
+            later = page.context.new_page()
+            later.goto(f"{url}workloads")
+            expect(later.locator("#contact")).to_have_text(
+                "The page can't begin: the coordinator does not answer: try again once it runs. "
+                "It tries again by itself."
+            )
             fleet.start_coordinator()
             expect(page.locator("#contact")).to_be_empty()
+            expect(later.locator("#contact")).to_be_empty()
+            expect(later.locator("main")).to_contain_text("No workload yet")
             fleet.wait(lambda: fleet.worker_state("alpha") == "WORKER_STATE_CONNECTED")
             fleet.run_counter("train")
             expect(page.locator('.slot[data-state="LEASED"]')).to_have_count(1)

@@ -6,9 +6,15 @@ from playwright.sync_api import Browser, expect
 from .browsers import Complaints, open_page, slot
 from .conftest import WebFleet
 
+DEADLINE = """AbortSignal.timeout = () => {
+  const aborted = new AbortController();
+  window.passDeadline = () => aborted.abort(new DOMException("", "TimeoutError"));
+  return aborted.signal;
+}"""
+
 
 @pytest.mark.long
-def test_a_refused_action_can_be_corrected(browser: Browser, fleet: WebFleet) -> None:
+def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet: WebFleet) -> None:
     complaints = Complaints()  # a browser complains of a refusal
     with open_page(browser, fleet.url, fleet.token, complaints) as page:
         page.click(slot(page, 3))
@@ -17,6 +23,26 @@ def test_a_refused_action_can_be_corrected(browser: Browser, fleet: WebFleet) ->
         page.click('dialog button:text-is("Cordon")')
         expect(page.locator("dialog .box.bad")).to_be_visible()
         expect(page.locator('dialog button:text-is("Cordon")')).to_be_disabled()
+        page.fill("dialog #reason", "a fan")
+        page.evaluate(DEADLINE)
+        page.route("**/api/action", lambda route: None)  # no answer
+        page.click('dialog button:text-is("Cordon")', timeout=5_000)
+        expect(page.locator("dialog footer")).to_have_text("Sending…CloseCordon")
+        page.evaluate("passDeadline()")
+        expect(page.locator("dialog .box.bad")).to_have_text(
+            "no answer from the server in time. The command may have been stored: see Commands. "
+            "“Cordon” again is safe: it is not carried out twice."
+        )
+        page.click('dialog button:text-is("Cordon")', timeout=5_000)
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(".notice")).to_contain_text(
+            "Cordon alpha/3: the dialog was closed before the answer. The command may have been stored"
+        )
+        page.evaluate("passDeadline()")
+        expect(page.locator(".notice")).to_contain_text("no answer from the server in time")
+        page.click('[aria-label="Close the notice"]')
+        page.unroute("**/api/action")
+        page.click('.drawer button:text-is("Cordon…")')
         page.fill("dialog #reason", "a fan")
         page.click('dialog button:text-is("Cordon")', timeout=5_000)
         expect(page.locator("dialog .command .badge")).to_have_text("succeeded")

@@ -66,6 +66,9 @@ def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browse
         act(page, 1, "Suspend")
         parked = page.locator(".parked a", has_text="train")
         expect(parked).to_contain_text("MiB · host")
+        page.fill('input[type="search"]', "parked")
+        expect(parked).to_be_visible()
+        page.fill('input[type="search"]', "")
         expect_state(page, 1, "FREE")
 
         parked.click()
@@ -81,18 +84,34 @@ def test_the_fleet_is_live_and_each_action_on_a_workload_is_done(browser: Browse
     fleet.fleet.wait_counting("train")
 
 
+WITH_NAMES: Final = """async (text) => (await import("/static/live.js")).withNames(text)"""
+
+
 @pytest.mark.long
 def test_a_dry_run_shows_a_refusal_and_forbids_the_action(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("suspend", "train")
+    fleet.fleet.cli("suspend", "train")
     fleet.fleet.run_counter("greedy", gpus=4)
+    train = fleet.fleet.client.workload("train").workload_id
+    gpu = next(one.gpu.uuid for one in fleet.fleet.client.gpus() if one.gpu.slot == 2)
     with open_page(browser, fleet.url, fleet.token) as page:
         page.click('.parked a:has-text("train")')
+        expect(page.get_by_label("Specification")).to_contain_text("retain+cuda_suspend")
+        badges = page.get_by_label("Commands").locator(".badge")
+        expect(badges).to_have_text(["nothing to do", "succeeded", "succeeded"])
+        assert (
+            page.evaluate(WITH_NAMES, f"{gpu} of {train}, not of GPU-1") == "alpha/2 of train, not of GPU-1"
+        )
         page.click('button:text-is("Restore")')
         expect(page.locator("dialog .box.bad")).to_contain_text("This would be refused")
         expect(page.locator('dialog button:text-is("Restore")')).to_be_disabled()
         page.keyboard.press("Escape")
         expect(page.locator("dialog")).to_have_count(0)
         assert "alpha/0" in fleet.fleet.leases()
+        page.click('button:text-is("Restore on…")')
+        expect(page.locator(".pick-bar")).to_contain_text("Too few qualify now (0)")
+        fleet.fleet.cli("stop", "greedy")
+        expect(page.locator(".pick-bar")).not_to_contain_text("Too few")
 
 
 @pytest.mark.long
@@ -141,8 +160,12 @@ def test_the_page_survives_a_restart_of_the_coordinator(browser: Browser, fleet:
         fleet.fleet.end("coordinator", signal.SIGTERM)
         expect(page.locator("#contact")).to_contain_text("No contact since")
         assert state(page, 0) == "LEASED"  # the last known state stays
+        page.click('nav a:text-is("Commands")')  # whose script was not loaded yet
+        expect(page.locator("main .box.bad")).to_contain_text("this view (Commands) can't be shown")
         fleet.fleet.start_coordinator()
         expect(page.locator("#contact")).to_be_empty()
+        expect(page.locator("h1")).to_have_text("Commands")
+        page.click('nav a:text-is("Fleet")')
         fleet.fleet.wait(lambda: fleet.fleet.worker_state("alpha") == "WORKER_STATE_CONNECTED")
         fleet.fleet.cli("suspend", "train")
         expect_state(page, 0, "FREE")
@@ -225,13 +248,63 @@ def test_the_drawer_marks_what_a_host_out_of_contact_reported_last(browser: Brow
         facts = page.locator(".drawer dl")
         expect(facts).to_have_count(2)
         expect(facts.first).not_to_contain_text("last known")
+        other = page.context.new_page()
         fleet.fleet.processes["alpha"].send_signal(signal.SIGSTOP)
         try:
+            other.goto(f"{fleet.url}workloads/train")
+            # The silent worker delays its own answer only.
+            expect(other.locator("h1")).to_contain_text("train", timeout=5_000)
+            checkpoints = other.get_by_label("Checkpoints")
+            expect(checkpoints).to_contain_text("Asking its worker")
             expect(facts.nth(0)).to_contain_text("leased (last known)")
+            expect(page.locator(f"{slot(page, 1)}.last-known")).to_have_attribute(
+                "aria-label", re.compile("last known")
+            )
+            expect(page.locator(".counts")).to_contain_text("4out of contact")
+            expect(page.locator(".counts")).to_contain_text("0free")
             expect(facts.nth(1)).to_contain_text("running (last known)")
         finally:
             fleet.fleet.processes["alpha"].send_signal(signal.SIGCONT)
         expect(facts.first).not_to_contain_text("last known")
+        expect(checkpoints).to_contain_text(re.compile("No checkpoint|does not answer"))
+
+
+RUNNING_AFTER_A_FAILED_HOOK: Final = """async () => {
+  const { workloadActions } = await import("/static/actions.js");
+  const status = { state: "RUNNING", error: { reason: "HOOK_FAILED" }, lease: { gpu_uuids: ["GPU-1"] } };
+  return workloadActions({ workload_id: "w-1", name: "one", status }).map((one) => one.textContent);
+}"""
+
+
+@pytest.mark.long
+def test_an_unknown_workload_and_its_failed_rollback_are_shown_and_it_is_restored(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    fleet = web_fleet.fleet
+    host = fleet.start_worker("alpha", settings="driver_call_floor_s = 3\n")
+    fleet.run_counter("train")
+    pid = fleet.client.workload("train").status.root_pid
+    host.set_fault("checkpoint", pid, hang=True)
+    host.set_fault("get_state", pid, hang=True, after=2)
+    fleet.cli("suspend", "train", code=1)
+    host.clear_faults()
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        tile = page.locator(slot(page, 0))
+        expect(tile).to_contain_text("unknown")
+        expect(tile.locator(".g-UNKNOWN").first).to_be_visible()
+        expect(tile).to_have_attribute("aria-label", re.compile("workload train unknown"))
+        page.goto(f"{web_fleet.url}workloads/train")
+        failed = page.locator(".command", has_text="suspend")
+        expect(failed.get_by_label("Processes")).to_have_text(
+            re.compile(rf"^pid {pid}: running → unknown, NOT rolled back")
+        )
+        expect(failed).not_to_contain_text("(rollback)")
+        assert "Wake" in page.evaluate(RUNNING_AFTER_A_FAILED_HOOK)
+        page.click('button:text-is("Restore")')
+        expect(page.locator("dialog")).to_contain_text("Examines each process again")
+        confirm(page, "Restore")
+        expect(page.locator(".title-line .badge")).to_contain_text("running")
+    fleet.wait_counting("train")
 
 
 JOINTS = """async () => {
@@ -308,6 +381,11 @@ def test_the_focus_outlives_a_change(browser: Browser, fleet: WebFleet) -> None:
         fleet.fleet.cli("uncordon", "alpha/3")
         expect(page.locator("tbody tr").first).not_to_have_attribute("data-former", "")
         expect(workload).to_be_focused()
+        page.click('nav a:text-is("Fleet")')
+        page.click(slot(page, 3))
+        page.locator('.drawer button:text-is("Cordon…")').focus()
+        fleet.fleet.cli("cordon", "alpha/3", "--reason", "a fan")
+        expect(page.locator(".drawer .close")).to_be_focused()  # the button has gone
 
 
 @contextlib.contextmanager
@@ -383,28 +461,41 @@ def test_what_a_viewer_may_not_see_is_unknown_and_not_zero(browser: Browser, tmp
 
 
 PARKED_SIZES: Final = """async () => {
-  const { parkedAt, parkedSize } = await import("/static/words.js");
+  const { parkedAt, parkedSize, parkedText } = await import("/static/words.js");
   const of = (state, status) => ({ status: { state, ...status } });
   const all = [
     of("SUSPENDED", { park_time: 1, parked_bytes: 1024 }), of("STOPPED", { park_time: 1 }), of("STOPPED", {}),
-    of("SLEEPING", { park_time: 1 }), of("SLEEPING", {}), of("CHECKPOINTED", {}),
+    of("SLEEPING", { park_time: 1, parked_by: {}, parked_bytes: 0 }), of("SLEEPING", {}),
+    of("CHECKPOINTED", {}),
   ];
+  const asleep = (weights, size) =>
+    of("SLEEPING", { parked_by: { weight_strategy: weights }, parked_bytes: size });
   return [
     all.map((one) => parkedAt(one)).map(({ tier, size }) => `${tier}: ${size}`),
     parkedSize(all), parkedSize(all.slice(0, 2)), parkedSize(all.slice(2)), parkedSize([]),
+    [asleep("RETAIN", 0), asleep("OFFLOAD", 2048), asleep("DISCARD", 0), all[1]].map(parkedText),
   ];
+}"""
+
+DIALOG_OF_A_PARKED_ONE: Final = """async (status) => {
+  const { workloadActions } = await import("/static/actions.js");
+  const buttons = workloadActions({ workload_id: "w-1", name: "one", status });
+  buttons.find((one) => one.textContent === "Restore").click();
+  return buttons.map((one) => one.textContent);
 }"""
 
 
 @pytest.mark.long
-def test_a_sum_of_parked_bytes_counts_no_unknown_size_as_zero(browser: Browser, web_fleet: WebFleet) -> None:
+def test_a_parked_workload_is_where_its_policy_left_it_and_no_unknown_size_is_zero(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(PARKED_SIZES) == [
             [
                 "host memory: 1024",
                 "disk: 0",
                 "disk: undefined",
-                "discarded: undefined",
+                "device memory: undefined",
                 ": undefined",
                 "disk: undefined",
             ],
@@ -412,7 +503,19 @@ def test_a_sum_of_parked_bytes_counts_no_unknown_size_as_zero(browser: Browser, 
             "1.0 KiB",
             "size unknown",
             "0 B",
+            ["in device memory", "2.0 KiB in host memory", "weights discarded", "0 B on disk"],
         ]
+        expect(page.locator("#who")).to_contain_text("admin")
+        page.route("**/api/plan", lambda route: route.fulfill(json={"plans": [{}]}))
+        sleeper = {"state": "SLEEPING", "parked_gpu_uuids": ["GPU-1"], "parked_by": {}, "parked_bytes": 0}
+        assert page.evaluate(DIALOG_OF_A_PARKED_ONE, sleeper) == ["Restore", "Stop…"]
+        expect(page.locator("dialog")).to_contain_text("in device memory→GPU-1")
+        expect(page.locator("dialog")).to_contain_text("On its own GPUs")
+        expect(page.locator("dialog")).not_to_contain_text("or else on others")
+        page.keyboard.press("Escape")
+        without_gpus = {"state": "SUSPENDED", "parked_bytes": 0}
+        assert page.evaluate(DIALOG_OF_A_PARKED_ONE, without_gpus) == ["Restore", "Stop…"]
+        expect(page.locator("dialog")).to_contain_text("It holds no GPU.")
 
 
 @pytest.mark.long
@@ -435,6 +538,12 @@ def test_a_login_that_is_refused_now_ends_its_stream_and_the_page_says_so(
             fleet.fleet.cli("ca", "revoke", newcomer)
             page.wait_for_url("**/login?*")
             expect(page.locator(".refusal")).to_contain_text("the login has ended")
+
+
+SHORT_MINUTE: Final = """
+const setEach = window.setInterval;
+window.setInterval = (call, pause) => setEach(call, pause === 60000 ? 500 : pause);
+"""
 
 
 @pytest.mark.long
@@ -473,6 +582,23 @@ def test_a_login_without_a_role_sees_that_and_nothing_that_is_not_so(
             page.goto(fleet.url)
             expect_state(page, 0, "FREE")
             expect(page.locator(".counts")).to_contain_text("4free")
+
+            fleet.fleet.cli("access", "grant", "operator", "user/oidc-newcomer@example.com")
+            page.goto(f"{fleet.url}workers/alpha")
+            cordon = page.locator('button:text-is("Cordon…")')
+            cordon.click()
+            fleet.fleet.cli("access", "revoke", "operator", "user/oidc-newcomer@example.com")
+            page.fill("dialog #reason", "a fan")
+            page.click('dialog button:text-is("Cordon")')
+            expect(page.locator("dialog .box.bad")).to_be_visible()
+            page.keyboard.press("Escape")
+            expect(cordon).to_have_count(0, timeout=10_000)
+            page.add_init_script(SHORT_MINUTE)
+            page.goto(f"{fleet.url}workers/alpha")
+            expect(page.locator("h1")).to_have_text("alpha")
+            expect(cordon).to_have_count(0)
+            fleet.fleet.cli("access", "grant", "operator", "user/oidc-newcomer@example.com")
+            expect(cordon).to_have_count(1)
 
 
 @pytest.mark.long

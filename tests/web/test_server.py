@@ -87,7 +87,10 @@ def test_odd_paths_and_queries_are_refused_with_words(client: Client) -> None:
     assert client.get("/api/workloads/w/output?offset=-1").status == 400
     assert client.get("/static/page.html").status == 404
     assert client.get("/static/..%2Fserver.py").status == 404
-    assert client.log_in(70_000 * "x").status == 413
+    assert "follow a link" in client.get("/api/workloads/%00").json["message"]
+    too_long = client.log_in(70_000 * "x")
+    assert too_long.status == 413
+    assert "paste the token alone" in too_long.body
 
 
 def test_an_odd_login_is_refused_with_words(web_fleet: WebFleet) -> None:

@@ -95,7 +95,9 @@ def test_a_window_catches_up_with_what_ended_during_a_gap(browser: Browser, flee
 
 
 @pytest.mark.long
-def test_a_deletion_reaches_the_list_and_the_page_of_a_workload(browser: Browser, fleet: WebFleet) -> None:
+def test_a_deletion_reaches_the_list_and_the_pages_of_a_workload_and_a_host(
+    browser: Browser, fleet: WebFleet
+) -> None:
     fleet.fleet.cli("stop", "train")
     with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
         page.goto(f"{fleet.url}workloads")
@@ -103,6 +105,16 @@ def test_a_deletion_reaches_the_list_and_the_page_of_a_workload(browser: Browser
         other.goto(f"{fleet.url}workloads/train")
         expect(page.locator("tbody tr")).to_contain_text("train")
         expect(other.locator("h1")).to_contain_text("train")
+        parts = [page.locator("tbody tr"), *map(other.get_by_label, ("State", "Commands"))]
+        for part in parts:
+            expect(part).to_contain_text(re.compile(r"\d s ago"))
+        for part, text in [(part, part.text_content() or "") for part in parts]:
+            expect(part).not_to_have_text(text)  # though nothing has changed
         fleet.fleet.cli("rm", "workload", "train", "--yes")
         expect(page.locator("tbody tr")).to_contain_text("No workload yet")
         expect(other.locator(".box.bad")).to_have_text("The workload train was deleted.")
+        other.goto(f"{fleet.url}workers/alpha")
+        expect(other.locator("h1")).to_contain_text("alpha")
+        fleet.fleet.end("alpha", signal.SIGTERM)
+        fleet.fleet.cli("rm", "worker", "alpha", "--yes")
+        expect(other.locator(".box.bad")).to_have_text("The host alpha was deleted.")

@@ -23,13 +23,16 @@ from leasehold.v1.workload_service_pb2 import (
 
 from leasehold_web import actions
 from leasehold_web.conversions import Conversions
-from leasehold_web.documents import Document, Json, document, sample_row
-from leasehold_web.entries import Api, LoginRefusedError
+from leasehold_web.documents import Document, document, sample_row
+from leasehold_web.entries import LoginRefusedError
 from leasehold_web.guards import SESSION, SESSIONS
 from leasehold_web.refusals import problem, refusal, status_of
 from leasehold_web.workload_names import workload_names
 
 CALL_TIMEOUT_S: Final = 10.0
+CHECKPOINTS_TIMEOUT_S: Final = 20.0
+"""The coordinator waits 10 s for a worker that is silent, and then answers without it."""
+
 PAGE_SIZE: Final = 100
 SAMPLES_LIMIT: Final = 64
 """Most workers of one answer with samples: those that a window shows."""
@@ -191,13 +194,13 @@ async def get_commands(request: web.Request) -> web.Response:
 
 
 async def get_workload(request: web.Request) -> web.Response:
-    """A workload with its commands, events and checkpoints. Parts that the caller may not read are absent."""
+    """A workload with its commands and events."""
     api, workload_id = await request[SESSION].entry.api(), _id(request)
     found = await api.workloads.GetWorkload(
         GetWorkloadRequest(workload=workload_id), metadata=api.metadata, timeout=CALL_TIMEOUT_S
     )
     workload_id = found.workload.workload_id
-    commands, events, checkpoints = await asyncio.gather(
+    commands, events = await asyncio.gather(
         api.commands.ListCommands(
             ListCommandsRequest(workload=workload_id, page_size=PAGE_SIZE),
             metadata=api.metadata,
@@ -208,29 +211,36 @@ async def get_workload(request: web.Request) -> web.Response:
             metadata=api.metadata,
             timeout=CALL_TIMEOUT_S,
         ),
-        _checkpoints(request, api, workload_id),
     )
     return answer(
         {
             "workload": document(found.workload),
             "commands": await _documents(request, commands.commands),
             "events": await _documents(request, events.events),
-            **checkpoints,
         }
     )
 
 
-async def _checkpoints(request: web.Request, api: Api, workload_id: str) -> Document:
+async def get_checkpoints(request: web.Request) -> web.Response:
+    """The checkpoints of a workload, or why there are none for the caller. The coordinator asks the worker.
+
+    A worker that does not answer delays this answer, and no other one of the workload.
+    """
+    api = await request[SESSION].entry.api()
     try:
         found = await api.workloads.ListCheckpoints(
-            ListCheckpointsRequest(workload=workload_id), metadata=api.metadata, timeout=CALL_TIMEOUT_S
+            ListCheckpointsRequest(workload=_id(request)),
+            metadata=api.metadata,
+            timeout=CHECKPOINTS_TIMEOUT_S,
         )
     except grpc.aio.AioRpcError as error:
-        return {"no_checkpoints": refusal(error)}
-    return {
-        "checkpoints": list[Json](await _documents(request, found.checkpoints)),
-        "unreachable": list[Json](found.unreachable),
-    }
+        return answer({"refusal": refusal(error)})
+    return answer(
+        {
+            "checkpoints": await _documents(request, found.checkpoints),
+            "unreachable": list(found.unreachable),
+        }
+    )
 
 
 async def get_command(request: web.Request) -> web.Response:
@@ -292,7 +302,11 @@ async def _action(request: web.Request) -> actions.Action:
 def _id(request: web.Request) -> str:
     found = request.match_info["id"]
     if not _ID.fullmatch(found):
-        raise problem(404, "no id or name has this form")
+        raise problem(
+            404,
+            f"invalid id or name {found[:100]!r}: open the list of workloads, commands or hosts, and follow "
+            "a link",
+        )
     return found
 
 
@@ -333,6 +347,7 @@ def routes() -> list[web.RouteDef]:
         "/api/marks": get_marks,
         "/api/workloads": get_workloads,
         "/api/workloads/{id}": get_workload,
+        "/api/workloads/{id}/checkpoints": get_checkpoints,
         "/api/commands": get_commands,
         "/api/commands/{id}": get_command,
         "/api/workers/{id}": get_worker,

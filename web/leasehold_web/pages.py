@@ -94,6 +94,8 @@ async def post_login(request: web.Request) -> web.Response:
     try:
         # Not request.post(), which takes any charset and parts of files.
         fields = dict(parse_qsl((await request.read()).decode(), max_num_fields=FIELD_LIMIT))
+    except web.HTTPRequestEntityTooLarge:
+        return _login_page(request, "", "the text is too long for a token: paste the token alone", 413)
     except ValueError:  # too many, or no UTF-8
         return _login_page(request, "", "the login is not that of this page: load the page again", 400)
     view = fields.get("next", "")

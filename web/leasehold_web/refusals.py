@@ -25,6 +25,12 @@ _STATUSES: Final = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 
+_OUTAGES: Final = {
+    grpc.StatusCode.UNAVAILABLE: "the coordinator does not answer: try again once it runs",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "the coordinator did not answer in time: try again",
+}
+"""Messages without the words of gRPC, which name addresses and system calls."""
+
 
 def refusal(error: grpc.aio.AioRpcError) -> Document:
     """Reason, message and metadata of an error. The reason of an outage is empty."""
@@ -38,7 +44,7 @@ def refusal(error: grpc.aio.AioRpcError) -> Document:
                 break
     message = error.details() or ""
     if not info.reason:
-        message = f"no answer from the coordinator ({error.code().name}: {message}): try again once it runs"
+        message = _OUTAGES.get(error.code()) or f"the coordinator failed ({error.code().name}: {message})"
     return {"reason": info.reason, "message": message, "metadata": dict(info.metadata)}
 
 

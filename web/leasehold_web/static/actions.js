@@ -2,11 +2,15 @@
 import { ask, h, keepFocus, replace, requestId } from "/static/dom.js";
 import { commandView } from "/static/command_view.js";
 
-import { live, may, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
+import { live, may, mayActOn, onChange, placeOf, readSession, withNames, workerName } from "/static/live.js";
 import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
-import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedAt, bytes } from "/static/words.js";
+import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
 
+const ANSWER_MS = 20000; // how long the answer to an action is awaited: the server waits 15 s for the coordinator
+const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
+
+const formerOf = (workload) => workload.status?.parked_gpu_uuids ?? [];
 const held = (workload) => workload.status?.lease?.gpu_uuids ?? [];
 
 export function workloadActions(workload) {
@@ -17,7 +21,10 @@ export function workloadActions(workload) {
   if (state === "RUNNING" && held(workload).length) {
     buttons.push(button("Suspend", () => suspend(workload)), button("Move…", () => move(workload)), button("Swap…", () => swap(workload)));
   }
-  if (PARKED.has(state)) buttons.push(button("Restore", () => restore(workload, []), "primary"), button("Restore on…", () => restoreOn(workload)));
+  if (RESTORABLE.has(state)) buttons.push(button("Restore", () => restore(workload, []), "primary"));
+  // A sleeping workload stays on its GPUs, and others need as many GPUs as before.
+  if (PARKED.has(state) && state !== "SLEEPING" && formerOf(workload).length) buttons.push(button("Restore on…", () => restoreOn(workload)));
+  if (needsWake(workload)) buttons.push(button("Wake", () => wake(workload), "primary"));
   buttons.push(button("Stop…", () => stop(workload), "danger"));
   return buttons;
 }
@@ -54,15 +61,32 @@ function suspend(workload) {
   });
 }
 
+function restoreLead(workload, uuids) {
+  if (workload.status?.state === "UNKNOWN") return "Examines each process again, and restores those that the driver can restore.";
+  if (workload.status?.state === "SLEEPING") return "On its own GPUs, where its processes still are.";
+  if (!formerOf(workload).length) return "It holds no GPU.";
+  return uuids.length ? "" : "On its former GPUs if they are free, or else on others of the same chip.";
+}
+
 function restore(workload, uuids) {
-  const former = workload.status?.parked_gpu_uuids ?? [];
-  const { size, tier } = parkedAt(workload);
-  const from = size === undefined ? tier : `${bytes(size)} in ${tier}`;
   confirm({
     title: `Restore ${workload.name}`, verb: "Restore",
-    picture: picture((uuids.length ? uuids : former).map((uuid) => [from || "parked", placeOf(uuid)])),
-    lead: uuids.length ? "" : "On its former GPUs if they are free, or else on others of the same chip.",
+    picture: picture((uuids.length ? uuids : formerOf(workload)).map((uuid) => [parkedText(workload) || "parked", placeOf(uuid)])),
+    lead: restoreLead(workload, uuids),
     action: { action: "restore", workload: workload.workload_id, gpu_uuids: uuids },
+  });
+}
+
+// Whether hooks of the restore failed: the workload runs, but its application may not serve.
+function needsWake(workload) {
+  return workload.status?.state === "RUNNING" && workload.status.error?.reason === "HOOK_FAILED";
+}
+
+function wake(workload) {
+  confirm({
+    title: `Wake ${workload.name}`, verb: "Wake",
+    lead: "Calls the hooks of its restore again.",
+    action: { action: "restore", workload: workload.workload_id, gpu_uuids: [] },
   });
 }
 
@@ -77,7 +101,7 @@ async function onPicture(begin) {
 }
 
 function restoreOn(workload) {
-  const needed = Math.max(1, (workload.status?.parked_gpu_uuids ?? []).length);
+  const needed = formerOf(workload).length;
   onPicture(() => beginPick({
     worker: workload.worker_id, sources: [], needed,
     text: `Pick ${count(needed, "free GPU")} of ${workerName(workload.worker_id)} for ${workload.name}.`,
@@ -185,6 +209,13 @@ function picture(pairs) {
   return h("div", { class: "move-picture" }, pairs.slice(0, 16).map(([from, to]) => h("span", {}, from, h("span", { class: "muted", "aria-label": "to" }, "→"), to)));
 }
 
+// A text below the view, until it is closed or another one comes.
+function notice(...parts) {
+  document.querySelector(".notice")?.remove();
+  const element = h("div", { class: "notice box warn", role: "status" }, h("p", {}, parts), h("button", { type: "button", class: "quiet", onclick: () => element.remove(), "aria-label": "Close the notice" }, "✕"));
+  document.body.append(element);
+}
+
 // A dialog with the dry run, then with the command.
 //   action: what is sent, or a function that returns it; plans: further actions to plan; effects: what happens, for an
 //   action that has no plan; isStrict: whether a refusal in a plan forbids the action.
@@ -193,15 +224,18 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
   const body = h("div", { class: "body", tabindex: "0", role: "region", "aria-label": "What will happen" });
   const no = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const yes = h("button", { type: "submit", class: isDanger ? "danger" : "primary", disabled: true }, verb);
-  const footer = h("footer", {}, no, yes);
+  const told = h("span", { class: "muted", role: "status" });
+  const footer = h("footer", {}, told, no, yes);
   const form = h("form", { method: "dialog" }, h("header", {}, h("h2", { id: "dialog-title" }, title)), body, footer);
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const aborted = new AbortController();
   const giveBack = keepFocus();
   let endChanges = null;
+  let isSending = false;
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     aborted.abort();
+    if (isSending) notice(h("b", {}, title), ": the dialog was closed before the answer. ", mayBeStored());
     endChanges?.();
     dialog.remove();
     giveBack();
@@ -223,26 +257,46 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
     if (!yes.disabled) yes.focus();
   }
 
-  function refuse(error) {
+  function refuse(error, ...more) {
     if (error.name === "AbortError") return;
-    replace(planBox, h("div", { class: "box bad", role: "alert" }, error.message));
+    if (error.reason === "NOT_PERMITTED") readSession().catch(() => {}); // the role may have changed
+    if (!dialog.isConnected) {
+      notice(h("b", {}, title), `: ${withNames(error.message)}. `, ...more);
+      return;
+    }
+    replace(planBox, h("div", { class: "box bad", role: "alert" }, withNames(error.message), more.length > 0 && ". ", ...more));
     yes.disabled = true;
+  }
+
+  function mayBeStored() {
+    return ["The command may have been stored: see ", h("a", { href: "/commands", onclick: () => dialog.close() }, "Commands"), "."];
+  }
+
+  function setSending(isOn) {
+    isSending = isOn;
+    told.textContent = isOn ? "Sending…" : "";
+    no.textContent = isOn ? "Close" : "Cancel";
   }
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (yes.disabled || !form.reportValidity()) return;
     yes.disabled = true;
+    const sent = typeof action === "function" ? action() : action;
+    setSending(true);
     try {
-      const sent = typeof action === "function" ? action() : action;
-      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : id } });
-      follow(answer);
+      const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : id }, signal: AbortSignal.timeout(ANSWER_MS) });
+      setSending(false);
+      if (dialog.isConnected) follow(answer);
+      else notice(h("b", {}, title), ": the command is stored, see ", h("a", { href: "/commands" }, "Commands"), ".");
     } catch (error) {
-      refuse(error);
-      yes.disabled = error.status !== 0 && error.status < 500;
+      setSending(false);
+      const isUncertain = error.status === 0 || error.status >= 500;
+      refuse(error, ...(isUncertain ? [...mayBeStored(), !UNREPEATABLE.has(sent.action) && dialog.isConnected && ` “${verb}” again is safe: it is not carried out twice.`] : []));
+      yes.disabled = !isUncertain;
       // A changed field may make the action valid.
       form.addEventListener("input", () => {
-        yes.disabled = false;
+        yes.disabled = isSending;
       }, { once: true });
     }
   });
@@ -258,7 +312,7 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
         return latest && (latest.revision ?? 0) >= (told.get(one).revision ?? 0) ? latest : told.get(one);
       });
       replace(body, h("div", {}, commands.map((command) => commandView(command, { hasActions: false }))),
-        refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${one.error?.message ?? ""}`)))));
+        refusals.length > 0 && h("div", { class: "box warn" }, "Left as they are:", h("ul", {}, refusals.map((one) => h("li", {}, h("b", {}, one.workload_name), `: ${withNames(one.error?.message ?? "")}`)))));
       if (commands.every((command) => CONCLUDED.has(command.state))) {
         no.textContent = "Close";
         endChanges?.();

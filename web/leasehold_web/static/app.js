@@ -12,6 +12,8 @@ const VIEWS = [
   [/^\/commands\/([^/]+)$/, "Command", "/static/commands.js"],
   [/^\/workers\/([^/]+)$/, "Host", "/static/worker.js"],
 ];
+const RELOAD_MS = 2000; // until a view that can't be loaded is tried again
+const BEGIN_MS = 2000; // until the session is asked for again
 const main = document.getElementById("main");
 const contact = document.getElementById("contact");
 let leave = null;
@@ -29,9 +31,16 @@ async function draw(isMove) {
   if (!found) return;
   const [pattern, title, module] = found;
   const argument = pattern.exec(path)[1];
-  const view = await import(module);
+  let view = null;
+  try {
+    view = await import(module);
+  } catch {
+    // Browsers differ in whether they load a module again that failed. A new page does so in all of them.
+    reloadOnContact(mine);
+  }
   if (mine !== drawing) return;
   leave?.();
+  leave = null;
   replace(main);
   document.title = `${title} · Leasehold`;
   const section = path === "/" || path.startsWith("/workers") ? "/" : `/${path.split("/")[1]}`;
@@ -39,8 +48,17 @@ async function draw(isMove) {
     if (link.getAttribute("href") === section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  leave = view.show(main, argument && decoded(argument)) ?? null;
+  if (view) leave = view.show(main, argument && decoded(argument)) ?? null;
+  else append(main, [h("div", { class: "page" }, h("p", { class: "box bad", role: "alert" }, `The server does not answer, so this view (${title}) can't be shown. It appears once the server answers.`))]);
   if (isMove) main.focus({ preventScroll: true });
+}
+
+function reloadOnContact(mine) {
+  setTimeout(() => {
+    if (mine !== drawing) return;
+    if (live.isConnected) location.reload();
+    else reloadOnContact(mine);
+  }, RELOAD_MS);
 }
 
 // A malformed escape stays as it is: the server then refuses the name.
@@ -89,12 +107,23 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-onChange((changes) => changes.has("state") && showContact());
-draw(false);
-try {
-  await connect();
+onChange((changes) => {
+  if (changes.has("state")) showContact();
+  if (changes.has("role")) draw(false);
+});
+async function begin() {
+  try {
+    await connect();
+  } catch (error) {
+    contact.className = "bad";
+    contact.textContent = safe(`The page can't begin: ${error.message}. ${error.isTransient ? "It tries again by itself." : "Load it again."}`);
+    if (error.isTransient) setTimeout(begin, BEGIN_MS);
+    return;
+  }
+  if (contact.className) draw(false); // views have asked in vain
+  contact.className = "";
   showContact();
-} catch (error) {
-  contact.className = "bad";
-  contact.textContent = safe(`The page can't begin: ${error.message}. Load it again.`);
 }
+
+draw(false);
+begin();

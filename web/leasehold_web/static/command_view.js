@@ -1,8 +1,9 @@
 // A command: its state, and its phases with their seconds, bytes and rates.
+import { age } from "/static/ages.js";
 import { h } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
-import { workerName, workloadName } from "/static/live.js";
-import { ago, bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from "/static/words.js";
+import { withNames, workerName, workloadName } from "/static/live.js";
+import { bytes, CONCLUDED, lower, operationOf, rate, seconds, workloadsOf } from "/static/words.js";
 
 export function commandView(command, { hasActions = true, actions = [] } = {}) {
   const workloads = workloadsOf(command);
@@ -10,15 +11,26 @@ export function commandView(command, { hasActions = true, actions = [] } = {}) {
   return h("article", { class: "command" },
     h("header", {}, glyph(command.state), h("b", {}, operationOf(command)),
       workloads.length ? h("span", {}, workloads.map((id, at) => [at > 0 && ", ", h("a", { href: `/workloads/${encodeURIComponent(id)}` }, workloadName(id))])) : h("a", { href: `/workers/${encodeURIComponent(command.worker_id)}` }, workerName(command.worker_id)),
-      h("span", { class: "badge" }, lower(command.state)),
+      h("span", { class: "badge" }, command.result?.already_there ? "nothing to do" : lower(command.state)),
       !isOver && command.phase && h("span", { class: "muted" }, command.phase),
       h("span", { class: "spacer" }),
-      h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", h("time", { title: new Date(command.create_time).toLocaleString() }, ago(command.create_time)), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
+      h("span", { class: "muted" }, command.actor ? `${command.actor} · ` : "", age(command.create_time, { title: new Date(command.create_time).toLocaleString() }), command.end_time ? ` · ${seconds((command.end_time - command.create_time) / 1000)}` : ""),
       hasActions && actions),
     !isOver && h("div", { class: "running-bar", role: "progressbar", "aria-label": `The ${operationOf(command)} goes on: ${command.phase || lower(command.state)}` }),
-    command.error && h("p", { class: "error" }, command.error.message),
+    command.error && h("p", { class: "error" }, withNames(command.error.message)),
     phases(command.result ?? {}),
-    (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, one)));
+    command.state !== "SUCCEEDED" && members(command),
+    (command.result?.warnings ?? []).map((one) => h("p", { class: "why" }, withNames(one))));
+}
+
+// The processes after a failure, and whether each was rolled back. The error of the command is not repeated.
+function members(command) {
+  const list = command.result?.members ?? [];
+  return list.length > 0 && h("ul", { class: "steps", "aria-label": "Processes" }, list.map((one) => {
+    const back = one.rolled_back === undefined ? "" : one.rolled_back ? ", rolled back" : ", NOT rolled back";
+    const error = one.error && one.error.message !== command.error?.message ? `: ${withNames(one.error.message)}` : "";
+    return h("li", {}, `pid ${one.pid}: ${lower(one.state_before)} → ${lower(one.state_after)}${back}${error}`);
+  }));
 }
 
 const KINDS = { lock: "", checkpoint: "p2", save: "p2", image: "p2", restore: "p1", resume: "p1", load: "p1", start: "p1", unlock: "", verify: "p3", preflight: "p3", hooks: "p3" };
@@ -39,5 +51,5 @@ export function phases(result) {
     part.style.flexBasis = "0";
     return part;
   }));
-  return h("div", {}, bar, h("ul", { class: "phase-list" }, list.map((one) => h("li", {}, h("i", { class: kind(one) }), h("b", {}, one.phase + (one.rollback ? " (rollback)" : "")), ` ${seconds(one.duration ?? 0)}`, one.moved_bytes ? ` · ${bytes(one.moved_bytes)} · ${rate(one.moved_bytes, one.duration)}` : "", one.failed ? " · failed" : ""))));
+  return h("div", {}, bar, h("ul", { class: "phase-list" }, list.map((one) => h("li", {}, h("i", { class: kind(one) }), h("b", {}, one.rollback && one.phase !== "rollback" ? `undoing ${one.phase}` : one.phase), ` ${seconds(one.duration ?? 0)}`, one.moved_bytes ? ` · ${bytes(one.moved_bytes)} · ${rate(one.moved_bytes, one.duration)}` : "", one.failed ? " · failed" : ""))));
 }

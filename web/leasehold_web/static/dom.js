@@ -85,7 +85,7 @@ export async function ask(path, { body, signal } = {}) {
     answer = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, { message: "the server does not answer: it may be starting again" });
+    throw new Refusal(0, { message: error.name === "TimeoutError" ? "no answer from the server in time" : "the server does not answer: it may be starting again" });
   }
   const found = await answer.json().catch(() => ({}));
   if (answer.ok) return found;

@@ -1,9 +1,10 @@
 // The drawer beside the fleet: one GPU, its holder, and what can be done with both.
 import { append, h, replace } from "/static/dom.js";
 import { gpuActions, workloadActions } from "/static/actions.js";
+import { age } from "/static/ages.js";
 import { glyph } from "/static/glyphs.js";
 import { live, placeOf } from "/static/live.js";
-import { ago, bytes, lower, UNKNOWN } from "/static/words.js";
+import { bytes, lower, UNKNOWN } from "/static/words.js";
 
 export function drawerFor(uuid, onClose) {
   const element = h("aside", { class: "drawer", "aria-label": "GPU" });
@@ -19,7 +20,10 @@ export function drawerFor(uuid, onClose) {
     const now = JSON.stringify([gpu, workload?.status, live.workers.get(gpu.worker_id)?.state]);
     if (now === before) return;
     before = now;
+    const hadFocus = element.contains(document.activeElement);
     replace(element, ...content(gpu, workload, onClose));
+    // The button with the focus may have gone, such as "Uncordon" once there is no cordon.
+    if (hadFocus && !element.contains(document.activeElement)) element.querySelector(".close").focus({ preventScroll: true });
   }
   update();
   return { element, update, close: onClose, end: () => element.remove() };
@@ -28,7 +32,7 @@ export function drawerFor(uuid, onClose) {
 function content(gpu, workload, onClose) {
   const sample = gpu.sample ?? {};
   const facts = [
-    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, ` since ${ago(gpu.since)}`) : ""]],
+    ["State", [glyph(gpu.state), " ", lower(gpu.state), lastKnown(gpu.worker_id), gpu.since ? h("span", { class: "muted" }, " since ", age(gpu.since)) : ""]],
     ["Model", gpu.name],
     ["Memory", sample.memory_used_bytes === undefined ? `${UNKNOWN} of ${bytes(gpu.memory_total_bytes)}` : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`],
     ["Utilization", sample.utilization_percent === undefined ? UNKNOWN : `${sample.utilization_percent} %`],

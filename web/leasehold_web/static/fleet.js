@@ -60,7 +60,7 @@ export function show(main) {
     }
     for (const one of live.workloadsOf.get(id) ?? []) {
       const workload = live.workloads.get(one);
-      if (!ENDED.has(workload.status?.state)) texts.push(workload.name, workload.owner, workload.status?.state);
+      if (!ENDED.has(workload.status?.state)) texts.push(workload.name, workload.owner, workload.status?.state, PARKED.has(workload.status?.state) && "parked");
     }
     const all = texts.filter(Boolean).join("\n").toLowerCase();
     return words.every((word) => all.includes(word));
@@ -157,7 +157,7 @@ export function show(main) {
     return h("div", { class: "parked" },
       shown.map((workload) => {
         const { tier, size } = parkedAt(workload);
-        const where = tier ? `${size === undefined ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
+        const where = tier ? `${size === undefined || tier === "discarded" ? "" : `${bytes(size)} · `}${tier.replace(" memory", "")}` : lower(workload.status.state);
         return h("a", { href: `/workloads/${encodeURIComponent(workload.workload_id)}`, title: `${workload.name}: ${lower(workload.status.state)}, ${where}` },
           glyph(workload.status.state), h("span", { class: "clip" }, workload.name), h("small", {}, where));
       }),
@@ -169,6 +169,7 @@ export function show(main) {
     const sample = gpu.sample ?? {};
     const share = gpu.memory_total_bytes && sample.memory_used_bytes !== undefined ? sample.memory_used_bytes / gpu.memory_total_bytes : 0;
     const title = gpu.workload_name ?? (state === "UNHEALTHY" ? lower(gpu.health) : lower(state));
+    const doing = stateBeside(gpu);
     const load = sample.utilization_percent === undefined ? "–%" : `${sample.utilization_percent}%`;
     const heat = sample.temperature_celsius === undefined ? "–°" : `${sample.temperature_celsius}°`;
     const meter = h("i", {});
@@ -176,11 +177,23 @@ export function show(main) {
     const sick = gpu.health && state !== "UNHEALTHY";
     let class_ = "slot";
     if (gpu.uuid === chosen) class_ += " chosen";
+    if (isLastKnown(gpu)) class_ += " last-known";
     if (picking()) class_ += pickClass(gpu);
     return h("button", { class: class_, "data-state": state, "data-uuid": gpu.uuid, "aria-label": label(gpu), tabindex: "-1" },
-      h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
+      h("span", { class: "title" }, glyph(state), h("span", { class: "clip" }, title), doing && glyph(doing), (sick || (gpu.cordon && state === "LEASED")) && glyph(sick ? "UNHEALTHY" : "CORDONED")),
       h("span", { class: state === "LEASED" ? "meter" : "meter idle" }, meter),
-      h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)));
+      h("span", { class: "figures" }, h("span", { class: "memory" }, h("b", {}, gib(sample.memory_used_bytes)), `/${gib(gpu.memory_total_bytes)}`), doing ? h("span", { class: `g-${doing}` }, lower(doing)) : [h("span", { class: "load" }, load), h("span", { class: sample.temperature_celsius >= HOT_CELSIUS ? "hot" : "" }, heat)]));
+  }
+
+  // Whether its host is out of contact.
+  function isLastKnown(gpu) {
+    return live.workers.get(gpu.worker_id)?.state !== "CONNECTED";
+  }
+
+  // The state of the workload on a GPU, unless it runs.
+  function stateBeside(gpu) {
+    const state = live.workloads.get(gpu.workload_id)?.status?.state;
+    return state === "RUNNING" ? undefined : state;
   }
 
   function pickClass(gpu) {
@@ -193,7 +206,8 @@ export function show(main) {
   function label(gpu) {
     const sample = gpu.sample ?? {};
     const parts = [`GPU ${gpu.slot ?? 0} of ${live.workers.get(gpu.worker_id)?.name}`, lower(gpu.state)];
-    if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}`);
+    if (gpu.workload_name) parts.push(`workload ${gpu.workload_name}${stateBeside(gpu) ? ` ${lower(stateBeside(gpu))}` : ""}`);
+    if (isLastKnown(gpu)) parts.push("last known");
     if (gpu.health) parts.push(`health ${lower(gpu.health)}`);
     parts.push(sample.memory_used_bytes === undefined ? "memory unknown" : `${bytes(sample.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)}`);
     if (sample.utilization_percent !== undefined) parts.push(`${sample.utilization_percent} percent busy`);
@@ -208,7 +222,11 @@ export function show(main) {
       return;
     }
     const states = {};
-    for (const gpu of live.gpus.values()) states[gpu.state] = (states[gpu.state] ?? 0) + 1;
+    let unreached = 0; // GPUs of hosts out of contact: nobody can lease them
+    for (const gpu of live.gpus.values()) {
+      if (isLastKnown(gpu)) unreached += 1;
+      else states[gpu.state] = (states[gpu.state] ?? 0) + 1;
+    }
     const parked = [...live.workloads.values()].filter((one) => PARKED.has(one.status?.state));
     let waiting = 0;
     for (const worker of live.workers.values()) waiting += worker.pending_claimers ?? 0;
@@ -216,6 +234,7 @@ export function show(main) {
     for (const state of ["LEASED", "FREE", "RESERVED", "CORDONED", "UNHEALTHY", "FOREIGN"]) {
       if (states[state] || state === "LEASED" || state === "FREE") entries.push(h("span", {}, glyph(state), h("b", {}, (states[state] ?? 0).toLocaleString("en")), lower(state)));
     }
+    if (unreached) entries.push(h("span", {}, glyph("STALE"), h("b", {}, unreached.toLocaleString("en")), "out of contact"));
     entries.push(h("span", {}, glyph("SUSPENDED"), h("b", {}, parked.length.toLocaleString("en")), parked.length ? `parked, ${parkedSize(parked)}` : "parked"));
     if (waiting) entries.push(h("span", {}, glyph("PENDING"), h("b", {}, String(waiting)), waiting === 1 ? "claim waits" : "claims wait"));
     replace(counts, ...entries);
@@ -313,6 +332,7 @@ export function show(main) {
       countSoon();
     }
     if (touched.size || changes.has("state")) refresh(touched);
+    if (picking() && changes.has("worker")) replace(bar, pickBar());
     drawer?.update();
   });
   const endPick = onPick(() => {

@@ -22,6 +22,7 @@ export const live = {
 const ROLES = ["", "VIEWER", "USER", "OPERATOR", "ADMIN"];
 const MAPS = { worker: "workers", gpu: "gpus", workload: "workloads", command: "commands", event: "events" };
 const KEPT = 512; // events and ended commands that the page keeps
+const SESSION_MS = 60000; // how often a shown page reads its role
 const SILENT_MS = 25000;
 const REFUSED_MS = 10000; // how long a refused login waits before it is tried again
 const listeners = new Set();
@@ -42,7 +43,7 @@ export function mayActOn(workload) {
 }
 
 // Calls a function after changes, with a set of ids for each kind of entry. Returns how to end that. The kind "gap"
-// tells that the view is complete again after a new connection.
+// tells that the view is complete again after a new connection, and "role" that the caller has another role.
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -55,9 +56,18 @@ export function areOld(changes, kind, id) {
   return changes.has("gap") || [...(changes.get(kind) ?? [])].some(isGone);
 }
 
-export async function connect() {
+// Reads the caller and its role anew.
+export async function readSession() {
+  const before = live.session;
   live.session = { identity: "", role: "", ...(await ask("/api/session")) };
+  if (before.identity && before.role !== live.session.role) note("role", "");
+  if (before.role !== live.session.role) note("state", "");
+}
+
+export async function connect() {
+  await readSession();
   addStream({ open: shown, close: rest });
+  setInterval(() => document.visibilityState === "visible" && live.isConnected && readSession().catch(() => {}), SESSION_MS);
   setInterval(() => {
     if (source && live.isConnected && Date.now() - live.seenAt > SILENT_MS) reopen();
   }, 5000);
@@ -94,7 +104,7 @@ function reopen() {
   timer = setTimeout(async () => {
     try {
       // Asked first: an EventSource does not tell that nobody is logged in any more.
-      live.session = { identity: "", role: "", ...(await ask("/api/session")) };
+      await readSession();
       if (!source && !areReleased()) open();
     } catch {
       reopen();
@@ -107,7 +117,7 @@ function reopen() {
 function refuse() {
   retryMs = REFUSED_MS;
   reopen();
-  ask("/api/session").then((found) => (live.session = { identity: "", role: "", ...found }) && note("state", "")).catch(() => {});
+  readSession().catch(() => {});
 }
 
 function take(message) {
@@ -213,6 +223,13 @@ export function workerName(id) {
 
 export function workloadName(id) {
   return live.workloads.get(id)?.name ?? knownName(id) ?? id;
+}
+
+const IDS = /GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bw-[0-9a-f]{12}\b/g;
+
+// A message of the API with places and names instead of the UUIDs and ids that the page knows.
+export function withNames(text = "") {
+  return text.replace(IDS, (id) => (id.startsWith("GPU-") ? placeOf(id) : workloadName(id)));
 }
 
 // HOST/SLOT of a GPU, as the command line writes it.

@@ -53,6 +53,7 @@ export function pickGpu(uuid) {
 export function pickBar() {
   if (!pick) return null;
   const have = pick.needed > 1 ? ` (${pick.picked.length} of ${pick.needed} picked)` : "";
+  const left = (live.gpusOf.get(pick.worker) ?? []).map((uuid) => live.gpus.get(uuid)).filter((gpu) => isCandidate(gpu) && !pick.picked.includes(gpu.uuid)).length;
   return h("div", { class: "pick-bar", role: "region", "aria-label": "Choice of GPUs" },
-    h("p", {}, pick.text + have), h("button", { onclick: cancelPick }, "Cancel"));
+    h("p", {}, pick.text + have, left < pick.needed - pick.picked.length && h("b", {}, ` Too few qualify now (${left}): wait until more do, or cancel.`)), h("button", { onclick: cancelPick }, "Cancel"));
 }

@@ -1,7 +1,7 @@
 // A plan: what would happen, what forbids it, and on what grounds.
 import { h } from "/static/dom.js";
 import { glyph } from "/static/glyphs.js";
-import { placeOf, workloadName } from "/static/live.js";
+import { placeOf, withNames, workloadName } from "/static/live.js";
 import { bytes, count, lower, seconds, UNKNOWN } from "/static/words.js";
 
 const RESULTS = { PASSED: "ready", WARNING: "UNHEALTHY", REFUSED: "REJECTED", NOT_CHECKED: "UNKNOWN" };
@@ -12,9 +12,9 @@ export function planView(plan) {
   const members = plan.members ?? [];
   const moved = members.reduce((sum, one) => sum + Object.values(one.member?.device_memory_bytes ?? {}).reduce((a, b) => a + b, 0), 0);
   return h("div", { class: "plan" },
-    refusals.length > 0 && h("div", { class: "box bad", role: "alert" }, h("b", {}, "This would be refused"), h("ul", {}, refusals.map((one) => h("li", {}, one.message)))),
+    refusals.length > 0 && h("div", { class: "box bad", role: "alert" }, h("b", {}, "This would be refused"), h("ul", {}, refusals.map((one) => h("li", {}, withNames(one.message))))),
     !refusals.length && h("div", { class: "box good" }, plan.already_there ? "There is nothing to do: it is in this state already." : `The dry run finds no obstacle. It takes ${plan.estimate ? `about ${seconds(plan.estimate.duration ?? 0)}` : "an unknown time"}${moved ? ` for ${bytes(moved)} of ${count(members.length, "process", "processes")}` : ""}.`),
-    warnings.length > 0 && h("div", { class: "box warn" }, h("b", {}, "Worth knowing"), h("ul", {}, warnings.map((one) => h("li", {}, one)))),
+    warnings.length > 0 && h("div", { class: "box warn" }, h("b", {}, "Worth knowing"), h("ul", {}, warnings.map((one) => h("li", {}, withNames(one))))),
     (plan.steps ?? []).length > 0 && h("div", {}, h("h3", {}, "Steps"), h("ol", { class: "steps" }, plan.steps.map((one) => h("li", {}, one)))),
     memory(plan),
     (plan.destinations ?? []).length > 0 && h("div", {}, h("h3", {}, "GPUs"), table(["GPU", "Needed", "Will be free"], plan.destinations.map((one) => [placeOf(one.gpu_uuid), bytes(one.needed_bytes), bytes(one.free_bytes)]))),

@@ -78,6 +78,8 @@ export function workloadsOf(command) {
 
 export const ENDED = new Set(["EXITED", "FAILED", "RELEASED"]);
 export const PARKED = new Set(["SUSPENDED", "CHECKPOINTED", "SLEEPING", "STOPPED"]);
+// In UNKNOWN, the worker examines each process again.
+export const RESTORABLE = new Set([...PARKED, "UNKNOWN"]);
 export const CONCLUDED = new Set(["SUCCEEDED", "FAILED", "REJECTED", "CANCELLED", "EXPIRED"]);
 
 // The bytes of several parked workloads.
@@ -87,6 +89,33 @@ export function parkedSize(workloads) {
   if (!known.length && unknown) return "size unknown";
   const sum = bytes(known.reduce((all, size) => all + size, 0));
   return unknown ? `${sum} and ${unknown} of unknown size` : sum;
+}
+
+// An eviction policy as the command line writes it. A part that is missing has its default.
+export function policyText(policy = {}) {
+  const word = (value) => value.toLowerCase();
+  const process = policy.process_strategy ?? "CUDA_SUSPEND";
+  const limit = policy.escalate_to && policy.escalate_to !== process ? `, up to ${word(policy.escalate_to)}` : "";
+  return `${word(policy.weight_strategy ?? "RETAIN")}+${word(process)}${limit}`;
+}
+
+// A sleeping workload keeps its processes. Its weights are where their strategy left them.
+function asleepAt(status) {
+  switch (status.parked_by?.weight_strategy) {
+    case "OFFLOAD":
+      return { tier: "host memory", size: status.parked_bytes };
+    case "DISCARD":
+      return { tier: "discarded", size: 0 };
+    default:
+      return { tier: status.parked_by ? "device memory" : "", size: undefined };
+  }
+}
+
+// The place of a parked workload, such as "1.0 GiB in host memory". Empty: not shown.
+export function parkedText(workload) {
+  const { size, tier } = parkedAt(workload);
+  if (tier === "discarded") return "weights discarded";
+  return tier && `${size === undefined ? "" : `${bytes(size)} `}${tier === "disk" ? "on" : "in"} ${tier}`;
 }
 
 // Where the bytes of a parked workload are, and how many. Of others' workloads, only the state is shown.
@@ -100,7 +129,7 @@ export function parkedAt(workload) {
     case "STOPPED":
       return { tier: "disk", size: status.disk_bytes ?? (status.park_time && !status.checkpoint_id ? 0 : undefined) };
     case "SLEEPING":
-      return { tier: status.parked_bytes ? "host memory" : status.park_time ? "discarded" : "", size: status.parked_bytes };
+      return asleepAt(status);
     default:
       return { tier: "", size: undefined };
   }

@@ -1,11 +1,12 @@
 // One worker: its host, resources, GPUs, capabilities with reasons, and events.
 import { append, ask, h, replace } from "/static/dom.js";
 import { workerActions } from "/static/actions.js";
+import { age } from "/static/ages.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
 import { live, onChange } from "/static/live.js";
-import { ago, bytes, ENDED, lower, PARKED, parkedAt, UNKNOWN } from "/static/words.js";
+import { bytes, ENDED, lower, PARKED, parkedText, UNKNOWN } from "/static/words.js";
 
 export function show(main, id) {
   const page = h("div", { class: "page" }, h("p", { class: "empty" }, "Loading…"));
@@ -19,8 +20,17 @@ export function show(main, id) {
       found = await ask(`/api/workers/${encodeURIComponent(id)}`);
       if (!isOver) draw();
     } catch (error) {
-      if (!isOver && !found) replace(page, h("p", { class: "box bad", role: "alert" }, error.message));
+      const isDeleted = found !== null && error.status === 404;
+      if (isDeleted) error.message = `The host ${found.worker.name} was deleted.`;
+      if (!isOver && (!found || isDeleted)) replace(page, h("p", { class: "box bad", role: "alert" }, error.message));
+      if (isDeleted) leave();
     }
+  }
+
+  function leave() {
+    isOver = true;
+    clearInterval(timer);
+    end();
   }
 
   function draw() {
@@ -50,11 +60,7 @@ export function show(main, id) {
       if (!isOver) draw();
     }, 80);
   });
-  return () => {
-    isOver = true;
-    clearInterval(timer);
-    end();
-  };
+  return leave;
 }
 
 function hostFacts(worker) {
@@ -63,7 +69,7 @@ function hostFacts(worker) {
   const facts = [
     ["Hostname", host.hostname ?? UNKNOWN],
     // A watch tells no new time of a worker in contact, so its last one would look old.
-    ["Last report", worker.state === "CONNECTED" ? "in contact" : ago(worker.last_seen_time)],
+    ["Last report", worker.state === "CONNECTED" ? "in contact" : age(worker.last_seen_time)],
     ["Agent", worker.agent_version ?? UNKNOWN],
     ["Driver", `${worker.driver_version ?? UNKNOWN}, CUDA ${cuda}`],
     ["Kernel", `${host.kernel_release ?? UNKNOWN}, ${host.architecture ?? UNKNOWN}`],
@@ -114,8 +120,7 @@ function workloads(worker) {
   const all = (live.workloadsOf.get(worker.worker_id) ?? []).map((id) => live.workloads.get(id)).filter((one) => !ENDED.has(one.status?.state));
   if (!all.length) return h("p", { class: "muted" }, "No workload.");
   return h("table", {}, h("tbody", {}, all.map((one) => {
-    const { size, tier } = parkedAt(one);
-    return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), lower(one.status?.state)), h("td", {}, PARKED.has(one.status?.state) ? `${size === undefined ? "" : `${bytes(size)} in `}${tier}` : one.owner ?? ""));
+    return h("tr", {}, h("td", {}, h("a", { href: `/workloads/${encodeURIComponent(one.workload_id)}` }, one.name)), h("td", { class: "nowrap" }, glyph(one.status?.state), lower(one.status?.state)), h("td", {}, PARKED.has(one.status?.state) ? parkedText(one) : one.owner ?? ""));
   })));
 }
 

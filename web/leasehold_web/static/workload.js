@@ -1,13 +1,14 @@
 // One workload: state, GPUs, policy, hooks, checkpoints, its lane of the timeline, commands, events and output.
 import { append, ask, h, replace } from "/static/dom.js";
 import { commandActions, workloadActions } from "/static/actions.js";
+import { age } from "/static/ages.js";
 import { commandView } from "/static/command_view.js";
 import { list } from "/static/drawer.js";
 import { eventsView, merged } from "/static/events_view.js";
 import { glyph } from "/static/glyphs.js";
-import { areOld, live, mayActOn, onChange, placeOf, workerName } from "/static/live.js";
+import { areOld, live, mayActOn, onChange, placeOf, withNames, workerName } from "/static/live.js";
 import { miniTimeline } from "/static/mini_timeline.js";
-import { ago, bytes, count, ENDED, lower, moment, parkedAt, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
+import { bytes, count, ENDED, lower, moment, parkedAt, parkedText, policyText, seconds, UNKNOWN, workloadsOf } from "/static/words.js";
 import { addStream } from "/static/window_streams.js";
 
 const OUTPUT_CHARACTERS = 400000;
@@ -18,6 +19,7 @@ export function show(main, id) {
   append(main, [page]);
   let found = null;
   let redraw = null;
+  let drawCheckpoints = null;
   let ends = [];
   let isOver = false;
 
@@ -32,6 +34,14 @@ export function show(main, id) {
     if (isOver) return;
     if (redraw) redraw();
     else build();
+    loadCheckpoints();
+  }
+
+  // After the rest: the answer is late if the worker is silent.
+  async function loadCheckpoints() {
+    const id = found.workload.workload_id;
+    const answer = await ask(`/api/workloads/${encodeURIComponent(id)}/checkpoints`).catch((error) => ({ refusal: error }));
+    if (!isOver) drawCheckpoints(answer);
   }
 
   function fail(error) {
@@ -68,8 +78,8 @@ export function show(main, id) {
     const mini = miniTimeline(key);
     const lane = h("section", { class: "card whole", "aria-label": "Timeline" }, h("h2", {}, "Timeline", h("small", {}, "where it was, and when it was parked")), mini.element);
     const parts = [facts, spec, lane, commands, events];
-    let checkpoints = found.checkpoints && checkpointsCard(found);
-    if (checkpoints) parts.push(checkpoints);
+    const checkpoints = h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"), h("p", { class: "muted" }, "Asking its worker…"));
+    parts.push(checkpoints);
     const output = mayActOn(found.workload) ? outputCard(key, () => found.workload) : null;
     if (output) parts.push(output.element);
     replace(page, title, h("div", { class: "cards" }, parts));
@@ -79,7 +89,7 @@ export function show(main, id) {
       document.title = `${workload.name} · Leasehold`;
       const status = workload.status ?? {};
       replace(title, h("h1", {}, glyph(status.state), workload.name), h("span", { class: "badge" }, lower(status.state), status.state === "RUNNING" && status.ready_time ? " and ready" : ""),
-        workload.out_of_contact && h("span", { class: "badge" }, `last known, ${workload.report_time ? ago(workload.report_time) : "before a restart"}`),
+        workload.out_of_contact && h("span", { class: "badge" }, "last known, ", workload.report_time ? age(workload.report_time) : "before a restart"),
         h("div", { class: "actions" }, workloadActions(workload)));
       replace(facts, h("h2", {}, "State"), stateFacts(workload));
       replace(spec, h("h2", {}, "Specification"), specFacts(workload));
@@ -94,10 +104,10 @@ export function show(main, id) {
     redraw = () => {
       draw();
       drawCommands();
-      if (!checkpoints || !found.checkpoints) return;
-      const before = checkpoints;
-      checkpoints = checkpointsCard(found);
-      before.replaceWith(checkpoints);
+    };
+    drawCheckpoints = (answer) => {
+      checkpoints.hidden = Boolean(answer.refusal?.reason); // the caller may not read them
+      replace(checkpoints, h("h2", {}, "Checkpoints"), checkpointsTable(answer));
     };
     draw();
     drawCommands();
@@ -117,19 +127,19 @@ function stateFacts(workload) {
   const status = workload.status ?? {};
   const gpus = status.lease?.gpu_uuids ?? [];
   const facts = [["GPUs", gpus.length ? gpus.map((uuid, at) => [at > 0 && ", ", h("a", { href: `/?gpu=${encodeURIComponent(uuid)}` }, placeOf(uuid))]) : "none"]];
-  const { size, tier } = parkedAt(workload);
-  if (tier) facts.push(["Parked", `${size === undefined ? "size unknown" : bytes(size)} in ${tier}${status.park_time ? `, ${ago(status.park_time)}` : ""}`]);
+  const parked = parkedText(workload);
+  if (parked) facts.push(["Parked", [parkedAt(workload).size === undefined && "size unknown ", parked, status.park_time && ", ", status.park_time && age(status.park_time)]]);
   if (status.parked_gpu_uuids?.length) facts.push(["Former GPUs", status.parked_gpu_uuids.map(placeOf).join(", ")]);
   facts.push(["Host", h("a", { href: `/workers/${encodeURIComponent(workload.worker_id)}` }, workerName(workload.worker_id))], ["Owner", workload.owner ?? UNKNOWN]);
   if (workload.user) facts.push(["User", workload.user]);
   facts.push(["Created", moment(workload.create_time)]);
-  if (status.start_time) facts.push(["Started", ago(status.start_time)]);
+  if (status.start_time) facts.push(["Started", age(status.start_time)]);
   if (status.ready_time) facts.push(status.start_time ? ["Ready after", seconds((status.ready_time - status.start_time) / 1000)] : ["Ready since", moment(status.ready_time)]);
   if (status.end_time) facts.push(["Ended", moment(status.end_time)]);
   if (status.exit) facts.push(["Exit", status.exit.signal_number ? `signal ${status.exit.signal_number}` : `code ${status.exit.code ?? 0}`]);
   if (status.root_pid) facts.push(["Processes", `${status.root_pid}${status.members?.length ? `, ${status.members.length} with CUDA: ${status.members.map((one) => `${one.pid} ${lower(one.state)}`).join(", ")}` : ""}`]);
   if (status.kernel) facts.push(["Application", `${status.kernel.kind ?? ""} ${status.kernel.kernel_id ?? ""}, ${lower(status.kernel.health)}`]);
-  if (status.error) facts.push(["Error", h("span", { class: "box bad" }, status.error.message)]);
+  if (status.error) facts.push(["Error", h("span", { class: "box bad" }, withNames(status.error.message))]);
   facts.push(["Id", h("code", {}, workload.workload_id)]);
   return list(facts);
 }
@@ -147,7 +157,7 @@ function specFacts(workload) {
   if (resources.memory_bytes) wanted.push(`${bytes(resources.memory_bytes)} of memory`);
   facts.push(["Resources", wanted.join(", ")], ["Priority", String(spec.priority ?? 0)]);
   const eviction = workload.status?.parked_by ?? spec.eviction;
-  facts.push(["Eviction policy", eviction ? `weights ${lower(eviction.weight_strategy)}, processes ${lower(eviction.process_strategy)}${eviction.escalate_to ? `, at most ${lower(eviction.escalate_to)}` : ""}` : "weights retained, processes CUDA suspend"]);
+  facts.push(["Eviction policy", policyText(eviction)]);
   if (spec.helper) facts.push(["Preemptible", `yes: it yields within ${seconds(spec.helper.grace ?? 10)}`]);
   facts.push(["Hooks", spec.hooks?.length ? h("ul", { class: "capabilities" }, spec.hooks.map((hook) => h("li", {}, "•", h("div", {}, hookText(hook))))) : "none"]);
   const names = [...Object.keys(spec.environment ?? {}), ...Object.keys(spec.secret_environment ?? {}).map((one) => `${one} (secret)`)];
@@ -165,11 +175,11 @@ function hookText(hook) {
   return `${hook.name || kind}: ${lower(hook.phase)}, ${kind} ${what}`;
 }
 
-function checkpointsCard(found) {
-  const rows = found.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, ago(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
-  return h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"),
-    rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)))
-      : h("p", { class: "muted" }, found.unreachable?.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker."));
+function checkpointsTable(answer) {
+  if (answer.refusal) return h("p", { class: "muted" }, `Its checkpoints are not known: ${answer.refusal.message}`);
+  if (!answer.checkpoints.length) return h("p", { class: "muted" }, answer.unreachable.length ? "Its worker does not answer, so its checkpoints are unknown." : "No checkpoint on the disk of its worker.");
+  const rows = answer.checkpoints.map((one) => h("tr", {}, h("td", {}, h("code", {}, one.checkpoint_id)), h("td", {}, lower(one.kind)), h("td", {}, bytes(one.size_bytes)), h("td", {}, age(one.create_time)), h("td", {}, one.problem || (one.in_use ? "in use" : ""))));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, ["Checkpoint", "Kind", "Size", "Age", ""].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows)));
 }
 
 function outputCard(id, current) {

@@ -53,7 +53,8 @@ def shortage_of(candidate: Candidate, resources: Resources) -> Shortage | None:
     too_small = units is not None and units < resources.gpu_units
     if too_few or too_small:
         why = _gpus_text(candidate, resources) + (f", {units} units free" if too_small else "")
-        for_good = _is_ever_too_small([one.gpu for one in candidate.gpus.values()], resources)
+        known = [one.gpu for one in candidate.gpus.values()]
+        for_good = _suitable(known, resources) < least or _has_too_few_units(known, resources)
         return Shortage(candidate.name, errors_pb2.ERROR_REASON_NO_FREE_GPU, why, for_good)
     if candidate.machine is not None and (lacks := list(_machine_lacks(candidate.machine, resources))):
         reason = errors_pb2.ERROR_REASON_INSUFFICIENT_RESOURCES
@@ -83,11 +84,10 @@ def shortage_at_a_glance(
         return Shortage(worker, errors_pb2.ERROR_REASON_CORDONED, "")
     least = least_gpus(resources)
     if least:
-        is_particular = resources.gpu_name or resources.gpu_memory_bytes or resources.gpu_uuids
-        suitable = sum(suits(gpu, resources) for gpu in gpus) if is_particular else len(gpus)
+        suitable = _suitable(gpus, resources)
         units = _most_units(gpus, open_gpus, resources) if resources.gpu_units else None
         if min(open_gpus, suitable) < least or (units is not None and units < resources.gpu_units):
-            for_good = _is_ever_too_small(gpus, resources)
+            for_good = suitable < least or _has_too_few_units(gpus, resources)
             return Shortage(worker, errors_pb2.ERROR_REASON_NO_FREE_GPU, "", for_good)
     if machine is not None and any(_machine_lacks(machine, resources)):
         for_good = _is_too_small(machine, resources)
@@ -95,10 +95,19 @@ def shortage_at_a_glance(
     return None
 
 
-def _is_ever_too_small(gpus: Sequence[Gpu], resources: Resources) -> bool:
-    """Whether these GPUs don't satisfy the request even when all are free."""
-    if sum(suits(gpu, resources) for gpu in gpus) < least_gpus(resources):
-        return True
+def _suitable(gpus: Sequence[Gpu], resources: Resources) -> int:
+    """Number of GPUs that match the request. Most requests match every GPU, so that none is looked at."""
+    is_particular = (
+        resources.gpu_name
+        or resources.gpu_memory_bytes
+        or resources.gpu_uuids
+        or resources.acceptable_gpu_units
+    )
+    return sum(suits(gpu, resources) for gpu in gpus) if is_particular else len(gpus)
+
+
+def _has_too_few_units(gpus: Sequence[Gpu], resources: Resources) -> bool:
+    """Whether these GPUs have fewer units than the request even when all are free."""
     units = _most_units(gpus, len(gpus), resources) if resources.gpu_units else None
     return units is not None and units < resources.gpu_units
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from leasehold_worker.errors import StartError
 from leasehold_worker.local_api.call_threads import CallThreads, stop_server
 from leasehold_worker.local_api.request_parser import parse
-from leasehold_worker.local_api.tcp_listeners import open_listeners
+from leasehold_worker.local_api.tcp_listeners import require_bindable
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,7 @@ async def serve_health(address: str, is_connected: Callable[[], bool]) -> AsyncI
     if not address:
         yield
         return
-    # Listens on trial: gRPC itself would log a line of its own, and would not report the cause.
-    for listener in await open_listeners(address, "health checks", "--health-listen", CONNECTIONS):
-        await listener.aclose()
+    await require_bindable(address, "health checks", "--health-listen")
     threads = CallThreads(CONNECTIONS * CALLS, "health")
     server = grpc.server(
         threads,  # type: ignore[arg-type]  # gRPC only submits calls

@@ -20,14 +20,21 @@ _START: Final = (
 )
 _LOOK: Final = "look at its process and its log"
 _CORRECT: Final = "correct the address"
+_NETWORK: Final = "check the network, or correct the address"
 _CONNECTION_PROBLEMS: Final = {
     "Connection refused": ("connection refused", _START),
     "before receiving SETTINGS frame": ("a program listens there, and does not respond", _LOOK),
     "Deadline Exceeded": ("it did not respond in time", _LOOK),
     "Failed parsing HTTP/2": ("a program that is no coordinator listens there", _CORRECT),
     "Domain name not found": ("no host has this name", _CORRECT),
-    "Network is unreachable": ("the network is unreachable", _CORRECT),
-    "No route to host": ("no route to host", _CORRECT),
+    "Network is unreachable": ("the network is unreachable", _NETWORK),
+    "No route to host": ("no route to host", _NETWORK),
+    "Connection timed out": ("its host does not respond", _NETWORK),
+    "Socket closed": ("it ended the connection", _LOOK),
+    "Connection reset by peer": ("it ended the connection", _LOOK),
+    "GOAWAY received": ("it ended the connection", _LOOK),
+    "FD Shutdown": ("the connection broke", _LOOK),
+    "Timeout while contacting DNS servers": ("the name can't be looked up", _NETWORK),
     "No such file or directory": ("its socket does not exist", _START),
 }
 """What happened and what to do, by what gRPC's text contains."""

@@ -88,7 +88,7 @@ def _fault(document: dict[str, object], message: Descriptor, where: str) -> str:
     keys: dict[str, str] = {}
     for key, value in document.items():
         field = _field(message, key)
-        if field is None:
+        if field is None or value is None:
             continue
         alternatives = (field.containing_oneof or field).name
         if alternatives in keys:

@@ -48,13 +48,16 @@ def attach(client: Client, workload: Workload, *, remove: bool) -> NoReturn:
         ProgramExit: The program has ended.
         LeaseholdError: No coordinator answers, or the output is not available. The workload continues.
     """
+    interrupts = _Interrupts(client, workload)
     try:
-        with _Interrupts(client, workload).handled():
+        with interrupts.handled():
             for data in client.output(workload.workload_id, follow=True):
                 if not standard_output.write(data):
                     break  # nobody reads any more, and the exit code still counts
             ended = client.wait_workload(workload.workload_id, "ended")
     except NoCoordinatorError as error:
+        if interrupts.is_stopping:
+            raise
         error.message += (
             f"; workload {workload.name} continues: `leasehold logs -f {workload.name}` goes on with it"
         )
@@ -91,12 +94,16 @@ def _remove(client: Client, workload_id: str) -> None:
 
 @final
 class _Interrupts:
-    """Turns a signal into a stop of the workload. A thread makes the call, since a handler must not block."""
+    """Turns a signal into a stop of the workload. A thread makes the call, since a handler must not block.
+
+    Attributes:
+        is_stopping: Whether a signal has come.
+    """
 
     def __init__(self, client: Client, workload: Workload) -> None:
         self._client = client
         self._workload = workload
-        self._is_stopping = False
+        self.is_stopping = False
         self._has_left = False
 
     @contextmanager
@@ -111,11 +118,11 @@ class _Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = self._workload.name
-        if self._is_stopping:
+        if self.is_stopping:
             self._has_left = True
             echo_error(f"leasehold: left; `leasehold get workloads {name}` shows its state")
             raise ProgramExit(EXIT_INTERRUPTED)
-        self._is_stopping = True
+        self.is_stopping = True
         echo_error(f"leasehold: stopping {name}, which is killed after 10 s; Ctrl-C again leaves now")
         threading.Thread(target=self._stop, daemon=True).start()
 

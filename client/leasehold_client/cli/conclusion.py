@@ -65,8 +65,13 @@ def conclude(
             None: no second attempt.
     """
     if options.wait:
-        for attempt in _attempts(client, command, options, again):
-            command = attempt
+        try:
+            for attempt in _attempts(client, command, options, again):
+                command = attempt
+        except LeaseholdError:
+            if options.is_document and has_ended(command.state):  # the wait was for the readiness
+                echo_message(command, options.output)
+            raise
     succeeded = command.state == COMMAND_STATE_SUCCEEDED
     if options.is_document:
         echo_message(command, options.output)
@@ -116,7 +121,7 @@ def _wait_ready(client: Client, command: Command, limit_s: float, options: Comma
     try:
         client.wait_workload(workload_id, timeout_s=max(LAST_LOOK_S, limit_s))
     except KeyboardInterrupt:
-        interrupted(f"{operation_name(command)} of {name} did not begin, since it is not ready")
+        interrupted(f"{operation_name(command)} did not begin, since workload {name} is not ready")
 
 
 def conclude_all(
@@ -151,7 +156,7 @@ def conclude_all(
             raise
         except LeaseholdError as error:
             error.message = _about(label, error.message)
-            if len(creations) == 1:
+            if len(creations) == 1 and not is_search:
                 raise
             errors.append(error)
     commands = [(label, command) for label, command, _ in created]
@@ -236,7 +241,7 @@ def conclude_plans(
         except NoCoordinatorError:
             raise
         except LeaseholdError as error:
-            if len(plans) == 1:
+            if len(plans) == 1 and not is_search:
                 raise
             lines.append(error_line(with_places(_about(label, error.message), places), error.reason))
             continue
@@ -320,8 +325,7 @@ def _wait_for_all(
 ) -> list[tuple[str, Command]]:
     """The commands at their end, or at the end of the wait.
 
-    A wait that timed out, or that was for a workload that does not become ready, is added to ``failures`` by
-    the id of its command.
+    A failed wait is added to ``failures`` by the id of its command: a timeout, or no readiness.
     """
     began = time.monotonic()
     ended: list[tuple[str, Command]] = []

@@ -16,7 +16,7 @@ from leasehold_client.cli.lookups import gpus_to_name
 from leasehold_client.cli.names import complete_targets
 from leasehold_client.cli.verb import CommandOptions, command_options, verb
 from leasehold_client.display.terminal_text import echo_error
-from leasehold_client.errors import UsageError
+from leasehold_client.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
     from leasehold_client.coordinator.client import Client
@@ -84,7 +84,7 @@ def uncordon(
     found = _find(client, targets, selector, is_all=is_all)
     create = partial(client.uncordon, timeout_s=options.timeout_s)
     conclude_targets(client, found, create, options, is_search=not targets)
-    for name in _still_cordoned(client, found):
+    for name in [] if options.quiet else _still_cordoned(client, found):
         echo_error(
             f"leasehold: worker {name} has a cordon of its own, which keeps its GPUs out of service: "
             f"`leasehold uncordon {name}`"
@@ -95,9 +95,11 @@ def _still_cordoned(client: Client, targets: Sequence[CordonTarget]) -> list[str
     """The names of cordoned workers of which only GPUs are targets."""
     whole = {target.worker_id for target in targets if not target.gpu_uuids}
     of_gpus = {target.worker_id for target in targets} - whole
-    if not of_gpus:
+    try:
+        workers = [client.worker(worker_id) for worker_id in of_gpus]
+    except LeaseholdError:  # the uncordon is done
         return []
-    return [one.name for one in client.workers() if one.worker_id in of_gpus and one.HasField("cordon")]
+    return [worker.name for worker in workers if worker.HasField("cordon")]
 
 
 def _find(client: Client, names: Sequence[str], selector: str, *, is_all: bool) -> list[CordonTarget]:

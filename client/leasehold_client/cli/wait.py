@@ -120,7 +120,7 @@ def wait(client: Client, selection: Selection, condition: str, timeout_s: float,
             interrupted(f"{label} continues: `leasehold get workloads` shows its state")
         if output == "table":
             echo(f"{label}: {'ready' if condition == 'ready' else workload_state(found[-1])}")
-    if output != "table" and len(chosen) == 1:
+    if output != "table" and len(chosen) == 1 and not selection.is_search:
         echo_message(found[0], output)
     elif output != "table":
         echo_document({"workloads": [to_dict(one) for one in found]}, output)

@@ -57,7 +57,7 @@ def find_credentials(address: str) -> Credentials:
     Raises:
         NoCoordinatorError: There are no credentials yet. A coordinator creates them at its first start.
         LeaseholdError: The user may not open the socket.
-        UsageError: The credentials can't be read, or are missing beside contexts, one of which is meant.
+        UsageError: The credentials can't be read, or are missing and a context has others.
     """
     if address.startswith(UNIX_SCHEME):
         require_no_token(f"the kernel tells who calls through {address}")
@@ -205,24 +205,25 @@ def _read(path: Path, address: str) -> bytes:
 def _without_credentials(path: Path, address: str) -> LeaseholdError:
     """The error for a missing file, which a coordinator of this user may still make at its first start."""
     missing = f"there are no credentials for {address}, because {path} is missing"
-    contexts = [] if address.startswith(INSECURE_SCHEME) else list(read_contexts().by_name.values())
-    if not contexts:
-        return NoCoordinatorError(
-            f"{missing}: start a coordinator as this user, name the directory of its {path.name} with "
-            f"{CREDENTIALS_VARIABLE}, or get a certificate with `leasehold login --token -`",
-            code=grpc.StatusCode.UNAVAILABLE,
-            is_sent=False,
-        )
-    suitable = [one.name for one in contexts if one.coordinator == address]
-    if suitable:
+    if contexts := _contexts_for(address):
         return UsageError(
-            f"{missing}: use the certificate of a context by --context {suitable[0]}, or for all calls by "
-            f"`leasehold context use {suitable[0]}`"
+            f"{missing}: use the certificate of a context by --context {contexts[0]}, or for all calls by "
+            f"`leasehold context use {contexts[0]}`"
         )
-    return UsageError(
-        f"{missing}, and no context is for this address: see `leasehold context list`, or get a certificate "
-        "with `leasehold login --token -`"
+    return NoCoordinatorError(
+        f"{missing}: start a coordinator as this user, name the directory of its {path.name} with "
+        f"{CREDENTIALS_VARIABLE}, or get a certificate with `leasehold login --token -`",
+        code=grpc.StatusCode.UNAVAILABLE,
+        is_sent=False,
     )
+
+
+def _contexts_for(address: str) -> list[str]:
+    """Names of this user's contexts with a coordinator."""
+    try:
+        return [one.name for one in read_contexts().by_name.values() if one.coordinator == address]
+    except UsageError:  # no call needs the file, since none asks for a context
+        return []
 
 
 def _content(path: Path) -> bytes:

@@ -143,7 +143,7 @@ class DemoFleet:
 
     def _start(self, name: str, *arguments: str) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD_")}
-        # Workloads find the Python of this program as `python`, which Debian does not have.
+        # In a virtual environment, workloads find its Python as `python`, which Debian does not have.
         inherited["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(

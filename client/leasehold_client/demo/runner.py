@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -144,7 +145,8 @@ def _wait_for_interrupt(fleet: DemoFleet) -> None:
 
 def _command() -> str:
     """What a shell calls this program by."""
-    return "leasehold" if shutil.which("leasehold") else str(Path(sys.executable).with_name("leasehold"))
+    own = shlex.quote(str(Path(sys.executable).with_name("leasehold")))
+    return "leasehold" if shutil.which("leasehold") else own
 
 
 def _interrupt(signal_number: int, frame: object) -> None:

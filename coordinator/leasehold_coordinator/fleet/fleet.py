@@ -273,8 +273,9 @@ class Fleet:
         for stored in commands:
             is_news = self._is_news(stored)
             self.ledger.kept(stored)
-            if (workload_of := self.workloads.get(stored.command.workload_id)) is not None:
-                self._workload_names[stored.command.command_id] = workload_of.name
+            subject = self.workloads.get(stored.command.workload_id)
+            if subject is not None and stored.command.command_id in self.ledger.commands:
+                self._workload_names[stored.command.command_id] = subject.name
             if is_terminal(stored.command.state):
                 self._workload_names.pop(stored.command.command_id, None)
                 self.reader.recent.add(stored.command)

@@ -115,8 +115,8 @@ def unpack(archive: Path, folder: Path) -> Manifest:
             while whole.read(BLOCK_BYTES):  # the checksum is at the end
                 pass
     except gzip.BadGzipFile as error:
-        is_other = str(error).startswith("Not a gzipped file")
-        why = "it is no archive of `leasehold backup create`" if is_other else str(error)
+        is_no_gzip = str(error).startswith("Not a gzipped file")
+        why = "it is no archive of `leasehold backup create`" if is_no_gzip else str(error)
         raise _damaged(archive, why) from error
     except EOFError as error:
         raise _damaged(archive, "its end is missing") from error

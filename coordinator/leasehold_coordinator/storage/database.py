@@ -67,7 +67,7 @@ class Database:
             except sa.exc.NoSuchModuleError as error:
                 raise unusable(database, "no installed package serves the scheme of this URL") from error
             except ModuleNotFoundError as error:
-                raise unusable(database, f"the Python package {error.name} is not installed") from error
+                raise unusable(database, f"the Python module {error.name} is not installed") from error
             except (sa.exc.SQLAlchemyError, OSError, ImportError) as error:
                 why = str(getattr(error, "orig", None) or error).splitlines()[0]
                 raise unusable(database, why) from error

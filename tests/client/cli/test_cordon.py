@@ -110,10 +110,12 @@ def test_a_cordon_that_stays_is_told(leasehold: CommandLine, fleet: ScriptedCoor
     fleet.answers["ListWorkers"] = lambda request, context: fleet_service_pb2.ListWorkersResponse(
         workers=[cordoned, Worker(worker_id="w-2", name="beta")]
     )
+    fleet.answers["GetWorker"] = lambda request, context: fleet_service_pb2.GetWorkerResponse(worker=cordoned)
     told = leasehold("uncordon", "alpha/0").stderr
     assert told.startswith(
         "leasehold: worker alpha has a cordon of its own, which keeps its GPUs out of service: "
     )
+    assert leasehold("uncordon", "alpha/0", "-q").stderr == ""
     assert leasehold("uncordon", "alpha").stderr == ""
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+import grpc
 import pytest
 from leasehold.v1 import command_pb2, workload_pb2
 from leasehold.v1.command_pb2 import Command
@@ -131,6 +132,10 @@ def test_the_document_of_a_search_is_a_list(
         done = leasehold(*verb, "--all", "-o", "json")
         assert done.code == 0
         assert len(json.loads(done.stdout)["commands"]) == len(found)
+    fleet.answers["SuspendWorkload"] = lambda request, context: refuse(
+        context, grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE", "it is SUSPENDED"
+    )
+    assert json.loads(leasehold("suspend", "--all", "-o", "json").stdout) == {"commands": []}
     done = leasehold("suspend", "--all", "--dry-run", "-o", "json")
     assert (done.code, len(json.loads(done.stdout)["plans"])) == (0, len(found))
 

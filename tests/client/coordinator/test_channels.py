@@ -65,8 +65,8 @@ def test_a_certificate_of_a_context_is_named_where_it_would_do(
         write(Contexts("", {"ann": Context("ann", "user/ann", coordinator=ADDRESS)}))
     with pytest.raises(UsageError, match="use the certificate of a context by --context ann, or"):
         Client(ADDRESS)
-    with pytest.raises(UsageError, match="no context is for this address: see `leasehold context list`"):
-        Client("elsewhere:7400")
+    with pytest.raises(NoCoordinatorError, match="start a coordinator as this user"):
+        find_credentials("elsewhere:7400")
     with pytest.raises(NoCoordinatorError, match="start a coordinator as this user"):
         find_credentials(f"insecure:{ADDRESS}")
 

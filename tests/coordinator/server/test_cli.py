@@ -25,7 +25,7 @@ from tests.coordinator.stories.test_lifecycle import until
         (["--listen", "192.0.2.1:7400"], "can't listen on 192.0.2.1:7400"),
         (["--database", "/proc/no/store.sqlite3"], "can't be used: its directory does not exist"),
         (["--database", "postgres://host/name"], "no installed package serves the scheme of this URL"),
-        (["--database", "mysql://host/name"], "the Python package MySQLdb is not installed"),
+        (["--database", "postgresql://host/name"], "the Python module psycopg"),
         (["--socket", ""], "--socket is empty: give a value, or leave it out"),
         (["--load-interval", "0"], "give 0.05 to 3600 seconds"),
         (["--config", "/no/such/file.toml"], "can't be read: No such file"),

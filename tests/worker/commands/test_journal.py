@@ -438,7 +438,7 @@ async def test_a_journal_that_is_deleted_under_a_worker_takes_nothing_more(path:
         gone = path.with_name(f"{path.name}{suffix}")
         gone.rename(path.with_name("elsewhere"))
         with pytest.raises(
-            OperationError, match=r"deleted or replaced\): put the files back, or "
+            OperationError, match=r"deleted or replaced\): move the same files back, "
         ) as refused:
             await journal.write(KEY, workload("w2"))
         assert "check the disk" not in refused.value.message

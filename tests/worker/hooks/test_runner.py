@@ -237,7 +237,11 @@ async def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "script").chmod(0o755)
     remedy = "; make the program work on the worker's host, then try again"
     for program, folder, why in (
-        ("no-such-program", tmp_path, "no such program in the PATH of hooks on the worker"),
+        (
+            "no-such-program",
+            tmp_path,
+            "no such program in the PATH of hooks on the worker, or its interpreter is missing",
+        ),
         ("./script", tmp_path, "no such program on the worker, or its interpreter is missing"),
         (str(tmp_path), tmp_path, f"Permission denied: '{tmp_path}'"),
         ("true", tmp_path / "gone", f"No such file or directory: '{tmp_path / 'gone'}'"),

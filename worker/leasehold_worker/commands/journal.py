@@ -41,8 +41,8 @@ CLOSE_TIMEOUT_S: Final = 10.0
 
 DISK_REMEDY: Final = "check the disk of its state directory"
 MOVED_REMEDY: Final = (
-    "put the files back, or move what is left of them away and restart the worker, which finds its running "
-    "programs again"
+    "move the same files back, which a copy is not, or move what is left of them away and restart the "
+    "worker, which finds its running programs again"
 )
 
 

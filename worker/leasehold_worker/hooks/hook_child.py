@@ -36,6 +36,6 @@ def main() -> None:
 def _why(error: Exception, program: str, directory: str) -> str:
     if isinstance(error, FileNotFoundError) and error.filename != directory:
         if "/" not in program:
-            return "no such program in the PATH of hooks on the worker"
+            return "no such program in the PATH of hooks on the worker, or its interpreter is missing"
         return "no such program on the worker, or its interpreter is missing"
     return error_text(error) or "no memory within its limits"

@@ -208,6 +208,9 @@ def test_a_suspend_waits_no_longer_than_it_may(leasehold: CommandLine, scripted:
     assert done.code == 4
     assert "has not become ready" in done.stderr
     scripted.requests.clear()
+    document = json.loads(leasehold("suspend", "one", "--wait-timeout", "0.6", "-o", "json").stdout)
+    assert document["state"] == "COMMAND_STATE_REJECTED"
+    scripted.requests.clear()
     assert leasehold("suspend", "one", "--no-wait").code == 0
     assert len(scripted.asked(workload_service_pb2.SuspendWorkloadRequest)) == 1
 

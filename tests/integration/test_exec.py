@@ -340,7 +340,7 @@ def test_a_claim_that_does_not_wait_passes_nobody(local_host: LocalHost) -> None
     holder = hold(local_host)
     large = queue(local_host, "--gpus", "2")
     refused = local_host.run("--wait", "0", "--", "true", code=125)
-    assert "1 claims wait" in refused
+    assert "1 claim waits" in refused
     refused = local_host.run("--wait", "0", "--helper", "stop", "--", "true", code=125)
     assert "(NO_FREE_GPU)" in refused
     assert local_host.run("--wait", "0", "--priority", "1", "--", "echo", "done") == "done\n"

@@ -50,6 +50,18 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
 
 
 @pytest.mark.long
+def test_a_refusal_of_the_api_is_certain_whatever_its_status(browser: Browser, fleet: WebFleet) -> None:
+    silent = {"reason": "WORKER_UNAVAILABLE", "message": "alpha is not in contact: try again later"}
+    with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
+        page.route("**/api/action", lambda route: route.fulfill(status=503, json=silent))
+        page.click(slot(page, 3))
+        page.click('.drawer button:text-is("Cordon…")')
+        page.fill("dialog #reason", "a fan")
+        page.click('dialog button:text-is("Cordon")')
+        expect(page.locator("dialog .box.bad")).to_have_text("alpha is not in contact: try again later")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("width", [360, 1280])
 def test_a_long_name_is_not_cut(browser: Browser, fleet: WebFleet, width: int) -> None:
     name = 63 * "n"

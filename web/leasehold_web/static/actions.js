@@ -291,7 +291,8 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
       else notice(h("b", {}, title), ": the command is stored, see ", h("a", { href: "/commands" }, "Commands"), ".");
     } catch (error) {
       setSending(false);
-      const isUncertain = error.status === 0 || error.status >= 500;
+      // A refusal of the API has a reason. Its message tells if the command may have been stored.
+      const isUncertain = !error.reason && (error.status === 0 || error.status >= 500);
       refuse(error, ...(isUncertain ? [...mayBeStored(), !UNREPEATABLE.has(sent.action) && dialog.isConnected && ` “${verb}” again is safe: it is not carried out twice.`] : []));
       yes.disabled = !isUncertain;
       // A changed field may make the action valid.

@@ -50,6 +50,35 @@ def test_a_refused_or_unanswered_action_can_be_repeated(browser: Browser, fleet:
 
 
 @pytest.mark.long
+def test_a_changed_form_is_a_new_request(browser: Browser, fleet: WebFleet) -> None:
+    ids: list[str] = []
+    with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
+        page.route("**/api/action", lambda route: route.abort())
+        page.click(slot(page, 3))
+        page.click('.drawer button:text-is("Cordon…")')
+        told = page.locator("dialog .box.bad")
+        for reason in ("a fan", "", "a cable"):
+            if reason:
+                page.fill("dialog #reason", reason)
+            if reason == "a cable":
+                expect(told).to_contain_text("The changed command is a new one")
+                expect(told).not_to_contain_text("again is safe")
+            with page.expect_request("**/api/action") as asked:
+                page.click('dialog button:text-is("Cordon"):enabled')
+            ids.append(asked.value.post_data_json["request_id"])
+            expect(told).to_contain_text("“Cordon” again is safe")
+        assert ids[0] == ids[1] != ids[2]
+        page.unroute("**/api/action")
+        unknown = {"reason": "STORAGE_UNAVAILABLE", "message": "repeat the request"}
+        page.route("**/api/action", lambda route: route.fulfill(status=503, json=unknown))
+        page.click('dialog button:text-is("Cordon"):enabled')
+        expect(told).to_have_text("repeat the request")
+        page.unroute("**/api/action")
+        page.click('dialog button:text-is("Cordon"):enabled')
+        expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
+
+
+@pytest.mark.long
 def test_a_refusal_of_the_api_is_certain_whatever_its_status(browser: Browser, fleet: WebFleet) -> None:
     silent = {"reason": "WORKER_UNAVAILABLE", "message": "alpha is not in contact: try again later"}
     with open_page(browser, fleet.url, fleet.token, Complaints()) as page:

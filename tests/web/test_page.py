@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.coordinator.issuer import AUDIENCE, ISSUER, key_set, new_keys, sign
 from tests.integration.fleets import make_fleet
@@ -274,6 +274,40 @@ RUNNING_AFTER_A_FAILED_HOOK: Final = """async () => {
   const status = { state: "RUNNING", error: { reason: "HOOK_FAILED" }, lease: { gpu_uuids: ["GPU-1"] } };
   return workloadActions({ workload_id: "w-1", name: "one", status }).map((one) => one.textContent);
 }"""
+
+
+@pytest.mark.long
+def test_checkpoints_are_asked_for_again_and_hidden_from_those_without_permission_only(
+    browser: Browser, fleet: WebFleet
+) -> None:
+    def refusal(reason: str, message: str) -> dict[str, str]:
+        return {"reason": reason, "message": message}
+
+    answers: list[tuple[int, object]] = [
+        (503, refusal("", "the coordinator does not answer")),
+        (429, refusal("TOO_MANY_CALLS", "too many calls")),
+        (200, {"checkpoints": [], "unreachable": []}),
+        (404, refusal("UNKNOWN_WORKER", "no worker has this name")),
+        (200, {"refusal": refusal("NOT_PERMITTED", "not permitted")}),
+    ]
+
+    def tell(route: Route) -> None:
+        status, document = answers.pop(0)
+        route.fulfill(status=status, json=document)
+
+    with open_page(browser, fleet.url, fleet.token, Complaints()) as page:
+        page.route("**/checkpoints", tell)
+        page.goto(f"{fleet.url}workloads/train")
+        card = page.locator('[aria-label="Checkpoints"]')
+        expect(card).to_contain_text("not known: the coordinator does not answer")
+        expect(card).to_contain_text("not known: too many calls")
+        expect(card).to_contain_text("No checkpoint on the disk of its worker")
+        page.reload()
+        expect(card).to_contain_text("not known: no worker has this name")
+        page.reload()
+        expect(page.locator("h1")).to_contain_text("train")
+        expect(card).to_be_hidden()
+    assert answers == []
 
 
 @pytest.mark.long

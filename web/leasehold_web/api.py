@@ -222,7 +222,7 @@ async def get_workload(request: web.Request) -> web.Response:
 
 
 async def get_checkpoints(request: web.Request) -> web.Response:
-    """The checkpoints of a workload on its own worker, or why there are none for the caller.
+    """The checkpoints of a workload on its own worker, or the refusal if the caller may not read them.
 
     The worker's directory has all checkpoints of the workload. Without the worker in the request, the
     coordinator asks all workers: any silent worker delays the answer, and workers that share a directory
@@ -239,6 +239,8 @@ async def get_checkpoints(request: web.Request) -> web.Response:
             timeout=CHECKPOINTS_TIMEOUT_S,
         )
     except grpc.aio.AioRpcError as error:
+        if error.code() != grpc.StatusCode.PERMISSION_DENIED:
+            raise
         return answer({"refusal": refusal(error)})
     return answer(
         {

@@ -41,7 +41,9 @@ export function show(main, id) {
   async function loadCheckpoints() {
     const id = found.workload.workload_id;
     const answer = await ask(`/api/workloads/${encodeURIComponent(id)}/checkpoints`).catch((error) => ({ refusal: error }));
-    if (!isOver) drawCheckpoints(answer);
+    if (isOver) return;
+    drawCheckpoints(answer);
+    if (answer.refusal?.isTransient) setTimeout(() => !isOver && loadCheckpoints(), RETRY_MS);
   }
 
   function fail(error) {
@@ -106,7 +108,7 @@ export function show(main, id) {
       drawCommands();
     };
     drawCheckpoints = (answer) => {
-      checkpoints.hidden = Boolean(answer.refusal?.reason); // the caller may not read them
+      checkpoints.hidden = answer.refusal?.reason === "NOT_PERMITTED"; // the caller may not read them
       replace(checkpoints, h("h2", {}, "Checkpoints"), checkpointsTable(answer));
     };
     draw();

@@ -310,6 +310,35 @@ def test_checkpoints_are_asked_for_again_and_hidden_from_those_without_permissio
     assert answers == []
 
 
+GAP: Final = """async () => {
+  (await import("/static/live.js")).live.isConnected = false;
+  dispatchEvent(new Event("online"));
+}"""
+"""Lets the live view connect anew, after which a page of a workload asks for everything again."""
+
+
+@pytest.mark.long
+def test_an_older_list_of_checkpoints_replaces_no_newer_one(browser: Browser, fleet: WebFleet) -> None:
+    asked: list[Route] = []
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.route("**/checkpoints", lambda route: asked.append(route))
+        page.goto(f"{fleet.url}workloads/train")
+        expect(page.locator("h1 + .badge")).to_contain_text("ready")
+        while len(asked) < 1:
+            page.wait_for_timeout(50)
+        page.evaluate(GAP)
+        while len(asked) < 2:
+            page.wait_for_timeout(50)
+        old, new = asked
+        card = page.locator('[aria-label="Checkpoints"]')
+        new.fulfill(json={"checkpoints": [], "unreachable": []})
+        expect(card).to_contain_text("No checkpoint on the disk")
+        with page.expect_event("requestfinished"):
+            old.fulfill(json={"checkpoints": [], "unreachable": ["worker-1"]})
+        page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
+        expect(card).to_contain_text("No checkpoint on the disk")
+
+
 @pytest.mark.long
 def test_an_unknown_workload_and_its_failed_rollback_are_shown_and_it_is_restored(
     browser: Browser, web_fleet: WebFleet

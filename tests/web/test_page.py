@@ -177,6 +177,31 @@ def test_the_page_survives_a_restart_of_the_coordinator(browser: Browser, fleet:
 
 
 @pytest.mark.long
+def test_a_view_whose_script_fails_reloads_once_and_only_if_the_server_answers(
+    browser: Browser, web_fleet: WebFleet
+) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token, Complaints()) as page:
+        loads: list[str] = []
+        page.on("load", lambda loaded: loads.append(loaded.url))
+        expect(page.locator("#contact")).to_be_empty()
+        page.route("**/static/commands.js", lambda route: route.abort())
+        page.route("**/api/session", lambda route: route.abort())
+        with page.expect_request("**/api/session"):
+            page.click('nav a:text-is("Commands")')
+        expect(page.locator("main .box.bad")).to_contain_text("It appears once the server answers")
+        page.wait_for_timeout(500)
+        assert loads == []
+        page.unroute("**/api/session")
+        expect(page.locator("main .box.bad")).to_contain_text("its script fails to load")
+        page.wait_for_timeout(2_500)
+        assert loads == [f"{web_fleet.url}commands"]
+        page.unroute("**/static/commands.js")
+        page.reload()
+        expect(page.locator("h1")).to_have_text("Commands")
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+@pytest.mark.long
 def test_a_move_can_be_followed_on_the_timeline(browser: Browser, fleet: WebFleet) -> None:
     fleet.fleet.cli("remap", "train", "--to", "alpha/2")
     with open_page(browser, fleet.url, fleet.token) as page:

@@ -7,7 +7,7 @@ import { beginPick } from "/static/picker.js";
 import { planView } from "/static/plan_view.js";
 import { CONCLUDED, count, ENDED, operationOf, PARKED, parkedText, RESTORABLE } from "/static/words.js";
 
-const ANSWER_MS = 20000; // how long the answer to an action is awaited: the server waits 15 s for the coordinator
+const ANSWER_MS = 50000; // how long the answer to an action is awaited: a drain makes three calls of up to 15 s each
 const UNREPEATABLE = new Set(["drain", "cancel"]); // their calls have no id of the request
 const CHANGED = " The changed command is a new one: it is carried out even if the earlier one was stored.";
 

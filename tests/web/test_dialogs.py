@@ -1,7 +1,7 @@
 """The dialogs of actions: refusals, long names, the focus, and their sentences."""
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from .browsers import Complaints, open_page, slot
 from .conftest import WebFleet
@@ -76,6 +76,30 @@ def test_a_changed_form_is_a_new_request(browser: Browser, fleet: WebFleet) -> N
         page.unroute("**/api/action")
         page.click('dialog button:text-is("Cordon"):enabled')
         expect(page.locator("dialog .command .badge")).to_have_text("succeeded")
+
+
+@pytest.mark.long
+def test_the_notice_of_a_closed_dialog_tells_the_refusals_of_a_drain(
+    browser: Browser, fleet: WebFleet
+) -> None:
+    answer = {
+        "commands": [{"command_id": "c-1"}, {"command_id": "c-2"}],
+        "refusals": [{"workload_name": "train", "error": {"message": "train is busy: try again later"}}],
+    }
+    asked: list[Route] = []
+    with open_page(browser, fleet.url, fleet.token) as page:
+        page.route("**/api/action", lambda route: asked.append(route))
+        page.goto(f"{fleet.url}workers/alpha")
+        page.click('button:text-is("Drain…")')
+        page.fill("dialog #reason", "a fan")
+        page.click('dialog button:text-is("Drain"):enabled')
+        page.click('dialog button:text-is("Close")')
+        expect(page.locator(".notice")).to_contain_text("closed before the answer")
+        asked[0].fulfill(json=answer)
+        expect(page.locator(".notice p")).to_have_text(
+            "Drain alpha: 2 commands are stored, see Commands. "
+            "train is left as it is: train is busy: try again later."
+        )
 
 
 @pytest.mark.long

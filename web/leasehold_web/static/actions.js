@@ -295,7 +295,10 @@ function confirm({ title, verb, action, picture: drawn, lead, effects, extra, pl
       const answer = await ask("/api/action", { body: { ...sent, request_id: sent.action === "cancel" ? "" : sentId }, signal: AbortSignal.timeout(ANSWER_MS) });
       setSending(false);
       if (dialog.isConnected) follow(answer);
-      else notice(h("b", {}, title), ": the command is stored, see ", h("a", { href: "/commands" }, "Commands"), ".");
+      else {
+        const left = (answer.refusals ?? []).map((one) => ` ${one.workload_name} is left as it is: ${withNames(one.error?.message)}.`);
+        notice(h("b", {}, title), `: ${count(answer.commands.length, "command is", "commands are")} stored, see `, h("a", { href: "/commands" }, "Commands"), ".", ...left);
+      }
     } catch (error) {
       setSending(false);
       // A refusal of the API has a reason. Its message tells if the command may have been stored.

@@ -760,6 +760,30 @@ def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFle
         assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
 
 
+CUT_BODIES: Final = """async () => {
+  const { ask } = await import("/static/dom.js");
+  const failures = ["AbortError", "TimeoutError"].map((name) => new DOMException("cut", name));
+  const told = [];
+  for (const failure of [...failures, new TypeError("cut"), new SyntaxError("cut")]) {
+    const status = failure.name === "SyntaxError" ? 502 : 200;
+    window.fetch = async () => ({ ok: status === 200, status, json: () => Promise.reject(failure) });
+    told.push(await ask("/api/command").catch((error) => `${error.status ?? error.name}: ${error.message}`));
+  }
+  return told;
+}"""
+
+
+@pytest.mark.long
+def test_an_answer_that_breaks_off_is_told_as_none(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        assert page.evaluate(CUT_BODIES) == [
+            "AbortError: cut",
+            "0: no answer from the server in time",
+            "0: the server does not answer: it may be starting again",
+            "502: the server answered 502",
+        ]
+
+
 BIDIRECTIONAL: Final = """async () => {
   const { h } = await import("/static/dom.js");
   const child = h("i", {}, "\\u05d0\\u200f");

@@ -5,6 +5,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -758,6 +759,25 @@ WORDS = """async () => {
 def test_bytes_and_rates_have_the_same_units(browser: Browser, web_fleet: WebFleet) -> None:
     with open_page(browser, web_fleet.url, web_fleet.token) as page:
         assert page.evaluate(WORDS) == ["5.0 GiB", "2.5 GiB/s", "1.5 MiB/s", "unknown"]
+
+
+@pytest.mark.long
+def test_another_caller_of_the_same_role_is_shown(browser: Browser, web_fleet: WebFleet) -> None:
+    with open_page(browser, web_fleet.url, web_fleet.token) as page:
+        page.add_init_script(SHORT_MINUTE)
+        page.goto(f"{web_fleet.url}workloads")
+        expect(page.locator("#who")).to_contain_text("· admin")
+        expect(page.locator("main")).to_contain_text("No workload yet")
+        for caller, shown in (({"identity": "b"}, "b"), ({"identity": "b", "on_behalf_of": "c"}, "b for c")):
+            page.evaluate("document.querySelector('main > *').id = 'old'")
+            page.route("**/api/session", partial(answer_json, {"role": "ADMIN", **caller}))
+            expect(page.locator("#who")).to_have_text(f"{shown} · admin")
+            expect(page.locator("#old")).to_have_count(0)
+
+
+def answer_json(document: object, route: Route) -> None:
+    """Answers a request in place of the server."""
+    route.fulfill(json=document)
 
 
 CUT_BODIES: Final = """async () => {
